@@ -1,0 +1,126 @@
+"""What an architecture is: `encode` and `decode`, an output projection, and for search `start` and `step`.
+
+A new architecture subclasses `Architecture`, sets `self.output`, and defines `encode` and `decode`; it then trains with
+every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step: right for any
+left-to-right decoder, and slow. One that can go on from its last step overrides `start` and `step`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.packed import Layout, Packed
+from nmtkit.registry import Registry
+
+# B sentences, S source tokens, T target tokens, N = B x beams rows of a search, D model width, V target vocabulary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Sizes of the vocabularies; `joint` when both sides share one, and may share embeddings."""
+
+    source: int
+    target: int
+    joint: bool
+
+
+class Architecture(nn.Module, ABC):
+    """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
+
+    output: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
+    max_source_positions: int | None = None  # longest sentence it can read, in tokens; None: any length
+    max_target_positions: int | None = None
+
+    @abstractmethod
+    def encode(self, source: Packed) -> Packed:
+        """Source ids [S] to a memory: values [M, …] on a layout of the same sentences (M = S in most models)."""
+
+    @abstractmethod
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        """Features [T, D]; those of a token depend on the memory of its sentence and the tokens up to it alone."""
+
+    def forward(self, source: Packed, target_input: Packed) -> Tensor:
+        """Features [T, D] of every target token, teacher-forced; `self.output` turns them into logits."""
+        return self.decode(self.encode(source), target_input)
+
+    def auxiliary_losses(self) -> dict[str, Tensor]:
+        """Losses by name, each summed over target tokens, of the last `forward`; criterions add them."""
+        return {}
+
+    def start(self, memory: Packed, beams: int) -> "DecoderState":
+        """The state before the first token of `beams` hypotheses for each of the memory's B sentences.
+
+        Rows are sentence-major: row n belongs to sentence n // beams.
+        """
+        return PrefixState(memory, beams)
+
+    def step(self, tokens: Tensor, state: "DecoderState") -> Tensor:
+        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of what comes next."""
+        assert isinstance(state, PrefixState)
+        prefixes, memory = state.append(tokens)
+        features = self.decode(memory, prefixes)
+        return self.output(features[prefixes.layout.offsets[1:].long() - 1])
+
+
+class DecoderState(ABC):
+    """What a search carries from step to step. Its methods change it in place."""
+
+    beams: int
+
+    @abstractmethod
+    def select(self, parents: Tensor) -> None:
+        """Row n goes on from what row parents[n] was: N, int64. Parents are rows of the same sentence."""
+
+    @abstractmethod
+    def keep(self, sentences: Tensor) -> None:
+        """Drops all but these sentences (indices, ascending) of those in the search."""
+
+    @abstractmethod
+    def refill(self, slots: Tensor, memory: Packed) -> None:
+        """The sentences in `slots` (indices) are done; memory's sentences start afresh in their places."""
+
+
+class PrefixState(DecoderState):
+    """Keeps the tokens so far, and nothing that could be wrong: every step decodes the whole prefix again."""
+
+    def __init__(self, memory: Packed, beams: int) -> None:
+        self.beams = beams
+        self.memories = list(memory.split())
+        rows = len(self.memories) * beams
+        self.prefixes = torch.empty(rows, 0, dtype=torch.int64, device=memory.values.device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
+
+    def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
+        """The prefixes with `tokens` [N] appended, packed, and the memory of each row."""
+        if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
+            self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
+        self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens
+        self.lengths = self.lengths + 1
+        packed = Packed.from_rectangle(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
+        memories = [memory for memory in self.memories for _ in range(self.beams)]
+        lengths = torch.tensor([len(memory) for memory in memories], device=tokens.device)
+        return packed, Packed(torch.cat(memories), Layout.of(lengths))
+
+    def select(self, parents: Tensor) -> None:
+        self.prefixes, self.lengths = self.prefixes[parents], self.lengths[parents]
+
+    def keep(self, sentences: Tensor) -> None:
+        rows = (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
+        self.memories = [self.memories[index] for index in sentences.tolist()]
+        self.prefixes, self.lengths = self.prefixes[rows], self.lengths[rows]
+
+    def refill(self, slots: Tensor, memory: Packed) -> None:
+        for slot, values in zip(slots.tolist(), memory.split(), strict=True):
+            self.memories[slot] = values
+            self.lengths[slot * self.beams : (slot + 1) * self.beams] = 0
+
+
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Trainable numbers, a shared one counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+

@@ -1,0 +1,93 @@
+"""What every subcommand shares: sections on its help page, how loud it is, and how it reports a user's mistake."""
+
+import logging
+import os
+import sys
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.logging import RichHandler
+
+stderr = Console(stderr=True, highlight=False)  # talk; stdout is for data alone
+
+OUTPUT_SECTION = "Messages"
+
+
+class Command(click.Command):
+    """A click command with `--quiet`, `--verbose` and `--debug`, and exit code 2 for what the user can mend.
+
+    Options whose `section` attribute is set are listed under that heading, in order of first appearance.
+    """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        for names, text in (
+            (["-q", "--quiet"], "Say nothing but warnings and errors."),
+            (["-v", "--verbose"], "Say more of what is done."),
+            (["--debug"], "Show a traceback with an error."),
+        ):
+            message_option = click.Option(names, is_flag=True, expose_value=False, help=text, callback=_remember)
+            message_option.is_eager = True
+            message_option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
+            self.params.append(message_option)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+        sections[OUTPUT_SECTION] = sections.pop(OUTPUT_SECTION)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records, col_max=30)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        set_up_logging(ctx.meta)
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # The reader of our stdout has gone (`| head`): nothing is wrong, and nobody is left to tell.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(1)
+        except (ValueError, OSError, ImportError) as error:
+            if ctx.meta.get("debug"):
+                raise
+            fail(str(error))
+        except KeyboardInterrupt:
+            fail("interrupted", code=130)
+
+
+def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    assert parameter.name is not None
+    ctx.meta[parameter.name] = value
+
+
+def set_up_logging(meta: dict[str, Any]) -> None:
+    """Sends the `nmtkit` logger to stderr: coloured in a terminal, plain lines elsewhere."""
+    level = logging.WARNING if meta.get("quiet") else logging.DEBUG if meta.get("verbose") else logging.INFO
+    logger = logging.getLogger("nmtkit")
+    logger.setLevel(level)
+    logger.propagate = False
+    handler: logging.Handler
+    if stderr.is_terminal:
+        handler = RichHandler(console=stderr, show_time=False, show_path=False, show_level=False, highlighter=None)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    logger.handlers = [handler]
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        return text if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
+def fail(message: str, code: int = 2) -> None:
+    """Prints `nmtkit: error: …` and exits; `code` 2 is a mistake of the user's."""
+    prefix = "[bold red]error:[/] " if stderr.is_terminal else "error: "
+    stderr.print(f"nmtkit: {prefix}", end="")
+    stderr.print(message, markup=False, soft_wrap=True)
+    sys.exit(code)

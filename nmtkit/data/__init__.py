@@ -1,0 +1,1 @@
+"""The data path: raw text to pieces, to a memory-mapped dataset, to batches."""
