@@ -1,0 +1,46 @@
+import math
+
+import pytest
+
+from nmtkit.scoring.metrics import score
+
+
+def test_bleu_equals_the_formula_worked_by_hand():
+    # "a b c d e" against "a b c d f": precisions 4/5, 3/4, 2/3, 1/2; equal lengths, so no brevity penalty
+    [bleu] = score(["a b c d e"], [["a b c d f"]], ["bleu"])
+    assert bleu.value == pytest.approx(100 * math.exp(sum(map(math.log, (4 / 5, 3 / 4, 2 / 3, 1 / 2))) / 4))
+    assert "tok:13a" in bleu.signature
+
+
+def test_a_perfect_translation_scores_full_marks():
+    values = {
+        result.name: result.value
+        for result in score(["eine kleine Katze schläft ."], [["eine kleine Katze schläft ."]])
+    }
+    assert values == pytest.approx({"BLEU": 100, "chrF2": 100, "TER": 0})
+
+
+def test_the_better_of_several_references_counts():
+    text, wrong = ["das ist ein Haus am See"], ["ganz etwas anderes steht in diesem Text"]
+    alone, both = score(text, [wrong], ["bleu"]), score(text, [wrong, text], ["bleu"])
+    assert alone[0].value < 5 and both[0].value == pytest.approx(100)
+    assert "nrefs:2" in both[0].signature
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [[]]), "no translations"),
+        ((["a"], []), "no references"),
+        ((["a"], [["a", "b"]]), "1 translations and 2 references"),
+        ((["a"], [["a"]], ["blue"]), "unknown metric 'blue'; known: bleu"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        score(*arguments)
+
+
+def test_an_unknown_tokenizer_names_the_known_ones():
+    with pytest.raises(ValueError, match="unknown tokenizer 'moses'.*13a"):
+        score(["a"], [["a"]], ["bleu"], tokenize="moses")
