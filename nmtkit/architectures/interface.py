@@ -1,8 +1,8 @@
 """What an architecture is: `encode` and `decode`, an output projection, and for search `start` and `step`.
 
 A new architecture subclasses `Architecture`, sets `self.output`, and defines `encode` and `decode`; it then trains with
-every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step: right for any
-left-to-right decoder, and slow. One that can go on from its last step overrides `start` and `step`.
+every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step: right for
+any left-to-right decoder, and slow. One that can go on from its last step overrides `start` and `step`.
 """
 
 from abc import ABC, abstractmethod
@@ -48,6 +48,19 @@ class Architecture(nn.Module, ABC):
     def auxiliary_losses(self) -> dict[str, Tensor]:
         """Losses by name, each summed over target tokens, of the last `forward`; criterions add them."""
         return {}
+
+    def begin_update(self, generator: torch.Generator) -> None:
+        """Draws what must be alike in all slices of an update, such as which layers to drop (LayerDrop).
+
+        A trainer calls it before the first slice, with a CPU generator seeded by (seed, update), so on all ranks alike.
+        """
+
+    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+        """Attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
+
+        Queries L by keys M, zero beyond a sentence's end. Raises ValueError where there is no attention to show.
+        """
+        raise ValueError(f"{type(self).__name__} has no attention to show")
 
     def start(self, memory: Packed, beams: int) -> "DecoderState":
         """The state before the first token of `beams` hypotheses for each of the memory's B sentences.
@@ -123,4 +136,3 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 def parameter_count(model: nn.Module) -> int:
     """Trainable numbers, a shared one counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
