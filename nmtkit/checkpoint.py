@@ -12,6 +12,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
 import os
 import pickle
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path}: no such file")
     try:
-        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle's protocol, in files that are then refused
+            contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
             raise ValueError(f"{path} holds more than plain tensors and types; refused, none of it was run") from error

@@ -57,5 +57,3 @@ def model_of(contents: checkpoint.Checkpoint, path: Path) -> Architecture:
     except RuntimeError as error:
         raise ValueError(f"{path} does not fit architecture {name!r}: {error}") from error
     return model.eval()
-
-

@@ -104,7 +104,8 @@ def flags(config: Any, section: str) -> list[click.Option]:
     `section` is the heading the help page lists them under.
     """
     hints = field_types(type(config))
-    return [_flag(field, hints[field.name], getattr(config, field.name), section) for field in dataclasses.fields(config)]
+    fields = dataclasses.fields(config)
+    return [_flag(field, hints[field.name], getattr(config, field.name), section) for field in fields]
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
@@ -183,22 +184,18 @@ def check_value(value: Any, hint: Any, place: str) -> Any:
     """`value`, as read from TOML or a checkpoint, as the annotated type `hint`. Raises ValueError naming `place`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        if value is None or value == "none":
-            if type(None) in arguments:
-                return None
-        else:
-            return check_value(value, next(item for item in arguments if item is not type(None)), place)
-    elif origin is tuple and isinstance(value, list | tuple):
+        if type(None) in arguments and value in (None, "none"):
+            return None
+        return check_value(value, next(item for item in arguments if item is not type(None)), place)
+    if origin is tuple and isinstance(value, list | tuple):
         return tuple(check_value(item, arguments[0], place) for item in value)
-    elif origin is Literal and value in arguments:
+    if origin is Literal and value in arguments:
         return value
-    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    elif hint is Path and isinstance(value, str | Path):
+    if hint is Path and isinstance(value, str | Path):
         return Path(value)
-    elif hint is bool and isinstance(value, bool) or hint is str and isinstance(value, str):
-        return value
-    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
+    if hint in (bool, int, str) and type(value) is hint:  # exactly: True is an int to isinstance
         return value
     raise ValueError(f"{place} is {value!r}, where {metavar(hint)} is expected")
 

@@ -1,4 +1,4 @@
-"""The `nmtkit` command. Subcommands are imported when they are run, so that help and completion do not wait for torch."""
+"""The `nmtkit` command. A subcommand is imported when it is run: help and completion do not wait for torch."""
 
 import importlib
 

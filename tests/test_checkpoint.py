@@ -1,0 +1,106 @@
+"""Checkpoint files: whole or absent, and never run."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit import checkpoint
+
+CONTENTS: dict[str, Any] = {
+    "architecture": "a",
+    "config": {"width": 3},
+    "tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)},
+    "plugins": [],
+    "model": {"weight": torch.arange(6.0).view(2, 3)},
+    "update": 7,
+}
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "c.pt", CONTENTS)
+    for mmap in (False, True):
+        loaded = checkpoint.load(tmp_path / "c.pt", mmap=mmap)
+        assert loaded["update"] == 7 and loaded["config"] == {"width": 3}
+        assert torch.equal(loaded["model"]["weight"], CONTENTS["model"]["weight"])
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, keep: float) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, CONTENTS)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(ValueError, match=r"c\.pt"):
+        checkpoint.load(path)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (os.environ["NMTKIT_TEST_BOMB"],)
+
+
+@pytest.mark.parametrize("writer", ["torch", "pickle"])
+def test_a_pickle_with_code_is_refused_and_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    path, trace = tmp_path / "c.pt", tmp_path / "trace"
+    monkeypatch.setenv("NMTKIT_TEST_BOMB", str(trace))
+    if writer == "torch":
+        torch.save({**CONTENTS, "nmtkit": 1, "extra": Bomb()}, path)
+    else:
+        path.write_bytes(pickle.dumps({**CONTENTS, "nmtkit": 1, "extra": Bomb()}))
+    with pytest.raises(ValueError, match=r"c\.pt"):
+        checkpoint.load(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([1, 2], "no nmtkit checkpoint"),
+        ({"model": {}}, "no nmtkit checkpoint"),
+        ({**CONTENTS, "nmtkit": 99}, "format 99"),
+        ({"nmtkit": 1, "model": {}}, "lacks architecture, config"),
+    ],
+)
+def test_another_kind_of_file_says_what_it_is_not(tmp_path: Path, contents: Any, message: str) -> None:
+    torch.save(contents, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match=message):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"gone\.pt"):
+        checkpoint.load(tmp_path / "gone.pt")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, CONTENTS)
+
+    def full(*_: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"cannot write .*c\.pt"):
+        checkpoint.save(path, {**CONTENTS, "update": 8})
+    monkeypatch.undo()
+    assert checkpoint.load(path)["update"] == 7
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_full_disk(**_: Any) -> tuple[int, str]:
+        (tmp_path / "t.tmp").touch()
+        return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "t.tmp")
+
+    monkeypatch.setattr(checkpoint.tempfile, "mkstemp", on_full_disk)
+    with pytest.raises(OSError):
+        checkpoint.save(tmp_path / "c.pt", CONTENTS)
+    assert os.listdir(tmp_path) == []
