@@ -1,0 +1,258 @@
+"""The dataset on disk: ids of each split and side in flat files that are memory-mapped, and one manifest.
+
+    manifest.json             format, languages, counts, checksums, options, drop counts; written last
+    tokenizer/                joint.model, or source.model and target.model
+    train.source.ids.bin      ids of all sentences, end to end, uint16 (uint32 above 65,535 entries)
+    train.source.offsets.bin  int64, where each sentence begins
+    train.source.lengths.bin  int32, its tokens, eos included
+    valid.source.txt          the raw lines of valid and test sets
+
+Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
+A folder of such folders, made with one tokenizer, is read as one dataset.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
+
+if TYPE_CHECKING:
+    from nmtkit.packed import Batch, Packed
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+SIDES = ("source", "target")
+
+Pairs = npt.NDArray[np.int64]
+
+
+def array_file(split: str, side: str, array: str) -> str:
+    return f"{split}.{side}.{array}.bin"
+
+
+def text_file(split: str, side: str) -> str:
+    return f"{split}.{side}.txt"
+
+
+def id_dtype(vocabulary: int) -> str:
+    return "uint16" if vocabulary <= 65_536 else "uint32"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One language of one split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
+
+    ids: npt.NDArray[Any]  # flat, uint16 or uint32
+    offsets: npt.NDArray[np.int64]  # n
+    lengths: npt.NDArray[np.int32]  # n; eos included
+
+    def sentence(self, row: int) -> list[int]:
+        start = int(self.offsets[row])
+        return self.ids[start : start + int(self.lengths[row])].tolist()
+
+    def gather(self, rows: Pairs) -> Encoded:
+        """The sentences of these rows, end to end."""
+        lengths = self.lengths[rows].astype(np.int64)
+        ends = np.cumsum(lengths)
+        index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
+        return Encoded(self.ids[index].astype(np.int32), lengths)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
+
+    name: str
+    source: Side
+    target: Side
+    tokenizer: Tokenizer
+    folder: Path
+
+    def __len__(self) -> int:
+        return len(self.source.lengths)
+
+    def source_lines(self) -> list[str]:
+        """The raw source lines of a valid or test set, as they were read."""
+        return self._raw_lines("source")
+
+    def references(self) -> list[str]:
+        """The raw target lines of a valid or test set, as they were read."""
+        return self._raw_lines("target")
+
+    def _raw_lines(self, side: str) -> list[str]:
+        path = self.folder / text_file(self.name, side)
+        if not path.is_file():
+            raise ValueError(f"{self.folder} keeps no raw text of {self.name!r}, only of valid and test sets")
+        return path.read_bytes().decode("utf-8").split("\n")[:-1]
+
+    def batch(
+        self,
+        pairs: Pairs,
+        source_tokens: int | None = None,
+        target_tokens: int | None = None,
+        sentences: int | None = None,
+        resample: tuple[float, int] | None = None,
+    ) -> "Batch":
+        """The pairs, in this order, as a batch on the CPU.
+
+        With `source_tokens`, `target_tokens` and `sentences`, both sides get a dead tail up to these sizes: sentences
+        of eos whose target is IGNORED and whose pair is -1; there must be room for at least one.
+
+        `resample` = (alpha, seed) segments the text anew, as `Tokenizer.encode_source_sampled`: a function of alpha,
+        seed and pair, whatever the batch. Lengths then differ from the plan's.
+        """
+        import torch
+
+        from nmtkit.packed import IGNORED, Batch
+
+        source, target = self.source.gather(pairs), self.target.gather(pairs)
+        if resample is not None:
+            source, target = self._resampled(source, target, pairs, *resample)
+        real_tokens, real_sentences = len(target.ids), len(pairs)
+        if source_tokens is not None or target_tokens is not None or sentences is not None:
+            assert source_tokens is not None and target_tokens is not None and sentences is not None
+            source = with_dead_tail(source, source_tokens, sentences)
+            target = with_dead_tail(target, target_tokens, sentences)
+            pairs = np.concatenate((pairs, np.full(sentences - real_sentences, -1, np.int64)))
+        starts = np.cumsum(target.lengths) - target.lengths
+        shifted = np.empty_like(target.ids)
+        shifted[1:] = target.ids[:-1]
+        shifted[starts] = BOS
+        output = torch.from_numpy(target.ids.astype(np.int64))
+        output[real_tokens:] = IGNORED
+        return Batch(
+            _packed(source.ids, source.lengths),
+            _packed(shifted, target.lengths),
+            output,
+            real_tokens,
+            torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)),
+        )
+
+    def _resampled(
+        self, source: Encoded, target: Encoded, pairs: Pairs, alpha: float, seed: int
+    ) -> tuple[Encoded, Encoded]:
+        tokenizer = self.tokenizer
+        seeds = [(seed * 0x9E3779B1 + pair * 0x85EBCA6B) % (1 << 32) for pair in pairs.tolist()]
+        source_text = [tokenizer.decode_source(ids) for ids in map(np.ndarray.tolist, source.split())]
+        target_text = [tokenizer.decode_target(ids) for ids in map(np.ndarray.tolist, target.split())]
+        return (
+            tokenizer.encode_source_sampled(source_text, alpha, seeds),
+            tokenizer.encode_target_sampled(target_text, alpha, [seed + 1 for seed in seeds]),
+        )
+
+
+def with_dead_tail(encoded: Encoded, tokens: int, sentences: int) -> Encoded:
+    """`encoded` and sentences of eos, of about equal lengths, that fill it up to these sizes."""
+    dead, room = sentences - len(encoded.lengths), tokens - len(encoded.ids)
+    assert 0 < dead <= room, f"no room for a dead tail: {dead} sentences of {room} tokens"
+    lengths = np.full(dead, room // dead, np.int64)
+    lengths[: room % dead] += 1
+    return Encoded(
+        np.concatenate((encoded.ids, np.full(room, EOS, np.int32))), np.concatenate((encoded.lengths, lengths))
+    )
+
+
+def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Packed":
+    import torch
+
+    from nmtkit.packed import Layout, Packed
+
+    layout = Layout(torch.from_numpy(lengths), int(lengths.max()), len(ids))
+    return Packed(torch.from_numpy(ids.astype(np.int64)), layout)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What `preprocess` made."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+
+    @staticmethod
+    def open(folder: Path) -> "Dataset":
+        """Maps the files; reads none of the ids.
+
+        Raises FileNotFoundError or ValueError for a folder that is no dataset, a file that is missing or of another
+        size than the manifest says, and a tokenizer that is not the one the ids were made with.
+        """
+        manifest = read_manifest(folder)
+        for name, facts in manifest["files"].items():
+            path = folder / name
+            if not path.is_file():
+                raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
+            if path.stat().st_size != facts["bytes"]:
+                raise ValueError(
+                    f"{path} has {path.stat().st_size} bytes, not the {facts['bytes']} that {MANIFEST} says: "
+                    "truncated or overwritten; run preprocess again"
+                )
+        tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
+        if tokenizer.fingerprint != manifest["tokenizer"]:
+            raise ValueError(f"{folder / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
+        return Dataset(folder, manifest, tokenizer)
+
+    @property
+    def source_lang(self) -> str:
+        return self.manifest["source_lang"]
+
+    @property
+    def target_lang(self) -> str:
+        return self.manifest["target_lang"]
+
+    @cached_property
+    def splits(self) -> Mapping[str, Split]:
+        return {name: self._split(name) for name in self.manifest["splits"]}
+
+    def __getitem__(self, name: str) -> Split:
+        if name not in self.splits:
+            raise ValueError(f"{self.folder} has no subset {name!r}; it has {', '.join(self.splits)}")
+        return self.splits[name]
+
+    def _split(self, name: str) -> Split:
+        facts = self.manifest["splits"][name]
+        source, target = (self._side(name, side, facts["pairs"], facts[side]["dtype"]) for side in SIDES)
+        return Split(name, source, target, self.tokenizer, self.folder)
+
+    def _side(self, split: str, side: str, pairs: int, dtype: str) -> Side:
+        ids, offsets, lengths = (
+            _map(self.folder / array_file(split, side, array), kind)
+            for array, kind in (("ids", dtype), ("offsets", "int64"), ("lengths", "int32"))
+        )
+        if not len(offsets) == len(lengths) == pairs:
+            raise ValueError(f"{self.folder}: {split} has {pairs} pairs, but its {side} side {len(lengths)} lengths")
+        return Side(ids, offsets, lengths)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises FileNotFoundError or ValueError when there is none that this version can read."""
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise FileNotFoundError(f"dataset {folder}: no such folder")
+    if not path.is_file():
+        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON, or damaged: {error}") from error
+    if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
+        raise ValueError(f"{path} is no manifest of an nmtkit dataset")
+    if manifest["nmtkit_dataset"] != FORMAT:
+        raise ValueError(f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}")
+    return manifest
+
+
+def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:  # nothing to map
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")

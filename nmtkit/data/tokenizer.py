@@ -1,0 +1,241 @@
+"""Text to ids and back: NFC, an escape for SentencePiece's own space sign, SentencePiece, and the special ids.
+
+No text is rewritten but by NFC; of white space only runs of U+0020 (and those at either end) are lost. With byte
+fallback, on unless a word vocabulary is asked for, no character is unknown, so decoding gives the normalised line back.
+"""
+
+import hashlib
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sentencepiece
+
+UNK, BOS, EOS = 0, 1, 2
+SPECIALS = frozenset((UNK, BOS, EOS))
+SPACE_SIGN = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
+ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, and no text has a reason to hold it
+JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
+
+Ids = npt.NDArray[np.int32]
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Sentences end to end: `ids` of all of them, eos included, and the length of each."""
+
+    ids: Ids
+    lengths: Lengths
+
+    def split(self) -> list[Ids]:
+        return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+
+def normalize(text: str) -> str:
+    """NFC, with literal space signs escaped: what SentencePiece is given. Works on a line or on many with their \\n."""
+    if not unicodedata.is_normalized("NFC", text):
+        text = unicodedata.normalize("NFC", text)
+    if SPACE_SIGN in text or ESCAPE in text:
+        text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SIGN, ESCAPE + "_")
+    return text
+
+
+def restore(text: str) -> str:
+    """The inverse of the escape in `normalize`, on a line. A line stays a line, whatever bytes a model produces."""
+    if ESCAPE in text:
+        text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SIGN if match[1] == "_" else ESCAPE, text)
+    return text.replace("\n", " ")
+
+
+class Tokenizer:
+    """A SentencePiece model for each side; one for both when the vocabulary is joint.
+
+    Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
+    """
+
+    def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
+        self.source_model = source_model
+        self.target_model = source_model if target_model is None else target_model
+        self.joint = target_model is None
+        self._source = _processor(source_model, "source")
+        self._target = self._source if target_model is None else _processor(target_model, "target")
+        self.source_size: int = self._source.get_piece_size()
+        self.target_size: int = self._target.get_piece_size()
+        digest = hashlib.sha256(b"nmtkit tokenizer 1: NFC, escaped space sign\0")
+        for model in (source_model,) if target_model is None else (source_model, target_model):
+            digest.update(len(model).to_bytes(8, "little") + model)
+        self.fingerprint = digest.hexdigest()
+
+    # --- to and from files and checkpoints --------------------------------------------------------------------------
+
+    @staticmethod
+    def load(folder: Path) -> "Tokenizer":
+        """Reads what `save` wrote. Raises FileNotFoundError or ValueError naming the folder."""
+        if (folder / JOINT_FILE).is_file():
+            return Tokenizer((folder / JOINT_FILE).read_bytes())
+        if (folder / SOURCE_FILE).is_file() and (folder / TARGET_FILE).is_file():
+            return Tokenizer((folder / SOURCE_FILE).read_bytes(), (folder / TARGET_FILE).read_bytes())
+        raise FileNotFoundError(f"{folder} holds no tokenizer ({JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE})")
+
+    def files(self) -> dict[str, bytes]:
+        """File name -> contents: what `load` reads."""
+        if self.joint:
+            return {JOINT_FILE: self.source_model}
+        return {SOURCE_FILE: self.source_model, TARGET_FILE: self.target_model}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, contents in self.files().items():
+            (folder / name).write_bytes(contents)
+
+    def state(self) -> dict[str, Any]:
+        """Plain types and uint8 tensors, for a checkpoint."""
+        import torch
+
+        return {
+            name: torch.frombuffer(bytearray(contents), dtype=torch.uint8) for name, contents in self.files().items()
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> "Tokenizer":
+        """The inverse of `state`. Raises ValueError when it is something else."""
+        models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
+        if set(models) == {JOINT_FILE}:
+            return Tokenizer(models[JOINT_FILE])
+        if set(models) == {SOURCE_FILE, TARGET_FILE}:
+            return Tokenizer(models[SOURCE_FILE], models[TARGET_FILE])
+        raise ValueError(f"a tokenizer state holds {sorted(models)}, not {JOINT_FILE} or {SOURCE_FILE} and {TARGET_FILE}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.source_model, None if self.joint else self.target_model)
+
+    # --- text to ids ------------------------------------------------------------------------------------------------
+
+    def encode_source(self, lines: Sequence[str]) -> Encoded:
+        return _encode(self._source, lines)
+
+    def encode_target(self, lines: Sequence[str]) -> Encoded:
+        return _encode(self._target, lines)
+
+    def encode_source_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
+        """A random segmentation of each line, a function of the line and its seed alone.
+
+        `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the
+        smoothing of the distribution the segmentation is drawn from (Kudo 2018).
+        """
+        return _encode_sampled(self._source, lines, alpha, seeds)
+
+    def encode_target_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
+        return _encode_sampled(self._target, lines, alpha, seeds)
+
+    # --- ids to text ------------------------------------------------------------------------------------------------
+
+    def decode_source(self, ids: Sequence[int]) -> str:
+        return restore(self._source.decode([int(token) for token in ids]))
+
+    def decode_target(self, ids: Sequence[int]) -> str:
+        """The text of one sentence, on one line; bos and eos may be among the ids, and leave no trace."""
+        return restore(self._target.decode([int(token) for token in ids]))
+
+    def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode_target(ids) for ids in sentences]
+
+    def source_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._source.id_to_piece(int(token)) for token in ids]
+
+    def target_pieces(self, ids: Sequence[int]) -> list[str]:
+        return [self._target.id_to_piece(int(token)) for token in ids]
+
+    def check_tag(self, tag: str) -> None:
+        """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""
+        if len(self._source.encode(tag)) != 1:
+            raise ValueError(f"the tokenizer has no tag {tag!r}; train one with --tag {tag}, or leave the tag out")
+
+
+def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise ValueError(f"the {side} tokenizer is no SentencePiece model, or a damaged one") from error
+    special = (processor.unk_id(), processor.bos_id(), processor.eos_id())
+    if special != (UNK, BOS, EOS):
+        raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
+    return processor
+
+
+def _encode(processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str]) -> Encoded:
+    rows = processor.encode([normalize(line) for line in lines], return_type="numpy", add_eos=True, num_threads=1)
+    return _joined(rows)
+
+
+def _encode_sampled(
+    processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str], alpha: float, seeds: Sequence[int]
+) -> Encoded:
+    rows = []
+    for line, seed in zip(lines, seeds, strict=True):
+        sentencepiece.set_random_generator_seed(seed & 0xFFFFFFFF)
+        rows.append(
+            processor.encode(
+                normalize(line), return_type="numpy", add_eos=True, enable_sampling=True, nbest_size=-1, alpha=alpha
+            )
+        )
+    return _joined(rows)
+
+
+def _joined(rows: list[Ids]) -> Encoded:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return Encoded(np.concatenate(rows) if rows else np.empty(0, np.int32), lengths)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def train_model(
+    lines: Iterable[str],
+    vocab_size: int,
+    model_type: str = "bpe",
+    tags: Sequence[str] = (),
+    threads: int = 1,
+) -> bytes:
+    """A SentencePiece model of raw `lines`; `tags` become symbols that stand before a line.
+
+    Raises ValueError when the text is too small or too varied for `vocab_size`, naming a size that would do.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=(normalize(line) for line in lines),
+            model_writer=model,
+            vocab_size=vocab_size,
+            model_type=model_type,
+            byte_fallback=model_type != "word",
+            normalization_rule_name="identity",
+            user_defined_symbols=[SPACE_SIGN + tag for tag in tags],
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            pad_id=-1,
+            num_threads=threads,
+            max_sentence_length=1 << 20,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(_training_error(str(error), vocab_size, model_type)) from error
+    return model.getvalue()
+
+
+def _training_error(message: str, vocab_size: int, model_type: str) -> str:
+    largest = re.search(r"value <= (\d+)", message)
+    if largest:
+        return f"the text is too small for --vocab-size {vocab_size}; the largest that would do is {largest[1]}"
+    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
+    if smallest:
+        return f"--vocab-size {vocab_size} is less than its characters and bytes need; the smallest is {smallest[1]}"
+    return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"
