@@ -140,7 +140,7 @@ def metavar(hint: Any) -> str:
     return {int: "N", float: "X", str: "TEXT", Path: "PATH"}.get(hint, "VALUE")
 
 
-class FieldType(click.ParamType):
+class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, to type checkers only
     """A click type that parses by the field's annotation; lists are written `a,b,c`, no value is written `none`."""
 
     name = "value"

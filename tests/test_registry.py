@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from nmtkit import registry
 from nmtkit.registry import Registry, check_no_collisions, derive, flags, load_plugin, option, parse, plain, to_toml
 
-
 HERE = Path("here")
 
 
