@@ -1,0 +1,63 @@
+"""A model and its checkpoint: there and back, and what cannot be read says why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit import checkpoint, models
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.architectures.interface import parameter_count
+from nmtkit.data.tokenizer import Tokenizer, train_model
+from nmtkit.packed import Packed
+from nmtkit.registry import derive
+
+
+@pytest.fixture(scope="module")
+def contents() -> checkpoint.Checkpoint:
+    lines = [f"the {word} sees a {other}" for word in ("cat", "dog", "cow") for other in ("house", "tree")]
+    tokenizer = Tokenizer(train_model(lines, vocab_size=290))
+    config = derive(ARCHITECTURES["transformer_tiny"].preset, {"d_model": 8, "d_ff": 16, "heads": 2}, "test")
+    model = models.build("transformer_tiny", config, models.vocabulary_of(tokenizer))
+    return models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 3)
+
+
+def written(folder: Path, contents: checkpoint.Checkpoint, **changes: Any) -> Path:
+    checkpoint.save(folder / "c.pt", {**contents, **changes})
+    return folder / "c.pt"
+
+
+def test_a_model_read_back_computes_the_same(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
+    model, tokenizer = models.from_checkpoint(written(tmp_path, contents))
+    again, _ = models.from_checkpoint(written(tmp_path, contents, model=model.state_dict()))
+    source, target = Packed.from_lists([[5, 6, 2], [7, 2]]), Packed.from_lists([[1, 9], [1]])
+    assert not model.training
+    assert torch.equal(model(source, target), again(source, target))
+    assert parameter_count(model) == sum(p.numel() for p in set(model.parameters()))
+    assert tokenizer.source_size == 290
+
+
+def test_a_plugin_that_is_not_loaded_is_named_with_its_flag(
+    tmp_path: Path, contents: checkpoint.Checkpoint
+) -> None:
+    path = written(tmp_path, contents, architecture="my_rnn", plugins=["mine.py"])
+    with pytest.raises(ValueError, match=r"'my_rnn' comes from a plug-in that is not loaded; add --plugin mine\.py"):
+        models.from_checkpoint(path)
+
+
+def test_an_architecture_nobody_knows_lists_the_known(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
+    with pytest.raises(ValueError, match="unknown architecture 'my_rnn'; known: transformer"):
+        models.from_checkpoint(written(tmp_path, contents, architecture="my_rnn"))
+
+
+def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
+    path = written(tmp_path, contents, config={**contents["config"], "d_ff": 32})
+    with pytest.raises(ValueError, match=r"c\.pt does not fit architecture 'transformer_tiny'"):
+        models.from_checkpoint(path)
+
+
+def test_a_setting_of_another_version_is_named(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
+    path = written(tmp_path, contents, config={**contents["config"], "future": 1})
+    with pytest.raises(ValueError, match=r"c\.pt: transformer_tiny has no setting 'future'"):
+        models.from_checkpoint(path)
