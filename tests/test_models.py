@@ -38,9 +38,7 @@ def test_a_model_read_back_computes_the_same(tmp_path: Path, contents: checkpoin
     assert tokenizer.source_size == 290
 
 
-def test_a_plugin_that_is_not_loaded_is_named_with_its_flag(
-    tmp_path: Path, contents: checkpoint.Checkpoint
-) -> None:
+def test_a_plugin_that_is_not_loaded_is_named_with_its_flag(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
     path = written(tmp_path, contents, architecture="my_rnn", plugins=["mine.py"])
     with pytest.raises(ValueError, match=r"'my_rnn' comes from a plug-in that is not loaded; add --plugin mine\.py"):
         models.from_checkpoint(path)
