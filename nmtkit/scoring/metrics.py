@@ -1,12 +1,26 @@
-"""Corpus and sentence scores through sacreBLEU, each with the signature that states every setting behind it."""
+"""Corpus and sentence scores, each with the signature that states every setting behind it.
+
+BLEU, chrF and TER are sacreBLEU's own; tokenized BLEU and COMET are built as metrics of sacreBLEU's kind, so that
+confidence intervals and significance tests treat all alike.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
-KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter")
-BOOTSTRAP_SAMPLES = 1000
+KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "tokenized-bleu", "comet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the metrics may need to know besides the text."""
+
+    tokenize: str = "13a"  # sacreBLEU's tokenizer, for bleu
+    lowercase: bool = False  # for bleu and chrf; ter always folds case, as TERCOM does
+    target_lang: str | None = None  # for tokenized-bleu, whose tokenizer knows a language's abbreviations
+    sources: tuple[str, ...] | None = None  # for comet
+    comet_model: str = "Unbabel/wmt22-comet-da"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +32,25 @@ class Score:
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths
     mean: float | None = None  # of the bootstrap resamples
-    interval: float | None = None  # half the width of the 95 % confidence interval around the mean
+    interval: float | None = None  # half the width of their 95 % interval
 
 
 def score(
     hypotheses: Sequence[str],
     references: Sequence[Sequence[str]],
     metrics: Sequence[str] = DEFAULT_METRICS,
+    settings: Settings | None = None,
     *,
-    tokenize: str = "13a",
-    lowercase: bool = False,
     bootstrap: int = 0,
 ) -> list[Score]:
     """Corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
 
-    `tokenize` and `lowercase` mean what they mean to sacreBLEU; `bootstrap` resamples, when not 0, give a confidence
-    interval. Raises ValueError for an unknown metric or tokenizer, no sentences, or unequal numbers of them.
+    `bootstrap` resamples, when not 0, give a confidence interval. Raises ValueError for an unknown metric or tokenizer,
+    no sentences, or unequal numbers of them; ImportError for a metric whose extra is not installed.
     """
     check_sentences(hypotheses, references)
     scores = []
-    for name in metrics:
-        metric = sacrebleu_metric(name, tokenize=tokenize, lowercase=lowercase)
+    for metric in build_metrics(metrics, settings or Settings()):
         result = metric.corpus_score(hypotheses, references, n_bootstrap=bootstrap or 1)
         scores.append(
             Score(
@@ -53,6 +65,26 @@ def score(
     return scores
 
 
+def sentence_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    settings: Settings | None = None,
+) -> list[list[Score]]:
+    """For each metric the score of every sentence by itself; BLEU stops at the longest n-gram a sentence has.
+
+    Raises as `score` does.
+    """
+    check_sentences(hypotheses, references)
+    table = []
+    for metric in build_metrics(metrics, settings or Settings(), sentence_level=True):
+        statistics = metric._extract_corpus_statistics(hypotheses, references)
+        results = [metric._aggregate_and_compute([row]) for row in statistics]
+        signature = str(metric.get_signature())
+        table.append([Score(name=result.name, value=result.score, signature=signature) for result in results])
+    return table
+
+
 def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     if not hypotheses:
         raise ValueError("there are no translations to score")
@@ -63,19 +95,32 @@ def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str
             raise ValueError(f"there are {len(hypotheses)} translations and {len(text)} references")
 
 
-def sacrebleu_metric(name: str, *, tokenize: str, lowercase: bool, sentence_level: bool = False) -> Any:
-    """sacreBLEU's metric object of one of `KNOWN_METRICS`."""
+def build_metrics(names: Sequence[str], settings: Settings, sentence_level: bool = False) -> list[Any]:
+    """sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) of names out of `KNOWN_METRICS`."""
+    unknown = [name for name in names if name not in KNOWN_METRICS]
+    if unknown:
+        raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
+    return [_build(name, settings, sentence_level) for name in dict.fromkeys(names)]
+
+
+def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
 
     if name == "bleu":
-        if tokenize not in BLEU.TOKENIZERS:
-            raise ValueError(f"unknown tokenizer {tokenize!r}; sacreBLEU knows: {', '.join(BLEU.TOKENIZERS)}")
-        # A single sentence often has no 4-gram: sacreBLEU's effective order stops where its n-grams do.
-        return BLEU(tokenize=tokenize, lowercase=lowercase, effective_order=sentence_level)
+        if settings.tokenize not in BLEU.TOKENIZERS:
+            known = ", ".join(BLEU.TOKENIZERS)
+            raise ValueError(f"unknown tokenizer {settings.tokenize!r}; sacreBLEU knows: {known}")
+        return BLEU(tokenize=settings.tokenize, lowercase=settings.lowercase, effective_order=sentence_level)
     if name in ("chrf", "chrf++"):
-        return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=lowercase)
+        return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
     if name == "ter":
-        return TER()  # folds case by its own default, as TERCOM does
-    raise ValueError(f"unknown metric {name!r}; known: {', '.join(KNOWN_METRICS)}")
+        return TER()
+    if name == "tokenized-bleu":
+        from nmtkit.scoring.tokenized_bleu import TokenizedBLEU
+
+        return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
+    from nmtkit.scoring.comet import Comet
+
+    return Comet(settings.comet_model, settings.sources)

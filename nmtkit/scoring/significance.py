@@ -1,0 +1,75 @@
+"""Is one system better than another, or was it lucky? Paired tests of systems against a baseline, by sacreBLEU."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nmtkit.scoring.metrics import DEFAULT_METRICS, Score, Settings, build_metrics, check_sentences
+
+Test = Literal["bootstrap", "randomization"]
+SAMPLES: Mapping[Test, int] = {"bootstrap": 1000, "randomization": 10000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A system's score, and how probable a difference this large from the baseline's would be by chance."""
+
+    system: str
+    score: Score
+    p_value: float | None  # None for the baseline itself
+
+
+def compare(
+    systems: Mapping[str, Sequence[str]],
+    references: Sequence[Sequence[str]],
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    settings: Settings | None = None,
+    *,
+    test: Test = "bootstrap",
+    samples: int | None = None,
+    confidence: bool = False,
+) -> list[Comparison]:
+    """All systems (name -> translations) under each metric in turn, the first being the baseline.
+
+    "bootstrap" resamples sentences (Koehn 2004) and gives confidence intervals as well; "randomization" swaps the two
+    systems' translations of random sentences (Riezler and Maxwell 2005), with intervals if `confidence` asks for them.
+    Both are two-sided. A copy of the baseline gets p = 1, where sacreBLEU gives its smallest value.
+
+    Raises ValueError for fewer than two systems, and as `metrics.score` does.
+    """
+    from sacrebleu.significance import PairedTest
+
+    if len(systems) < 2:
+        raise ValueError("a comparison needs at least two systems")
+    for hypotheses in systems.values():
+        check_sentences(hypotheses, references)
+    paired = PairedTest(
+        list(systems.items()),
+        {str(index): metric for index, metric in enumerate(build_metrics(metrics, settings or Settings()))},
+        references,
+        test_type={"bootstrap": "bs", "randomization": "ar"}[test],
+        n_samples=samples or SAMPLES[test],
+        n_ar_confidence=SAMPLES["bootstrap"] if confidence and test == "randomization" else -1,
+    )
+    signatures, scores = paired()
+    results: dict[str, list[Any]] = dict(scores)
+    baseline, *_ = systems.values()
+    return [
+        Comparison(
+            system=system,
+            score=_score(name, str(signature), result),
+            p_value=1.0 if result.p_value and hypotheses == baseline else result.p_value,
+        )
+        for name, signature in signatures.items()
+        for (system, hypotheses), result in zip(systems.items(), results[name], strict=True)
+    ]
+
+
+def _score(name: str, signature: str, result: Any) -> Score:
+    return Score(
+        name=name,
+        value=float(result.score),
+        signature=signature,
+        mean=None if result.mean is None else float(result.mean),
+        interval=None if result.ci is None else float(result.ci),
+    )

@@ -1,0 +1,228 @@
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+import nmtkit.data.binarized as binarized
+from nmtkit.cli import main
+
+WORDS = [
+    "ein",
+    "Hund",
+    "läuft",
+    "über",
+    "die",
+    "Wiese,",
+    "und",
+    "der",
+    "Mann",
+    "sagt:",
+    "»Ja!«",
+    "z.B.",
+    "3,5",
+    "km/h",
+    "(naïve)",
+    "don't",
+    "a-b…",
+    "東京",
+    "½",
+]
+WORDS += ["\u2028", "x\x85y", "Ende\r"]
+
+
+def nmtkit_score(*arguments, stdin=None):
+    return CliRunner().invoke(main, ["score", *map(str, arguments)], input=stdin)
+
+
+def sacrebleu_command(*arguments):
+    command = [sys.executable, "-m", "sacrebleu", *map(str, arguments)]
+    environment = {**os.environ, "NO_COLOR": "1"}
+    return subprocess.run(command, capture_output=True, check=True, text=True, env=environment).stdout
+
+
+def generated_text(generator, lines):
+    return [" ".join(generator.choices(WORDS, k=generator.randrange(15))) for _ in range(lines)]
+
+
+def garbled(generator, text, rate):
+    """The text with words dropped, doubled and exchanged."""
+    return [
+        " ".join(
+            generator.choice([word, word, word, generator.choice(WORDS), "", f"{word} {word}"])
+            if generator.random() < rate
+            else word
+            for word in line.split(" ")
+        )
+        for line in text
+    ]
+
+
+def write(path, lines):
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+CORPUS_CASES = [
+    # (references, our flags, sacrebleu's flags)
+    (1, [], []),
+    (1, [], []),
+    (1, ["--width", 4], ["-w", 4]),
+    (2, [], []),
+    (3, ["--width", 2], ["-w", 2]),
+    (1, ["--lowercase"], ["-lc", "--chrf-lowercase"]),
+    (2, ["--lowercase"], ["-lc", "--chrf-lowercase"]),
+    (1, ["--tokenize", "intl"], ["-tok", "intl"]),
+    (1, ["--tokenize", "char"], ["-tok", "char"]),
+    (2, ["--tokenize", "none", "--width", 3], ["-tok", "none", "-w", 3]),
+    (1, ["--tokenize", "zh"], ["-tok", "zh"]),
+    (1, ["--metric", "bleu,chrf++,ter"], ["--chrf-word-order", 2]),
+    (1, ["--confidence"], ["--confidence"]),
+    (2, ["--confidence", "--samples", 200, "--width", 3], ["--confidence", "--confidence-n", 200, "-w", 3]),
+]
+
+
+@pytest.mark.parametrize(("seed", "case"), list(enumerate(CORPUS_CASES)))
+def test_corpus_scores_equal_the_sacrebleu_command(seed, case, tmp_path):
+    count, ours, theirs = case
+    generator = random.Random(seed)
+    text = generated_text(generator, 25)
+    references = [write(tmp_path / f"ref{i}", garbled(generator, text, 0.2 * i)) for i in range(count)]
+    system = write(tmp_path / "sys", garbled(generator, text, generator.uniform(0.2, 0.9)))
+    output = sacrebleu_command(*references, "-i", system, "-m", "bleu", "chrf", "ter", "-f", "text", *theirs)
+    expected = {}
+    for line in output.splitlines():
+        heading, numbers = line.strip().split(" = ", 1)
+        name, signature = heading.split("|", 1)
+        expected[name] = (numbers.replace("μ = ", ""), signature)
+
+    flags = [flag for path in references for flag in ("--ref", path)]
+    result = nmtkit_score(*flags, *ours, stdin=system.read_bytes())
+
+    assert result.exit_code == 0, result.output
+    numbers, signatures = (block.splitlines() for block in result.stdout.rstrip("\n").split("\n\n"))
+    got = {
+        line.split()[0]: (" ".join(line.split()[1:]), signature.split()[1])
+        for line, signature in zip(numbers, signatures, strict=True)
+    }
+    assert got == expected
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "ter"])
+def test_sentence_scores_equal_the_sacrebleu_command(metric, tmp_path):
+    generator = random.Random(metric)
+    text = generated_text(generator, 20)
+    reference, system = write(tmp_path / "ref", text), write(tmp_path / "sys", garbled(generator, text, 0.5))
+    output = sacrebleu_command(reference, "-i", system, "-m", metric, "-sl", "-f", "text", "-w", 3)
+    expected = [line.split(" = ", 1)[1].split()[0] for line in output.splitlines()]
+    signature = output.split(" = ", 1)[0]
+
+    result = nmtkit_score("--ref", reference, "--sys", system, "--metric", metric, "--sentence-level", "--width", 3)
+
+    assert result.stdout.splitlines() == [signature, *expected]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (["--samples", 100], ["--paired-bs", "--paired-bs-n", 100]),
+        (["--test", "randomization", "--samples", 200], ["--paired-ar", "--paired-ar-n", 200]),
+        (["--metric", "bleu,chrf++,ter"], ["--paired-bs", "--chrf-word-order", 2]),
+    ],
+)
+def test_comparisons_equal_the_sacrebleu_command(ours, theirs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    generator = random.Random(3)
+    text = generated_text(generator, 30)
+    write(tmp_path / "ref", text)
+    systems = {"sys0": 0.5, "sys1": 0.4, "sys2": 0.1}
+    for name, rate in systems.items():
+        write(tmp_path / name, garbled(generator, text, rate))
+    output = sacrebleu_command("ref", "-i", *systems, "-m", "bleu", "chrf", "ter", "-f", "latex", "-w", 3, *theirs)
+    rows = [line.removesuffix(r"\\").split("&") for line in output.splitlines() if "&" in line]
+    names = [heading.split()[0] for heading in rows[0][1:]]
+    expected = {(name, row[0].split()[-1]): row[1 + k] for row in rows[1:] for k, name in enumerate(names)}
+
+    flags = [flag for name in systems for flag in ("--sys", name)]
+    result = nmtkit_score("--ref", "ref", *flags, *ours, "--width", 3)
+
+    got, metric = {}, None
+    for line in result.stdout.splitlines()[:-1]:
+        if line.startswith("  "):
+            system, *numbers = line.split()
+            got[metric, system] = numbers
+        elif line:
+            metric, signature = line.split()
+            assert signature in output
+    assert {place: figures(" ".join(numbers)) for place, numbers in got.items()} == {
+        place: figures(numbers) for place, numbers in expected.items()
+    }
+
+
+def figures(text):
+    return re.findall(r"[\d.]+|\*", text)
+
+
+def test_the_better_system_is_told_from_the_baseline_and_a_copy_is_not(tmp_path):
+    generator = random.Random(5)
+    text = generated_text(generator, 40)
+    bad = garbled(generator, text, 0.8)
+    files = {"ref": text, "base": bad, "copy": bad, "good": garbled(generator, text, 0.1)}
+    paths = {name: write(tmp_path / name, lines) for name, lines in files.items()}
+    flags = [flag for name in ("base", "copy", "good") for flag in ("--sys", paths[name])]
+    text_output = nmtkit_score("--ref", paths["ref"], *flags, "--metric", "bleu", "--samples", 100).stdout
+    base, copy, good = text_output.splitlines()[1:4]
+    assert "p =" not in base and "*" not in copy and good.endswith("*")
+    assert "paired bootstrap, 100 samples" in text_output
+
+
+def test_references_kept_in_a_dataset_are_used(monkeypatch):
+    split = SimpleNamespace(references=lambda: ["ein Hund\rläuft da"], source_lines=lambda: ["a dog runs there"])
+    monkeypatch.setattr(binarized.Dataset, "open", lambda folder: DatasetOf({"test": split}, "de"))
+    result = nmtkit_score("--data", "data-bin", "--format", "json", stdin="ein Hund\rläuft da\n")
+    assert json.loads(result.stdout)[0]["score"] == pytest.approx(100)
+
+
+class DatasetOf(dict):
+    def __init__(self, splits, target_lang):
+        super().__init__(splits)
+        self.target_lang = target_lang
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "message"),
+    [
+        ({"ref": b"a\nb\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "sys has 1, ref has 2"),
+        ({"ref": b"a\n", "sys": b""}, ["--ref", "ref", "--sys", "sys"], "sys is empty"),
+        ({"ref": b"a\n"}, ["--ref", "ref"], "standard input is empty"),
+        (
+            {"ref": b"a\n\xff\n", "sys": b"a\nb\n"},
+            ["--ref", "ref", "--sys", "sys"],
+            "ref, line 2: these bytes are no UTF-8",
+        ),
+        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
+        ({"sys": b"a\n"}, ["--sys", "sys"], "either as --ref FILE or as --data FOLDER"),
+        ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
+        ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys is given twice"),
+        (
+            {"ref": b"a\n", "sys": b"a\n"},
+            ["--ref", "ref", "--sys", "sys", "--metric", "tokenized-bleu"],
+            "needs the language of the translations",
+        ),
+    ],
+)
+def test_a_mistake_is_named_and_exits_with_2(files, flags, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "tokenized-bleu" in flags:
+        pytest.importorskip("sacremoses")
+    for name, contents in files.items():
+        (tmp_path / name).write_bytes(contents)
+    result = nmtkit_score(*flags, stdin=b"")
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+    assert result.stdout == ""
