@@ -1,0 +1,249 @@
+"""The words of the demo corpus: English and German side by side, with the forms that cannot be derived by rule.
+
+Every English word has one German rendering (several may share one), so that each sentence has one right translation.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Noun:
+    """`oblique` is the accusative and dative singular of the n-declension (der Junge, den Jungen)."""
+
+    english: str
+    english_plural: str
+    german: str
+    german_plural: str
+    gender: str  # m, f or n
+    oblique: str | None = None
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`german` and `finite` (third person singular) are without the separable `prefix`; `participle` has it.
+
+    `auxiliary` forms the perfect; `case` is that of its one object. A `particle` of the English verb lets a pronoun
+    stand before it (picks him up) unless `preposition` is set (looks for him).
+    """
+
+    english: str
+    english_third: str
+    english_past: str
+    german: str
+    finite: str
+    participle: str
+    prefix: str = ""
+    auxiliary: str = "haben"
+    case: str = "accusative"
+    particle: str = ""
+    preposition: bool = False
+
+    @property
+    def infinitive(self) -> str:
+        return self.prefix + self.german
+
+    @property
+    def to_infinitive(self) -> str:
+        """The infinitive with zu, which separable verbs take inside: zu kaufen, abzuholen."""
+        return f"{self.prefix}zu{self.german}" if self.prefix else f"zu {self.german}"
+
+
+@dataclass(frozen=True)
+class Pronoun:
+    """`person` is that of the verb form it takes: first (singular), third (singular) or plural."""
+
+    english: str
+    english_object: str
+    german: str
+    accusative: str
+    dative: str
+    person: str
+
+
+PEOPLE = (
+    Noun("man", "men", "Mann", "Männer", "m"),
+    Noun("woman", "women", "Frau", "Frauen", "f"),
+    Noun("child", "children", "Kind", "Kinder", "n"),
+    Noun("boy", "boys", "Junge", "Jungen", "m", "Jungen"),
+    Noun("girl", "girls", "Mädchen", "Mädchen", "n"),
+    Noun("doctor", "doctors", "Arzt", "Ärzte", "m"),
+    Noun("teacher", "teachers", "Lehrerin", "Lehrerinnen", "f"),
+    Noun("neighbour", "neighbours", "Nachbar", "Nachbarn", "m", "Nachbarn"),
+    Noun("student", "students", "Student", "Studenten", "m", "Studenten"),
+    Noun("grandmother", "grandmothers", "Großmutter", "Großmütter", "f"),
+    Noun("uncle", "uncles", "Onkel", "Onkel", "m"),
+    Noun("aunt", "aunts", "Tante", "Tanten", "f"),
+    Noun("baker", "bakers", "Bäcker", "Bäcker", "m"),
+    Noun("queen", "queens", "Königin", "Königinnen", "f"),
+)
+
+OPENABLE = (
+    Noun("door", "doors", "Tür", "Türen", "f"),
+    Noun("window", "windows", "Fenster", "Fenster", "n"),
+    Noun("box", "boxes", "Kiste", "Kisten", "f"),
+    Noun("letter", "letters", "Brief", "Briefe", "m"),
+    Noun("suitcase", "suitcases", "Koffer", "Koffer", "m"),
+)
+
+MOVABLE = (
+    Noun("book", "books", "Buch", "Bücher", "n"),
+    Noun("apple", "apples", "Apfel", "Äpfel", "m"),
+    Noun("flower", "flowers", "Blume", "Blumen", "f"),
+    Noun("picture", "pictures", "Bild", "Bilder", "n"),
+    Noun("key", "keys", "Schlüssel", "Schlüssel", "m"),
+    Noun("lamp", "lamps", "Lampe", "Lampen", "f"),
+    Noun("chair", "chairs", "Stuhl", "Stühle", "m"),
+    Noun("table", "tables", "Tisch", "Tische", "m"),
+    Noun("bag", "bags", "Tasche", "Taschen", "f"),
+    Noun("coat", "coats", "Mantel", "Mäntel", "m"),
+    Noun("bicycle", "bicycles", "Fahrrad", "Fahrräder", "n"),
+    Noun("car", "cars", "Auto", "Autos", "n"),
+    Noun("clock", "clocks", "Uhr", "Uhren", "f"),
+    Noun("dress", "dresses", "Kleid", "Kleider", "n"),
+    Noun("knife", "knives", "Messer", "Messer", "n"),
+)
+
+THINGS = (*MOVABLE, *OPENABLE[2:])  # nobody throws away a door
+
+PLACES = (
+    Noun("garden", "gardens", "Garten", "Gärten", "m"),
+    Noun("city", "cities", "Stadt", "Städte", "f"),
+    Noun("kitchen", "kitchens", "Küche", "Küchen", "f"),
+    Noun("park", "parks", "Park", "Parks", "m"),
+    Noun("school", "schools", "Schule", "Schulen", "f"),
+    Noun("museum", "museums", "Museum", "Museen", "n"),
+    Noun("village", "villages", "Dorf", "Dörfer", "n"),
+    Noun("house", "houses", "Haus", "Häuser", "n"),
+    Noun("church", "churches", "Kirche", "Kirchen", "f"),
+    Noun("forest", "forests", "Wald", "Wälder", "m"),
+)
+
+# English adjective -> German stem, to which the ending is added
+OF_ANYTHING = {"old": "alt", "small": "klein", "beautiful": "schön"}
+OF_PEOPLE = {
+    **OF_ANYTHING,
+    "tall": "groß",
+    "young": "jung",
+    "tired": "müd",
+    "friendly": "freundlich",
+    "sick": "krank",
+    "happy": "glücklich",
+    "clever": "klug",
+    "famous": "berühmt",
+}
+OF_THINGS = {
+    **OF_ANYTHING,
+    "big": "groß",
+    "new": "neu",
+    "red": "rot",
+    "green": "grün",
+    "blue": "blau",
+    "black": "schwarz",
+    "white": "weiß",
+    "heavy": "schwer",
+    "expensive": "teur",
+    "cheap": "billig",
+}
+OF_PLACES = {**OF_ANYTHING, "big": "groß", "new": "neu", "quiet": "ruhig", "dark": "dunkl"}
+
+PRONOUNS = (
+    Pronoun("I", "me", "ich", "mich", "mir", "first"),
+    Pronoun("he", "him", "er", "ihn", "ihm", "third"),
+    Pronoun("she", "her", "sie", "sie", "ihr", "third"),
+    Pronoun("we", "us", "wir", "uns", "uns", "plural"),
+    Pronoun("they", "them", "sie", "sie", "ihnen", "plural"),
+)
+
+# No verb whose past is spelled like its present (read, put): "they read" would have two translations.
+INTRANSITIVE = (
+    Verb("sleep", "sleeps", "slept", "schlafen", "schläft", "geschlafen"),
+    Verb("work", "works", "worked", "arbeiten", "arbeitet", "gearbeitet"),
+    Verb("wait", "waits", "waited", "warten", "wartet", "gewartet"),
+    Verb("laugh", "laughs", "laughed", "lachen", "lacht", "gelacht"),
+    Verb("sing", "sings", "sang", "singen", "singt", "gesungen"),
+    Verb("dance", "dances", "danced", "tanzen", "tanzt", "getanzt"),
+    Verb("arrive", "arrives", "arrived", "kommen", "kommt", "angekommen", "an", "sein"),
+    Verb("get", "gets", "got", "stehen", "steht", "aufgestanden", "auf", "sein", particle="up"),
+    Verb("come", "comes", "came", "kommen", "kommt", "zurückgekommen", "zurück", "sein", particle="back"),
+    Verb("fall", "falls", "fell", "schlafen", "schläft", "eingeschlafen", "ein", "sein", particle="asleep"),
+)
+OF_EITHER = (
+    Verb("see", "sees", "saw", "sehen", "sieht", "gesehen"),
+    Verb("find", "finds", "found", "finden", "findet", "gefunden"),
+    Verb("draw", "draws", "drew", "zeichnen", "zeichnet", "gezeichnet"),
+    Verb("look", "looks", "looked", "suchen", "sucht", "gesucht", particle="for", preposition=True),
+)
+WITH_PERSON = (
+    *OF_EITHER,
+    Verb("visit", "visits", "visited", "besuchen", "besucht", "besucht"),
+    Verb("greet", "greets", "greeted", "begrüßen", "begrüßt", "begrüßt"),
+    Verb("call", "calls", "called", "rufen", "ruft", "angerufen", "an"),
+    Verb("invite", "invites", "invited", "laden", "lädt", "eingeladen", "ein"),
+    Verb("pick", "picks", "picked", "holen", "holt", "abgeholt", "ab", particle="up"),
+    Verb("help", "helps", "helped", "helfen", "hilft", "geholfen", case="dative"),
+    Verb("thank", "thanks", "thanked", "danken", "dankt", "gedankt", case="dative"),
+    Verb("follow", "follows", "followed", "folgen", "folgt", "gefolgt", auxiliary="sein", case="dative"),
+    Verb("answer", "answers", "answered", "antworten", "antwortet", "geantwortet", case="dative"),
+)
+WITH_THING = (
+    *OF_EITHER,
+    Verb("buy", "buys", "bought", "kaufen", "kauft", "gekauft"),
+    Verb("sell", "sells", "sold", "verkaufen", "verkauft", "verkauft"),
+    Verb("carry", "carries", "carried", "tragen", "trägt", "getragen"),
+    Verb("clean", "cleans", "cleaned", "putzen", "putzt", "geputzt"),
+    Verb("repair", "repairs", "repaired", "reparieren", "repariert", "repariert"),
+    Verb("bring", "brings", "brought", "bringen", "bringt", "mitgebracht", "mit", particle="along"),
+    Verb("give", "gives", "gave", "geben", "gibt", "zurückgegeben", "zurück", particle="back"),
+    Verb("throw", "throws", "threw", "werfen", "wirft", "weggeworfen", "weg", particle="away"),
+)
+WITH_OPENABLE = (
+    Verb("open", "opens", "opened", "machen", "macht", "aufgemacht", "auf"),
+    Verb("close", "closes", "closed", "machen", "macht", "zugemacht", "zu"),
+)
+DITRANSITIVE = (
+    Verb("give", "gives", "gave", "geben", "gibt", "gegeben"),
+    Verb("show", "shows", "showed", "zeigen", "zeigt", "gezeigt"),
+    Verb("send", "sends", "sent", "schicken", "schickt", "geschickt"),
+    Verb("lend", "lends", "lent", "leihen", "leiht", "geliehen"),
+)
+
+# English -> third person singular and plural; the first person singular is the third but for werde
+MODALS = {
+    "can": ("kann", "können"),
+    "must": ("muss", "müssen"),
+    "should": ("soll", "sollen"),
+    "want to": ("will", "wollen"),
+    "will": ("wird", "werden"),
+}
+# Verbs of saying: English plain, third person; German first, third, plural
+REPORTING = (
+    ("say", "says", "sage", "sagt", "sagen"),
+    ("believe", "believes", "glaube", "glaubt", "glauben"),
+    ("hope", "hopes", "hoffe", "hofft", "hoffen"),
+    ("know", "knows", "weiß", "weiß", "wissen"),
+)
+CONJUNCTIONS = {"because": "weil", "although": "obwohl", "when": "wenn"}
+
+WEEKDAYS = {
+    "Monday": "Montag",
+    "Tuesday": "Dienstag",
+    "Wednesday": "Mittwoch",
+    "Thursday": "Donnerstag",
+    "Friday": "Freitag",
+    "Saturday": "Samstag",
+    "Sunday": "Sonntag",
+}
+MONTHS = {
+    "January": "Januar",
+    "February": "Februar",
+    "March": "März",
+    "April": "April",
+    "May": "Mai",
+    "June": "Juni",
+    "July": "Juli",
+    "August": "August",
+    "September": "September",
+    "October": "Oktober",
+    "November": "November",
+    "December": "Dezember",
+}
