@@ -126,7 +126,7 @@ def read_texts(
         sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
         target_lang = dataset.target_lang
     if not systems:
-        systems["standard input"] = lines_of(sys.stdin.buffer.read(), "standard input")
+        systems["standard input"] = lines_of(sys.stdin.buffer.read(), Path("standard input"))
     check_equal_counts({**systems, **references, **sources})
     return Texts(
         references=list(references.values()),

@@ -1,37 +1,25 @@
-"""Text files as lists of lines: split on `\\n` only, strict UTF-8, counted before they are compared."""
+"""Texts to score, as lists of lines whose counts are compared before anything else is."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from nmtkit.data import corpus
 
-def lines_of(text: bytes, name: str) -> list[str]:
+
+def lines_of(text: bytes, name: Path) -> list[str]:
     """The lines of a text. A newline ends a line, so that the last one starts no empty line after it.
 
     Raises ValueError when there is no line, and for bytes that are no UTF-8, naming `name` and the line.
     """
     if not text:
         raise ValueError(f"{name} is empty")
-    raw = text.removesuffix(b"\n").split(b"\n")
-    try:
-        return [line.decode() for line in raw]
-    except UnicodeDecodeError:
-        number = next(i for i, line in enumerate(raw, start=1) if not _is_utf8(line))
-        raise ValueError(f"{name}, line {number}: these bytes are no UTF-8; convert the file with iconv") from None
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return corpus.decode(text.removesuffix(b"\n"), name, 1).split("\n")
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file; raises as `lines_of`, and OSError when it cannot be read."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    return lines_of(path.read_bytes(), str(path))
+    """The lines of a file, which may be compressed; raises as `lines_of`, and OSError when it cannot be read."""
+    with corpus.open_bytes(path) as file:
+        return lines_of(file.read(), path)
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:

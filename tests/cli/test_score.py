@@ -12,27 +12,8 @@ from click.testing import CliRunner
 import nmtkit.data.binarized as binarized
 from nmtkit.cli import main
 
-WORDS = [
-    "ein",
-    "Hund",
-    "läuft",
-    "über",
-    "die",
-    "Wiese,",
-    "und",
-    "der",
-    "Mann",
-    "sagt:",
-    "»Ja!«",
-    "z.B.",
-    "3,5",
-    "km/h",
-    "(naïve)",
-    "don't",
-    "a-b…",
-    "東京",
-    "½",
-]
+SENTENCE = "ein Hund läuft über die Wiese, und der Mann sagt: »Ja!« z.B. 3,5 km/h (naïve) don't a-b… 東京 ½"
+WORDS = [*SENTENCE.split(), "\u2028", "x\x85y", "Ende\r"]
 WORDS += ["\u2028", "x\x85y", "Ende\r"]
 
 
@@ -203,9 +184,9 @@ class DatasetOf(dict):
         (
             {"ref": b"a\n\xff\n", "sys": b"a\nb\n"},
             ["--ref", "ref", "--sys", "sys"],
-            "ref, line 2: these bytes are no UTF-8",
+            "ref:2: byte 1 of the line is no UTF-8",
         ),
-        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "ref: no such file"),
+        ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "No such file or directory: 'ref'"),
         ({"sys": b"a\n"}, ["--sys", "sys"], "either as --ref FILE or as --data FOLDER"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--metric", "blue"], "unknown metric 'blue'"),
         ({"ref": b"a\n", "sys": b"a\n"}, ["--ref", "ref", "--sys", "sys", "--sys", "sys"], "--sys sys is given twice"),

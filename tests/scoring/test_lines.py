@@ -1,6 +1,9 @@
+import gzip
+from pathlib import Path
+
 import pytest
 
-from nmtkit.scoring.lines import check_equal_counts, lines_of
+from nmtkit.scoring.lines import check_equal_counts, lines_of, read_lines
 
 
 @pytest.mark.parametrize(
@@ -14,17 +17,22 @@ from nmtkit.scoring.lines import check_equal_counts, lines_of
     ],
 )
 def test_only_a_newline_ends_a_line(text, lines):
-    assert lines_of(text.encode(), "x") == lines
+    assert lines_of(text.encode(), Path("x")) == lines
 
 
 def test_an_empty_text_and_bytes_that_are_no_utf_8_are_refused():
     with pytest.raises(ValueError, match="f is empty"):
-        lines_of(b"", "f")
-    with pytest.raises(ValueError, match="f, line 2: these bytes are no UTF-8"):
-        lines_of(b"a\n\xe4\nb\n", "f")
+        lines_of(b"", Path("f"))
+    with pytest.raises(ValueError, match="f:2: byte 1"):
+        lines_of(b"a\n\xe4\nb\n", Path("f"))
 
 
 def test_unequal_line_counts_name_both_texts_and_both_counts():
     check_equal_counts({"a": [""], "b": [""]})
     with pytest.raises(ValueError, match="a has 1, c has 2"):
         check_equal_counts({"a": [""], "b": [""], "c": ["", ""]})
+
+
+def test_a_compressed_file_reads_like_a_plain_one(tmp_path):
+    (tmp_path / "x.gz").write_bytes(gzip.compress("a\nß\n".encode()))
+    assert read_lines(tmp_path / "x.gz") == ["a", "ß"]
