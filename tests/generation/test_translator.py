@@ -1,0 +1,133 @@
+"""From lines to translations, in order, whatever the lines are."""
+
+import logging
+import os
+import signal
+
+import pytest
+import torch
+
+from nmtkit import Translator, checkpoint
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.data.tokenizer import Tokenizer, train_model
+from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.translator import Request
+from nmtkit.generation.workers import Workers
+from nmtkit.models import build, to_checkpoint, vocabulary_of
+from nmtkit.registry import derive
+
+ODD_LINES = [
+    "",
+    "   ",
+    "A dog runs.",
+    "🙂👍🏽 emoji",
+    "كلب يجري في الحديقة",
+    "tab\there\rand there",
+    "▁",
+    "x" * 300,
+    "A dog runs.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    words = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
+    return Tokenizer(train_model([" ".join(words[i:] + words[:i]) for i in range(len(words))], 330))
+
+
+@pytest.fixture(scope="module")
+def checkpoint_file(tokenizer, tmp_path_factory):
+    torch.manual_seed(1)
+    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
+    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
+    model = build("transformer_tiny", config, vocabulary_of(tokenizer))
+    with torch.no_grad():
+        model.output.weight.mul_(2.0)
+    path = tmp_path_factory.mktemp("model") / "tiny.pt"
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 1))
+    return path
+
+
+SHORT = {"max_len_a": 0.0, "max_len_b": 8}
+
+
+def test_every_line_gets_one_translation_in_order(checkpoint_file):
+    translations = Translator.load(checkpoint_file).translate(ODD_LINES, **SHORT)
+    assert [one.id for one in translations] == list(range(len(ODD_LINES)))
+    assert [one.source for one in translations] == ODD_LINES
+    assert translations[0].text == translations[1].text == ""
+    assert translations[2].text == translations[8].text
+
+
+@pytest.mark.parametrize("max_tokens", [1, 100, 100_000])
+def test_batches_do_not_change_translations(checkpoint_file, max_tokens):
+    lines = ["a dog " * n + "runs ." for n in range(30)] + ODD_LINES
+    expected = Translator.load(checkpoint_file).translate(lines, **SHORT)
+    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(1)).tolist()
+    found = Translator.load(checkpoint_file, max_tokens=max_tokens).translate([lines[i] for i in order], **SHORT)
+    for place, one in zip(order, found, strict=True):
+        assert one.text == expected[place].text
+        assert one.hypotheses[0].score == pytest.approx(expected[place].hypotheses[0].score, abs=1e-5)
+
+
+def test_two_workers_equal_one_process(checkpoint_file):
+    lines = ["a dog " * (n % 7) + "runs ." for n in range(60)] + ODD_LINES
+    translator = Translator.load(checkpoint_file, max_tokens=40)
+    options = SearchOptions(nbest=2, **SHORT)
+    windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
+    with Workers(translator, options, 2) as workers:
+        found = list(translator.run([[], *windows, []], options, workers.run))
+    for one, other in zip(found, translator.stream(lines, options), strict=True):
+        assert (one.id, one.source, one.text) == (other.id, other.source, other.text)
+        assert [x.pieces for x in one.hypotheses] == [x.pieces for x in other.hypotheses]
+        assert [x.score for x in one.hypotheses] == pytest.approx([x.score for x in other.hypotheses], abs=1e-5)
+
+
+def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
+    translator, options = Translator.load(checkpoint_file, max_tokens=40), SearchOptions(**SHORT)
+    with Workers(translator, options, 2) as workers, pytest.raises(ChildProcessError, match="signal 9"):
+        os.kill(workers.processes[0].pid, signal.SIGKILL)
+        list(translator.run([[Request("a dog runs .")] * 200], options, workers.run))
+
+
+def test_what_a_worker_raises_reaches_the_caller(checkpoint_file):
+    translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
+    with Workers(translator, options, 2) as workers, pytest.raises(IndexError):
+        list(translator.run([[Request("?", [10_000, 2])]], options, workers.run))
+
+
+def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_file, caplog):
+    logging.getLogger("nmtkit").propagate = True
+    long = "a dog runs . " * 10 + "the cat sleeps ! " * 10
+    parts = Translator.load(checkpoint_file, max_source_len=20).translate([long, "a cat"], **SHORT)
+    assert "line 1 has" in caplog.text and "is translated in" in caplog.text
+    whole = parts[0].text
+    cut = Translator.load(checkpoint_file, max_source_len=20, long_lines="cut").translate([long, "a cat"], **SHORT)
+    assert "are cut off" in caplog.text
+    assert whole.startswith(cut[0].text) and len(whole) > len(cut[0].text)
+    assert parts[1].text == cut[1].text
+
+
+def test_a_line_of_5000_words_is_translated(checkpoint_file):
+    translations = Translator.load(checkpoint_file).translate(["dog " * 5000, "cat"], beam=1, **SHORT)
+    assert len(translations) == 2 and len(translations[0].text) > len(translations[1].text)
+
+
+def test_windows_do_not_change_translations(checkpoint_file):
+    lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
+    translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
+    windows = [[Request(line)] for line in lines]
+    one_by_one = translator.run(windows, options, translator.runner(options))
+    assert [one.text for one in one_by_one] == [one.text for one in translator.translate(lines, **SHORT)]
+
+
+def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, tmp_path):
+    contents = checkpoint.load(checkpoint_file)
+    del contents["nmtkit"]
+    contents["tokenizer"] = Tokenizer(train_model(["other text altogether , you see"] * 5, 290)).state()
+    contents["model"] = {
+        name: value[:290] if len(value) == tokenizer.target_size else value for name, value in contents["model"].items()
+    }
+    checkpoint.save(tmp_path / "other.pt", contents)
+    with pytest.raises(ValueError, match=r"other.pt and .*tiny.pt have different tokenizers"):
+        Translator.load([checkpoint_file, tmp_path / "other.pt"])
