@@ -1,0 +1,102 @@
+import torch
+from torch import Tensor
+
+from nmtkit.layers.experts import Experts, take_imbalance, variation
+
+
+def layer(experts: int = 6, active: int = 2, **weights: float) -> Experts:
+    torch.manual_seed(1)
+    result = Experts(5, 7, experts, active, weights.get("importance", 1.0), weights.get("load", 1.0), dropout=0.0)
+    torch.nn.init.normal_(result.gate)
+    torch.nn.init.normal_(result.noise)
+    return result
+
+
+def dense(experts: Experts, x: Tensor, gates: Tensor) -> Tensor:
+    """Equation 1, over all experts."""
+    y = torch.zeros_like(x)
+    for index in range(gates.shape[1]):
+        y += gates[:, index, None] * ((x @ experts.inner[index]).clamp(min=0) @ experts.outer[index])
+    return y
+
+
+def top_gates(scores: Tensor, active: int) -> Tensor:
+    """Softmax over the k highest of each row, zero elsewhere (equations 3 and 5)."""
+    kept = torch.full_like(scores, -torch.inf)
+    for row, values in enumerate(scores):
+        for index in sorted(range(len(values)), key=lambda index: -float(values[index]))[:active]:
+            kept[row, index] = values[index]
+    return kept.softmax(-1)
+
+
+def test_evaluation_sums_the_k_best_experts_without_noise() -> None:
+    experts, x = layer().eval(), torch.randn(9, 5)
+    torch.testing.assert_close(experts(x), dense(experts, x, top_gates(x @ experts.gate, 2)))
+    assert experts.imbalance == {}
+
+
+def test_training_gates_with_noise_of_the_learned_deviation() -> None:
+    experts, x = layer().train(), torch.randn(9, 5)
+    torch.manual_seed(4)
+    got = experts(x)
+    torch.manual_seed(4)
+    scores = x @ experts.gate + torch.randn(9, 6) * torch.log1p(torch.exp(x @ experts.noise))
+    gates = top_gates(scores, 2)
+    torch.testing.assert_close(got, dense(experts, x, gates))
+    importance = gates.sum(0)
+    torch.testing.assert_close(
+        experts.imbalance["importance"], importance.var(unbiased=False) / importance.mean() ** 2
+    )
+
+
+def test_load_is_the_chance_of_being_chosen_with_the_own_noise_drawn_again() -> None:
+    experts, x = layer().train(), torch.randn(3, 5)
+    torch.manual_seed(4)
+    experts(x)
+    torch.manual_seed(4)
+    noise = torch.randn(3, 6)
+    clean, deviation = x @ experts.gate, torch.log1p(torch.exp(x @ experts.noise))
+    scores = clean + noise * deviation
+    load = torch.zeros(6)
+    generator = torch.Generator().manual_seed(9)
+    for token in range(3):
+        for index in range(6):
+            others = torch.cat([scores[token, :index], scores[token, index + 1 :]]).sort(descending=True).values
+            draws = torch.randn(40_000, generator=generator)
+            load[index] += (clean[token, index] + draws * deviation[token, index] > others[1]).float().mean()
+    torch.testing.assert_close(experts.imbalance["load"], variation(load), rtol=0.03, atol=0.01)
+
+
+def test_equal_loads_cost_nothing() -> None:
+    assert float(variation(torch.full((4,), 3.0))) == 0.0
+    assert abs(float(variation(torch.tensor([0.0, 2.0]))) - 1.0) < 1e-6
+
+
+def test_losses_are_per_target_token_summed_over_layers_and_taken_once() -> None:
+    first, second, x = layer(importance=0.5), layer(importance=0.5), torch.randn(9, 5)
+    model = torch.nn.Sequential(first, second).train()
+    model(x)
+    expected = sum(float(part.imbalance["importance"]) for part in (first, second)) * 10
+    losses = take_imbalance(model, 10)
+    assert abs(float(losses["importance"]) - expected) < 1e-5
+    assert set(losses) == {"importance", "load"}
+    assert take_imbalance(model, 10) == {}
+
+
+def test_a_fresh_gate_sends_tokens_everywhere() -> None:
+    torch.manual_seed(2)
+    experts = Experts(5, 7, 4, 1, 1.0, 1.0, dropout=0.0).train()
+    assert not experts.gate.any() and not experts.noise.any()
+    _, chosen = experts.gates(torch.randn(400, 5))
+    counts = chosen.flatten().bincount(minlength=4)
+    assert counts.min() > 60
+
+
+def test_gradients_equal_the_dense_sums() -> None:
+    experts, x = layer().eval(), torch.randn(9, 5)
+    experts(x).square().sum().backward()
+    sparse = {name: parameter.grad.clone() for name, parameter in experts.named_parameters() if name != "noise"}
+    experts.zero_grad()
+    dense(experts, x, top_gates(x @ experts.gate, 2)).square().sum().backward()
+    for name, gradient in sparse.items():
+        torch.testing.assert_close(gradient, experts.get_parameter(name).grad)
