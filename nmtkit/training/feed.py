@@ -1,0 +1,120 @@
+"""Updates as they are wanted: planned, cut into slices, and this rank's slices made into batches on another thread."""
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nmtkit.data.binarized import Split
+from nmtkit.data.plan import Plan, slices
+from nmtkit.packed import Batch
+
+AHEAD = 4  # updates prepared beyond the one being computed
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data a run is: the next update is number `index` of `epoch`; both are counted from 0."""
+
+    epoch: int
+    index: int
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One global batch and this rank's share of it."""
+
+    position: Position
+    pairs: npt.NDArray[np.int64]
+    target_tokens: int  # of the whole update: the denominator of its loss
+    source_tokens: int
+    slices: int  # of all ranks together
+    batches: list[tuple[int, Batch]]  # this rank's slices, with their numbers
+    ends_epoch: bool
+
+    @property
+    def next(self) -> Position:
+        if self.ends_epoch:
+            return Position(self.position.epoch + 1, 0)
+        return Position(self.position.epoch, self.position.index + 1)
+
+
+class Feed:
+    """Endless updates from a position on. `close` it when done."""
+
+    def __init__(self, split: Split, plan: Plan, max_tokens: int, rank: int, ranks: int, device: torch.device) -> None:
+        self.split = split
+        self.plan = plan
+        self.max_tokens = max_tokens
+        self.rank = rank
+        self.ranks = ranks
+        self.device = device
+        self.closed = threading.Event()
+
+    def updates(self, position: Position) -> Iterator[Update]:
+        """The updates from `position` on; an error of the preparing thread is raised here."""
+        ready: queue.Queue[Any] = queue.Queue(AHEAD)
+        thread = threading.Thread(target=self._prepare, args=(position, ready), name="feed", daemon=True)
+        thread.start()
+        while True:
+            item = ready.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def _prepare(self, position: Position, ready: "queue.Queue[Any]") -> None:
+        try:
+            epoch, start = position.epoch, position.index
+            while True:
+                index = start
+                planned = self.plan.epoch(epoch, start)
+                pairs = next(planned, None)
+                while pairs is not None:
+                    following = next(planned, None)
+                    self._put(ready, self.update(Position(epoch, index), pairs, ends_epoch=following is None))
+                    if self.closed.is_set():
+                        return
+                    index, pairs = index + 1, following
+                epoch, start = epoch + 1, 0
+        except BaseException as error:
+            self._put(ready, error)
+
+    def _put(self, ready: "queue.Queue[Any]", item: Any) -> None:
+        while not self.closed.is_set():
+            try:
+                return ready.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+
+    def update(self, position: Position, pairs: npt.NDArray[np.int64], ends_epoch: bool) -> Update:
+        source, target = self.split.source.lengths, self.split.target.lengths
+        cut = slices(pairs, source, target, self.max_tokens)
+        mine = [(number, self._batch(cut[number])) for number in range(self.rank, len(cut), self.ranks)]
+        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), len(cut), mine, ends_epoch)
+
+    def _batch(self, pairs: npt.NDArray[np.int64]) -> Batch:
+        batch = self.split.batch(pairs)
+        if self.device.type == "cuda":
+            return pinned(batch).to(self.device, non_blocking=True)
+        return batch
+
+
+def pinned(batch: Batch) -> Batch:
+    """In page-locked memory, from where copies to the GPU do not wait."""
+    from nmtkit.packed import Layout, Packed
+
+    def pin(packed: Packed) -> Packed:
+        layout = packed.layout
+        return Packed(packed.values.pin_memory(), Layout(layout.lengths.pin_memory(), layout.max_length, layout.tokens))
+
+    return Batch(
+        pin(batch.source), pin(batch.target_input), batch.target_output.pin_memory(), batch.target_tokens, batch.pairs
+    )

@@ -1,0 +1,150 @@
+"""What a run says: records to a JSON-lines file, and to people a live line in a terminal or plain lines elsewhere."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+log = logging.getLogger("nmtkit")
+
+Record = dict[str, Any]
+
+
+class Display(Protocol):
+    """Shows records to people. `tick` comes at every update, `record` at those that go to the log file."""
+
+    def tick(self, record: Record) -> None: ...
+    def note(self, text: str) -> None: ...
+    def record(self, record: Record) -> None: ...
+    def close(self) -> None: ...
+
+
+class Lines:
+    """Plain lines through the logger."""
+
+    def tick(self, record: Record) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def record(self, record: Record) -> None:
+        text = sentence(record)
+        if text:
+            log.info("%s", text)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveLine(Lines):
+    """One line that is rewritten in place, below the lines of validations and checkpoints."""
+
+    def __init__(self, console: Console) -> None:
+        self.live = Live(Text(""), console=console, refresh_per_second=4, transient=True)
+        self.live.start()
+        self.last: Record = {}
+        self.width = console.width
+
+    def tick(self, record: Record) -> None:
+        self.last.update(record)
+        self.live.update(Text(fitting(fields(self.last), self.width), no_wrap=True, overflow="ellipsis"))
+
+    def note(self, text: str) -> None:
+        self.live.update(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
+
+    def record(self, record: Record) -> None:
+        if record["kind"] == "train":
+            self.tick(record)
+        else:
+            super().record(record)
+
+    def close(self) -> None:
+        self.live.stop()
+
+
+class RunLog:
+    """Writes each record as a line of `folder/log.jsonl`, with the seconds since the epoch, and shows it."""
+
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.path = folder / "log.jsonl"
+        self.display = display
+        self._warned = False
+
+    def write(self, kind: str, **values: Any) -> None:
+        record = {"kind": kind, **values, "time": round(time.time(), 3)}
+        self.display.record(record)
+        finite = {name: _plain(value) for name, value in record.items()}
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite, ensure_ascii=False) + "\n")
+        except OSError as error:
+            if not self._warned:
+                log.warning("cannot write %s (%s); training goes on without it", self.path, error.strerror)
+            self._warned = True
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no numbers that are not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def sentence(record: Mapping[str, Any]) -> str:
+    """A record as a line for people; empty for those that are for the file alone."""
+    if record["kind"] in ("train", "valid"):
+        prefix = "" if record["kind"] == "train" else "valid  "
+        return prefix + "  ".join(fields(record))
+    return str(record.get("message", ""))
+
+
+def fields(record: Mapping[str, Any]) -> list[str]:
+    """Name and value of what a record holds, the most telling first."""
+    shown = []
+    if "update" in record:
+        of = f"/{record['updates']}" if record.get("updates") else ""
+        shown.append(f"update {record['update']}{of}")
+    for name, form in FORMS.items():
+        if record.get(name) not in (None, False):
+            shown.append(form(record[name]))
+    return shown
+
+
+FORMS: dict[str, Callable[[Any], str]] = {
+    "epoch": lambda value: f"epoch {value}",
+    "loss": lambda value: f"loss {value:.3f}",
+    "ppl": lambda value: f"ppl {value:.2f}" if value < 1000 else f"ppl {value:.3g}",
+    "bleu": lambda value: f"BLEU {value:.2f}",
+    "tokens_per_second": lambda value: f"{value:,.0f} tok/s",
+    "seconds_left": lambda value: f"{duration(value)} left",
+    "lr": lambda value: f"lr {value:.3g}",
+    "norm": lambda value: f"norm {value:.2f}",
+    "best": lambda value: "best so far",
+    "seconds": lambda value: f"in {duration(value)}",
+}
+
+
+def fitting(shown: list[str], width: int) -> str:
+    """As many fields, from the first, as a line of `width` columns takes."""
+    text = shown[0]
+    for field in shown[1:]:
+        if len(text) + 2 + len(field) > width:
+            break
+        text += "  " + field
+    return text
+
+
+def duration(seconds: float) -> str:
+    """3 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    whole = round(seconds)
+    for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit} {rest} {part_unit}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s" if seconds >= 10 else f"{seconds:.1f} s"

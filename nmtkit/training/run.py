@@ -1,0 +1,332 @@
+"""A training run from the dataset to the last checkpoint: set up or resume, update, log, validate, save, stop."""
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit import checkpoint, distributed, models
+from nmtkit.architectures.interface import parameter_count
+from nmtkit.criterions import CRITERIONS
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.plan import Plan, check_sizes
+from nmtkit.lr_schedulers import LR_SCHEDULERS, RunFacts
+from nmtkit.training.config import RunConfig
+from nmtkit.training.feed import Feed, Position, Update
+from nmtkit.training.job import Job
+from nmtkit.training.meter import Meter
+from nmtkit.training.progress import Display, RunLog
+from nmtkit.training.signals import StopSignal
+from nmtkit.training.store import Store, badness, same_run
+from nmtkit.training.trainer import Trainer
+from nmtkit.training.validation import Validator
+
+log = logging.getLogger("nmtkit")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why and where a run ended."""
+
+    reason: str
+    updates: int
+    received: signal.Signals | None = None
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """This process's device. Raises ValueError when there is no such device."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here")
+    if distributed.local_rank() >= torch.cuda.device_count():
+        raise ValueError(
+            f"process {distributed.local_rank()} of this machine has no GPU of its own: it has "
+            f"{torch.cuda.device_count()}; lower --nproc-per-node"
+        )
+    device = torch.device("cuda", distributed.local_rank())
+    torch.cuda.set_device(device)
+    return device
+
+
+def set_threads(config: RunConfig, device: torch.device) -> None:
+    """On the CPU, the machine's cores shared out among its processes unless told otherwise."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    elif device.type == "cpu" and distributed.launched():
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+
+
+def batch_tokens_of(config: RunConfig, world_size: int) -> int:
+    """Tokens of an update: as given, or from --update-freq (1 when neither is)."""
+    return config.batch_tokens or (config.update_freq or 1) * config.max_tokens * world_size
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """What tells one dataset from another: 12 hexadecimal digits over the checksums of its files."""
+    facts = dataset.manifest.get("files", dataset.manifest)
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Run:
+    """One process's part of a run. Rank 0 talks, writes the log and saves; everything else is done by all alike."""
+
+    def __init__(self, job: Job, data: Path, display: Display) -> None:
+        self.data = data
+        self.display = display
+        self.device = device_of(job.run)
+        set_threads(job.run, self.device)
+        distributed.join(self.device, job.run.timeout_minutes)
+        self.dataset = Dataset.open(data)
+        self.train_split = self.dataset["train"]
+        if not len(self.train_split):
+            raise ValueError(f"{data}: the training set is empty")
+        self.store = Store(job.run.save_dir, job.run.keep_last, job.run.keep_best, job.run.best_checkpoint_metric)
+        found = self._newest()
+        self.job = self._resolved(job, found[1] if found else None)
+        config = self.job.run
+        source, target = self.train_split.source.lengths, self.train_split.target.lengths
+        check_sizes(source, target, config.max_tokens, "--max-tokens")
+        assert config.batch_tokens is not None
+        self.plan = Plan(source, target, config.batch_tokens, config.seed)
+        self.trainer = self._trainer()
+        self.position = Position(0, 0)
+        self.best: float | None = None  # score of the best validation, lower is better
+        self.waited = 0  # validations since
+        if found:
+            self._resume(*found)
+        self.validator = self._validator()
+        self.log = RunLog(config.save_dir, display)
+        self.meter = Meter(self.trainer.device)
+        self.last_save = time.monotonic()
+
+    # --- setting up -------------------------------------------------------------------------------------------------
+
+    def _newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+        """The checkpoint to resume from, chosen by rank 0."""
+        found = None
+        if distributed.is_first():
+            self.store.open()
+            found = self.store.newest()
+        path = distributed.from_first(found[0] if found else None)
+        if path is None or found:
+            return found
+        return path, checkpoint.load(path)
+
+    def _resolved(self, job: Job, resumed: checkpoint.Checkpoint | None) -> Job:
+        """The job with its batch size in tokens; a resumed run keeps the size it was started with."""
+        tokens = batch_tokens_of(job.run, distributed.world_size())
+        if resumed and job.run.batch_tokens is None:
+            tokens = resumed["training"]["identity"]["batch tokens"]
+        run = replace(job.run, batch_tokens=tokens, update_freq=None, max_tokens=min(job.run.max_tokens, tokens))
+        return replace(job, run=run)
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one it goes on from."""
+        architecture = self.job.components["architecture"]
+        settings = self.job.tables()["architecture"]
+        return {
+            "architecture": architecture.name,
+            **{name: value for name, value in settings.items() if name != "name"},
+            "tokenizer": self.dataset.tokenizer.fingerprint[:12],
+            "dataset": fingerprint(self.dataset),
+            "optimizer": self.job.components["optimizer"].name,
+            "seed": self.job.run.seed,
+            "batch tokens": self.job.run.batch_tokens,
+        }
+
+    def _trainer(self) -> Trainer:
+        components = self.job.components
+        architecture = components["architecture"]
+        torch.manual_seed(self.job.run.seed)
+        vocabulary = models.vocabulary_of(self.dataset.tokenizer)
+        model = models.build(architecture.name, architecture.config, vocabulary).to(self.device)
+        criterion = CRITERIONS[components["criterion"].name].factory(
+            components["criterion"].config, self.dataset.tokenizer
+        )
+        facts = RunFacts(d_model=getattr(architecture.config, "d_model", None), max_update=self.job.run.max_update)
+        scheduler = components["lr-scheduler"]
+        schedule = LR_SCHEDULERS[scheduler.name].factory(scheduler.config, facts)
+        return Trainer(self.job, model, criterion.to(self.device), schedule, self.device)
+
+    def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
+        same_run(contents, self.identity(), path)
+        state = contents["training"]
+        self.trainer.model.load_state_dict(contents["model"])
+        self.trainer.load_state(state, contents["update"])
+        self.position = Position(*state["position"])
+        self.best, self.waited = state["best"], state["waited"]
+
+    def _validator(self) -> Validator | None:
+        config = self.job.run
+        if config.validate_interval is None and config.validate_interval_updates is None:
+            return None
+        split = self.dataset[config.valid_subset]
+        beam = config.valid_beam if config.valid_bleu else None
+        return Validator(split, config.max_tokens, self.device, self.trainer.precision, beam)
+
+    # --- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Ending:
+        """Trains to the end, or until asked to stop."""
+        if distributed.is_first():
+            (self.store.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
+            self._announce()
+        ending = self._finished(None)
+        if ending:
+            return ending
+        feed = Feed(
+            self.train_split,
+            self.plan,
+            self.job.run.max_tokens,
+            distributed.rank(),
+            distributed.world_size(),
+            self.device,
+        )
+        try:
+            with StopSignal() as stop:
+                for update in feed.updates(self.position):
+                    ending = self._update(update, stop)
+                    if ending:
+                        return ending
+        finally:
+            feed.close()
+            self.display.close()
+        raise AssertionError("the feed is endless")
+
+    def _announce(self) -> None:
+        model = self.trainer.model
+        config = self.job.run
+        names = ", ".join(component.name for component in self.job.components.values())
+        done = self.trainer.done
+        lines = [
+            f"{names}: {parameter_count(model) / 1e6:.1f} M parameters, {self.trainer.precision} on {self.device.type}",
+            f"{len(self.train_split):,} pairs, {config.batch_tokens:,} tokens an update in slices of "
+            f"{config.max_tokens:,}, about {self.plan.updates_per_epoch:,} updates an epoch",
+            f"resuming {self.store.folder} after update {done}" if done else f"saving to {self.store.folder}",
+        ]
+        for line in lines:
+            log.info("%s", line)
+        self.log.write("resume" if done else "start", update=done, config=self.job.tables())
+
+    def _update(self, update: Update, stop: StopSignal) -> Ending | None:
+        """One update and what is due after it."""
+        outcome = self.trainer.step(update)
+        self.position = update.next
+        self.meter.add(outcome)
+        config, number = self.job.run, outcome.number
+        self.display.tick(self._pace(number))
+        ending = self._finished(stop.received)
+        if ending or number % config.log_interval == 0:
+            self._log_line(number)
+        validate = _due(number, config.validate_interval_updates) or (
+            update.ends_epoch and _due(self.position.epoch, config.validate_interval)
+        )
+        scores = None
+        if self.validator and not (ending and ending.received) and (validate or ending):
+            scores = self._validate(number)
+            ending = ending or self._finished(stop.received)
+        save = (
+            bool(ending)
+            or _due(number, config.save_interval_updates)
+            or (update.ends_epoch and _due(self.position.epoch, config.save_interval))
+            or (
+                config.save_interval_minutes is not None
+                and time.monotonic() - self.last_save > 60 * config.save_interval_minutes
+            )
+        )
+        if distributed.is_first() and (save or (scores and self.store.is_best(self._badness(scores)))):
+            self._save(scores, must=bool(ending))
+        return ending
+
+    def _finished(self, received: signal.Signals | None) -> Ending | None:
+        config, done = self.job.run, self.trainer.done
+        if received is not None:
+            return Ending(received.name, done, received)
+        if config.max_update is not None and done >= config.max_update:
+            return Ending(f"--max-update {config.max_update} is reached", done)
+        if config.max_epoch is not None and self.position.epoch >= config.max_epoch:
+            return Ending(f"--max-epoch {config.max_epoch} is reached", done)
+        if config.patience is not None and self.waited >= config.patience:
+            return Ending(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
+        return None
+
+    def _updates_to_make(self) -> int | None:
+        config = self.job.run
+        by_epoch = config.max_epoch and config.max_epoch * self.plan.updates_per_epoch
+        limits = [limit for limit in (config.max_update, by_epoch) if limit]
+        return min(limits) if limits else None
+
+    def _pace(self, number: int) -> dict[str, Any]:
+        """What is known without waiting for the device."""
+        total = self._updates_to_make()
+        record = {"update": number, "updates": total, "epoch": self.position.epoch + 1}
+        return record | self.meter.pace(max(0, total - number) if total else None)
+
+    def _log_line(self, number: int) -> None:
+        record = self._pace(number) | self.meter.read()
+        if distributed.is_first():
+            self.log.write("train", **record)
+
+    def _badness(self, scores: dict[str, float]) -> float:
+        metric = self.job.run.best_checkpoint_metric
+        return badness(metric, scores[metric])
+
+    def _validate(self, number: int) -> dict[str, float]:
+        assert self.validator is not None
+        started = time.monotonic()
+        self.display.note(f"validating at update {number} …")
+        scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
+        value = self._badness(scores)
+        better = self.best is None or value < self.best
+        self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
+        self.trainer.scheduler.observe(value)
+        seconds = time.monotonic() - started
+        self.meter.pause(seconds)
+        if distributed.is_first():
+            epoch = self.position.epoch + (self.position.index > 0)
+            self.log.write("valid", update=number, epoch=epoch, **scores, best=better, seconds=round(seconds, 3))
+        return scores
+
+    def _save(self, scores: dict[str, float] | None, must: bool) -> None:
+        """Writes a checkpoint. A failure ends the run only when nothing would come after it."""
+        started = time.monotonic()
+        architecture = self.job.components["architecture"]
+        contents = models.to_checkpoint(
+            self.trainer.model,
+            architecture.name,
+            architecture.config,
+            self.dataset.tokenizer,
+            list(self.job.plugins),
+            self.trainer.done,
+        )
+        contents["scores"] = scores or {}
+        contents["training"] = self.trainer.state() | {
+            "position": [self.position.epoch, self.position.index],
+            "best": self.best,
+            "waited": self.waited,
+            "identity": self.identity(),
+            "run": self.job.tables(),
+            "data": str(self.data),
+        }
+        try:
+            path = self.store.save(contents)
+            self.log.write("checkpoint", update=self.trainer.done, file=path.name)
+        except OSError as error:
+            if must:
+                raise
+            log.warning("checkpoint not saved: %s; training goes on, the older ones are untouched", error)
+        self.last_save = time.monotonic()
+        self.meter.pause(time.monotonic() - started)
+
+
+def _due(count: int, interval: int | None) -> bool:
+    return interval is not None and count % interval == 0

@@ -1,0 +1,131 @@
+"""One update: forward and backward over this rank's slices, the sum over ranks, clipping, the optimizer's step."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from nmtkit.architectures import Architecture
+from nmtkit.criterions import Criterion
+from nmtkit.lr_schedulers import LRScheduler
+from nmtkit.optimizers import OPTIMIZERS, ParameterGroups
+from nmtkit.packed import Batch
+from nmtkit.training import precision as precisions
+from nmtkit.training.feed import Update
+from nmtkit.training.gradients import Gradients
+from nmtkit.training.job import Job
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one update did, still on the device: reading a tensor waits for it."""
+
+    number: int  # of the update, counted from 1
+    pairs: npt.NDArray[np.int64]  # of the whole update, as all below but the sums
+    source_tokens: int
+    target_tokens: int
+    lr: float
+    sums: dict[str, Tensor]  # this rank's: "loss" and the criterion's counts
+    norm: Tensor  # of the gradient, before clipping
+    finite: Tensor  # bool; when false the update was skipped, on every rank
+
+
+class Trainer:
+    """A model and what changes it. Everything random in an update is drawn from (seed, update, slice)."""
+
+    def __init__(
+        self, job: Job, model: Architecture, criterion: Criterion, scheduler: LRScheduler, device: torch.device
+    ) -> None:
+        self.job = job
+        self.device = device
+        self.precision = precisions.resolve(job.run.precision, device)
+        self.model = model
+        self.criterion = criterion
+        self.scheduler = scheduler
+        self.gradients = Gradients(model.parameters())
+        chosen = job.components["optimizer"]
+        self.optimizer = OPTIMIZERS[chosen.name].factory(chosen.config, parameter_groups(model))
+        self.loss_scale = precisions.LossScale(self.precision, device)
+        self.done = 0  # updates, skipped ones included
+
+    def step(self, update: Update) -> Outcome:
+        """Makes update number `done` + 1."""
+        number = self.done + 1
+        self.model.train()
+        self.criterion.train()
+        self.gradients.clear()
+        self.model.begin_update(torch.Generator().manual_seed(key(self.job.run.seed, number, -1)))
+        weight = self.loss_scale.value / update.target_tokens
+        sums: dict[str, Tensor] = {}
+        for place, (slice_number, batch) in enumerate(update.batches, 1):
+            if place == len(update.batches):
+                self.gradients.arm()
+            torch.manual_seed(key(self.job.run.seed, number, slice_number))
+            self._backward(batch, weight, sums)
+        self.gradients.reduce()
+        lr = self.scheduler.lr(number)
+        norm, finite = self._apply(lr)
+        self.done = number
+        return Outcome(number, update.pairs, update.source_tokens, update.target_tokens, lr, sums, norm, finite)
+
+    def _backward(self, batch: Batch, weight: Tensor, sums: dict[str, Tensor]) -> None:
+        with precisions.autocast(self.precision, self.device):
+            loss = self.criterion(self.model, batch)
+        self.gradients.taint(loss.sum.detach() * 0)  # a loss that is not finite may have gradients that are
+        (loss.sum * weight).backward()
+        for name, value in {"loss": loss.sum.detach(), **loss.counts}.items():
+            sums[name] = sums[name] + value if name in sums else value
+
+    def _apply(self, lr: float) -> tuple[Tensor, Tensor]:
+        """Clips and steps, or skips when a gradient is not finite; without waiting for a GPU."""
+        norm = self.gradients.norm() / self.loss_scale.value
+        finite = norm.isfinite()
+        factor = 1 / self.loss_scale.value
+        if self.job.run.clip_norm:
+            factor = factor * (self.job.run.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        if self.job.run.clip_norm or self.loss_scale.active:
+            self.gradients.scale(factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.device.type == "cuda" and getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            # fused optimizers look at this flag on the device and leave parameters and state alone when it is set
+            self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+            self.optimizer.step()
+        elif finite:
+            self.optimizer.step()
+        self.loss_scale.update(finite)
+        return norm, finite
+
+    def state(self) -> dict[str, Any]:
+        """Beside the model, what the next update depends on."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state(),
+            "loss_scale": self.loss_scale.state(),
+        }
+
+    def load_state(self, state: dict[str, Any], done: int) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state(state["scheduler"])
+        self.loss_scale.load_state(state["loss_scale"])
+        self.done = done
+
+
+def key(seed: int, update: int, slice_number: int) -> int:
+    """A seed for torch's generators that differs wherever one of the three does."""
+    digest = hashlib.blake2b(f"{seed} {update} {slice_number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def parameter_groups(model: Architecture) -> ParameterGroups:
+    """Weights decay as the optimizer says; vectors (biases, gains of norms) never do."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1]},
+        {"params": [parameter for parameter in trained if parameter.dim() <= 1], "weight_decay": 0.0},
+    ]

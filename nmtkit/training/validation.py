@@ -1,0 +1,74 @@
+"""Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmtkit import distributed
+from nmtkit.architectures import Architecture
+from nmtkit.criterions import Criterion
+from nmtkit.data.binarized import Split
+from nmtkit.data.plan import slices
+from nmtkit.training import precision as precisions
+
+
+@dataclass(frozen=True, eq=False)
+class Validator:
+    """Scores a model on `split`; each rank takes its share, every rank gets the scores."""
+
+    split: Split
+    max_tokens: int
+    device: torch.device
+    precision: str
+    beam: int | None  # of the translation behind BLEU; None leaves BLEU out
+
+    def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float]:
+        """Per target token: loss, the criterion's counts by name; ppl = exp(nll); and bleu."""
+        model.eval()
+        criterion.eval()
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for pairs in self.shares():
+                batch = self.split.batch(pairs).to(self.device)
+                with precisions.autocast(self.precision, self.device):
+                    loss = criterion(model, batch)
+                for name, value in {"loss": loss.sum, **loss.counts}.items():
+                    value = value.double()
+                    sums[name] = sums[name] + value if name in sums else value
+        means = self._means(sums)
+        result = means | {"ppl": math.exp(min(means["nll"], 700.0))}
+        if self.beam is not None:
+            result["bleu"] = self.bleu(model)
+        return result
+
+    def shares(self) -> list[np.ndarray]:
+        """This rank's slices of the split, each at most `max_tokens` where its longest sentence allows."""
+        source, target = self.split.source.lengths, self.split.target.lengths
+        limit = max(self.max_tokens, int(source.max()), int(target.max()))  # a long sentence is scored all the same
+        cut = slices(np.arange(len(self.split)), source, target, limit)
+        return cut[distributed.rank() :: distributed.world_size()]
+
+    def _means(self, sums: dict[str, Tensor]) -> dict[str, float]:
+        names = distributed.from_first(list(sums))
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        total = distributed.all_sum(torch.stack([sums.get(name, zero) for name in names])).tolist()
+        tokens = int(self.split.target.lengths.sum())
+        return {name: value / tokens for name, value in zip(names, total, strict=True)}
+
+    def bleu(self, model: Architecture) -> float:
+        """BLEU by beam search, from the raw source lines."""
+        from nmtkit.generation.translator import Translator
+        from nmtkit.scoring.metrics import score
+
+        rank, ranks = distributed.rank(), distributed.world_size()
+        assert self.beam is not None
+        lines = self.split.source_lines()
+        translator = Translator([model], self.split.tokenizer)
+        mine = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
+        hypotheses = [""] * len(lines)
+        for first, texts in enumerate(distributed.gather(mine)):
+            hypotheses[first::ranks] = texts
+        return score(hypotheses, [self.split.references()], metrics=("bleu",))[0].value
