@@ -1,0 +1,251 @@
+"""The recipes in examples/: the download survives interruptions, and every config is what the paper says."""
+
+import gzip
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import threading
+import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+WMT14 = EXAMPLES / "wmt14"
+
+
+# --- download.py ----------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """Serves `files`; `cut` bytes into an answer it drops the connection, once for every entry."""
+
+    def __init__(self, files):
+        self.files, self.cuts, self.ranges, self.knows_ranges = files, [], [], True
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.answer(self)
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, handler):
+        content = self.files.get(handler.path.lstrip("/"))
+        if content is None:
+            handler.send_error(404)
+            return
+        asked = handler.headers.get("Range")
+        self.ranges.append(asked)
+        start = int(re.search(r"\d+", asked)[0]) if asked and self.knows_ranges else 0
+        handler.send_response(206 if start else 200)
+        handler.send_header("Content-Length", str(len(content) - start))
+        handler.end_headers()
+        rest = content[start:]
+        handler.wfile.write(rest[: self.cuts.pop(0)] if self.cuts else rest)
+
+
+def tar_of(members, mode="w:gz"):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+NOISE = bytes(range(256)) * 40  # so that an archive is large enough to be cut
+TRAIN = {"training/a.de-en.en": b"one\rstill one\ntwo\n", "training/a.de-en.de": b"eins\nzwei\n", "training/big": NOISE}
+GIGA = {"b.en.gz": gzip.compress(b"x\ny\nz"), "b.de.gz": gzip.compress(b"u\nv\nw\n")}
+SGM = {
+    "test/t-src.en.sgm": b'<doc>\n<seg id="1"> A  cat &amp; dog. </seg>\n<seg id="2">Two</seg>\n</doc>\n',
+    "test/t-ref.de.sgm": b'<doc>\n<seg id="1">Katze</seg>\n<seg id="2">Zwei</seg>\n</doc>\n',
+}
+
+
+@pytest.fixture
+def site(tmp_path):
+    files = {"train.tgz": tar_of(TRAIN), "giga.tar": tar_of(GIGA, "w"), "test.tgz": tar_of(SGM)}
+    server = Server(files)
+    rows = [
+        ("a", "train", "training/a.de-en.en", "training/a.de-en.de", 2),
+        ("b", "giga", "b.en.gz", "b.de.gz", 3),
+        ("t", "test", "test/t-src.en.sgm", "test/t-ref.de.sgm", 2),
+    ]
+    md5 = hashlib.md5(files["test.tgz"]).hexdigest()
+    toml = f'archives.train.url = "{server.url}/train.tgz"\narchives.giga.url = "{server.url}/giga.tar"\n'
+    toml += f'archives.test = {{ url = "{server.url}/test.tgz", md5 = "{md5}" }}\n'
+    for name, archive, en, de, lines in rows:
+        toml += f'[[texts]]\npair = "en-de"\nname = "{name}"\narchive = "{archive}"\n'
+        toml += f'members = {{ en = "{en}", de = "{de}" }}\nlines = {lines}\ncounted_by = "me"\n'
+    (tmp_path / "corpora.toml").write_text(toml)
+    yield server, tmp_path
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def download(folder, *arguments):
+    command = [sys.executable, WMT14 / "download.py", "en-de", "--folder", folder / "data"]
+    command += ["--corpora", folder / "corpora.toml", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(site):
+    server, folder = site
+    server.cuts = [300, 200]
+    assert download(folder).returncode == 0
+    assert server.ranges[:3] == [None, "bytes=300-", "bytes=500-"]
+    record = json.loads((folder / "data/archives/downloads.json").read_text())
+    for name, content in server.files.items():
+        assert (folder / "data/archives" / name).read_bytes() == content
+        assert record[name]["sha256"] == hashlib.sha256(content).hexdigest()
+        assert record[name]["bytes"] == len(content)
+
+
+def test_a_server_without_ranges_is_asked_for_the_whole_again(site):
+    server, folder = site
+    server.knows_ranges, server.cuts = False, [300]
+    assert download(folder).returncode == 0
+    assert (folder / "data/archives/train.tgz").read_bytes() == server.files["train.tgz"]
+
+
+def test_texts_are_unpacked_with_their_lines_intact_and_a_second_run_fetches_nothing(site):
+    server, folder = site
+    assert download(folder).returncode == 0
+    texts = {path.name: path.read_bytes() for path in (folder / "data/en-de").iterdir()}
+    assert texts == {
+        "a.en": b"one\rstill one\ntwo\n",
+        "a.de": b"eins\nzwei\n",
+        "b.en.gz": GIGA["b.en.gz"],
+        "b.de.gz": GIGA["b.de.gz"],
+        "t.en": b"A cat &amp; dog.\nTwo\n",
+        "t.de": b"Katze\nZwei\n",
+    }
+    asked = len(server.ranges)
+    second = download(folder)
+    assert second.returncode == 0 and len(server.ranges) == asked
+    assert "a.en: 2 lines, as counted by me" in second.stdout
+
+
+def test_an_unexpected_line_count_stops_unless_accepted(site):
+    _, folder = site
+    corpora = folder / "corpora.toml"
+    corpora.write_text(corpora.read_text().replace("lines = 3", "lines = 4"))
+    result = download(folder)
+    assert result.returncode == 1 and "b.en.gz has 3 lines; 4 were counted by me" in result.stderr
+    assert download(folder, "--accept-counts").returncode == 0
+
+
+def test_an_archive_that_changed_or_is_not_the_published_one_is_refused(site):
+    server, folder = site
+    assert download(folder).returncode == 0
+    (folder / "data/archives/train.tgz").unlink()
+    server.files["train.tgz"] = tar_of({**TRAIN, "extra": b"1"})
+    changed = download(folder)
+    assert changed.returncode == 1 and "when first fetched" in changed.stderr
+
+    server.files["test.tgz"] = tar_of({**SGM, "extra": b"1"})
+    (folder / "data/archives/train.tgz").unlink()
+    (folder / "data/archives/test.tgz").unlink()
+    (folder / "data/archives/downloads.json").unlink()
+    assert "was published" in download(folder).stderr
+
+
+def test_a_missing_archive_is_named(site):
+    server, folder = site
+    del server.files["giga.tar"]
+    assert "giga.tar: the server answers 404" in download(folder).stderr
+
+
+def test_the_corpora_add_up_to_what_is_known_of_them():
+    texts = tomllib.loads((WMT14 / "corpora.toml").read_text())["texts"]
+    trained = {
+        pair: sum(text["lines"] for text in texts if text["pair"] == pair and "newstest" not in text["name"])
+        for pair in ("en-de", "en-fr")
+    }
+    assert trained == {"en-de": 4_520_620, "en-fr": 40_842_333}
+    assert all(text["counted_by"] for text in texts)
+
+
+# --- configs --------------------------------------------------------------------------------------------------------
+
+
+def resolved(path):
+    from nmtkit.training import job
+
+    tables = job.read_tables(path)
+    return job.resolve(tables, job.choose(tables, {}, str(path)), {}, (), str(path))
+
+
+# Table 3 of the paper, as changes to its base model
+ROWS = {
+    "base": {},
+    "A_heads_1": {"heads": 1},
+    "A_heads_4": {"heads": 4},
+    "A_heads_16": {"heads": 16},
+    "A_heads_32": {"heads": 32},
+    "B_key_16": {"d_key": 16, "d_value": 64},
+    "B_key_32": {"d_key": 32, "d_value": 64},
+    "C_layers_2": {"encoder_layers": 2, "decoder_layers": 2},
+    "C_layers_4": {"encoder_layers": 4, "decoder_layers": 4},
+    "C_layers_8": {"encoder_layers": 8, "decoder_layers": 8},
+    "C_width_256": {"d_model": 256},
+    "C_width_1024": {"d_model": 1024},
+    "C_inner_1024": {"d_ff": 1024},
+    "C_inner_4096": {"d_ff": 4096},
+    "D_dropout_0.0": {"dropout": 0.0},
+    "D_dropout_0.2": {"dropout": 0.2},
+    "D_smoothing_0.0": {},
+    "D_smoothing_0.2": {},
+    "E_learned_positions": {"positions": "learned"},
+    "big": {"d_model": 1024, "d_ff": 4096, "heads": 16, "dropout": 0.3},
+}
+
+
+def test_there_is_one_config_for_each_row_of_table_3_and_it_is_that_row():
+    assert {path.stem for path in (WMT14 / "table3").glob("*.toml")} == set(ROWS)
+    base = resolved(WMT14 / "table3/base.toml").tables()
+    assert base["architecture"]["d_model"] == 512 and base["architecture"]["dropout"] == 0.1
+    for row, changes in ROWS.items():
+        tables = resolved(WMT14 / f"table3/{row}.toml").tables()
+        architecture = {**base["architecture"], **changes}
+        architecture["name"] = "transformer_big" if row == "big" else "transformer_base"
+        smoothing = {"D_smoothing_0.0": 0.0, "D_smoothing_0.2": 0.2}.get(row, 0.1)
+        assert tables["architecture"] == architecture
+        assert tables["criterion"] == {"name": "label_smoothed_cross_entropy", "label_smoothing": smoothing}
+        assert tables["run"]["max_update"] == (300_000 if row == "big" else 100_000)
+        assert tables["optimizer"] == base["optimizer"] and tables["lr-scheduler"] == base["lr-scheduler"]
+
+
+@pytest.mark.parametrize("pair", ["en-de", "en-fr"])
+@pytest.mark.parametrize(
+    ("size", "updates", "interval", "averaged"), [("base", 100_000, 1500, 5), ("big", 300_000, 600, 20)]
+)
+def test_the_configs_of_table_2_are_sections_5_and_6_of_the_paper(pair, size, updates, interval, averaged):
+    tables = resolved(WMT14 / f"configs/{pair}-{size}.toml").tables()
+    run = tables["run"]
+    assert run["batch_tokens"] == 25_000 and run["max_update"] == updates
+    assert run["save_interval_updates"] == interval and run["keep_last"] == averaged
+    # nothing but the schedule writes checkpoints, so that the last ones are equally far apart
+    assert run["save_interval"] is None and run["save_interval_minutes"] is None and run["keep_best"] == 0
+    assert f"{size}) last={averaged}" in (WMT14 / "evaluate.sh").read_text()
+    assert tables["architecture"]["dropout"] == {"base": 0.1, "big": 0.3 if pair == "en-de" else 0.1}[size]
+    assert tables["optimizer"]["adam_betas"] == [0.9, 0.98] and tables["optimizer"]["adam_eps"] == 1e-9
+    assert tables["lr-scheduler"]["warmup_updates"] == 4000 and tables["lr-scheduler"]["lr"] is None
+
+
+@pytest.mark.parametrize("script", sorted(EXAMPLES.rglob("*.sh")), ids=lambda path: path.name)
+def test_scripts_are_sound_bash(script):
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    assert script.stat().st_mode & 0o111
