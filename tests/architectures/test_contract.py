@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.search import beam_search
 from nmtkit.packed import Packed
 from nmtkit.registry import derive, plain
 
@@ -63,12 +66,12 @@ TINY: dict[str, dict[str, Any]] = {
 TINY_NAMES = list(TINY)
 
 
-def tiny(name: str, **changes: Any) -> Architecture:
+def tiny(name: str, size: int = SIZE, **changes: Any) -> Architecture:
     """A small model of the architecture; its gates, where it has some, are no longer all zero."""
     entry = ARCHITECTURES[name]
     torch.manual_seed(3)
     config = derive(entry.preset, {**TINY[name], **changes}, "test")
-    model = entry.factory(config, Vocabulary(source=SIZE, target=SIZE, joint=True))
+    model = entry.factory(config, Vocabulary(source=size, target=size, joint=True))
     for parameter in model.parameters():
         if not parameter.any() and parameter.dim() > 1:
             torch.nn.init.normal_(parameter)
@@ -187,6 +190,29 @@ def test_select_keep_and_refill_keep_rows_right(name: str) -> None:
         state.keep(torch.tensor([0]))
         owners, prefixes = owners[:2], prefixes[:2]
         step(tokens[0, :2])
+
+
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_beam_search_equals_exhaustive_search(name: str) -> None:
+    """Two words, at most four of them: 31 translations, each scored by a forward pass of its own."""
+    model = tiny(name, size=5).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1.5  # less uniform
+        sources = [[3, 4, 3, 2], [4, 2]]
+        options = SearchOptions(beam=32, nbest=5, lenpen=0.6, max_len_a=0.0, max_len_b=4)
+        found = beam_search([model], Packed.from_lists(sources), options)
+        for source, hypotheses in zip(sources, found, strict=True):
+            scores = {}
+            for length in range(5):
+                for words in itertools.product([3, 4], repeat=length):
+                    logits = model.output(model(Packed.from_lists([source]), Packed.from_lists([[1, *words]])))
+                    tokens = torch.tensor([*words, 2])
+                    total = logits.double().log_softmax(-1)[torch.arange(length + 1), tokens].sum()
+                    scores[words] = float(total) / ((5 + length + 1) / 6) ** 0.6
+            best = sorted(scores, key=lambda words: -scores[words])[:5]
+            assert [tuple(hypothesis.tokens) for hypothesis in hypotheses] == best
+            assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([scores[words] for words in best])
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)

@@ -1,0 +1,82 @@
+"""Deep-Att against a plain reading of section 3, one sentence and one token at a time."""
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures import Vocabulary
+from nmtkit.architectures.deep_att import Column, DeepAtt, DeepAttConfig
+from nmtkit.packed import Packed
+
+H = 4
+CONFIG = DeepAttConfig(
+    encoder_layers=3, decoder_layers=3, d_embedding=3, d_model=H, d_memory=6, d_attention=5, dropout=0.1
+)
+
+
+def column(stack: Column, xs: list[Tensor], starts_backwards: bool) -> list[Tensor]:
+    """f^k = W^k [Half(f^{k-1}), h^{k-1}], read from alternating ends; [f, h] of the top layer."""
+    for number, layer in enumerate(stack.layers):
+        lstm = layer.recurrent.lstm
+        backwards = (number % 2 == 0) == starts_backwards and len({part.recurrent.reverse for part in stack.layers}) > 1
+        order = range(len(xs))[::-1] if backwards else range(len(xs))
+        tops: dict[int, Tensor] = {}
+        h, c = torch.zeros(H), torch.zeros(H)
+        for place in order:
+            f = lstm.weight_ih_l0 @ xs[place] + lstm.bias_ih_l0
+            into, keep, new, out = (f + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).split(H)
+            c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
+            h = out.sigmoid() * c.tanh()
+            tops[place] = torch.cat([f if layer is stack.layers[-1] else f[: 2 * H], h])
+        xs = [tops[place] for place in range(len(xs))]
+    return xs
+
+
+def test_features_are_those_of_the_paper() -> None:
+    torch.manual_seed(2)
+    model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
+    source, target = [3, 5, 2, 7], [1, 4, 9, 12, 6]
+    embedded = [model.source_embedding.weight[token] for token in source]
+    one = column(model.forwards_first, embedded, starts_backwards=False)
+    other = column(model.backwards_first, embedded, starts_backwards=True)
+    memory = torch.stack([model.interface.weight @ torch.cat(pair) for pair in zip(one, other, strict=True)])
+
+    h, c, above = torch.zeros(H), torch.zeros(H), []
+    for token in target:
+        hidden = torch.tanh(model.attention.query(h) + memory @ model.attention.key.weight.T)
+        context = (hidden @ model.attention.score.weight[0]).softmax(0) @ memory
+        f = model.bottom.input(model.target_embedding.weight[token]) + model.bottom.context(context)
+        into, keep, new, out = (f + model.bottom.recurrent(h)).split(H)
+        c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
+        h = out.sigmoid() * c.tanh()
+        above.append(torch.cat([f[: 2 * H], h]))
+    assert model.decoder is not None
+    expected = torch.stack(column(model.decoder, above, starts_backwards=False))
+
+    features = model(Packed.from_lists([source]), Packed.from_lists([target]))
+    assert features.shape == (5, 5 * H)
+    torch.testing.assert_close(features, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_directions_alternate_and_the_columns_differ() -> None:
+    model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False))
+    assert [layer.recurrent.reverse for layer in model.forwards_first.layers] == [False, True, False]
+    assert [layer.recurrent.reverse for layer in model.backwards_first.layers] == [True, False, True]
+
+
+def test_alignment_gives_every_target_token_a_source_token() -> None:
+    model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
+    source, target = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 4], [1, 6, 7, 8]])
+    (weights,) = model.attention_maps(source, target)["cross"]
+    assert weights.shape == (2, 1, 4, 3)  # B H L S
+    assert weights[1, 0].argmax(-1).max() < 2
+    assert not weights[0, 0, 2:].any() and not weights[1, 0, :, 2].any()
+
+
+def test_one_layer_on_either_side_is_allowed() -> None:
+    config = DeepAttConfig(encoder_layers=1, decoder_layers=1, d_embedding=3, d_model=H, d_memory=6, d_attention=5)
+    model = DeepAtt(config, Vocabulary(source=9, target=9, joint=True)).eval()
+    source, target = Packed.from_lists([[3, 4, 2]]), Packed.from_lists([[1, 5]])
+    logits = model.output(model(source, target))
+    state = model.start(model.encode(source), 1)
+    for place, token in enumerate([1, 5]):
+        torch.testing.assert_close(model.step(torch.tensor([token]), state)[0], logits[place])
