@@ -6,11 +6,14 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     architecture  registered name            config     its config, a dict
     tokenizer     Tokenizer.state()           plugins    what to import before building the model
     model         parameter name -> tensor    update     updates done, an int
+    scores        of the validation at that update by name, where there was one ("loss", "bleu", …)
+    averaged      of averaged checkpoints: names of the files
     training      only in the newest of a run: optimizer, scheduler, data position, best scores, run config
 """
 
 import os
 import pickle
+import re
 import tempfile
 import warnings
 import zipfile
@@ -22,7 +25,25 @@ import torch
 FORMAT = 1
 REQUIRED = ("architecture", "config", "tokenizer", "plugins", "model", "update")
 
+NUMBERED = re.compile(r"update_(\d{8,})\.pt")
+
 Checkpoint = dict[str, Any]
+
+
+def file_name(update: int) -> str:
+    """What a run calls the checkpoint it writes after `update`."""
+    return f"update_{update:08d}.pt"
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := NUMBERED.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def badness(metric: str, score: float) -> float:
+    """A validation score ("loss", "bleu") such that lower is better."""
+    return -score if metric == "bleu" else score
 
 
 def save(path: Path, contents: Checkpoint) -> None:

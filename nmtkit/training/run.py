@@ -14,6 +14,7 @@ import torch
 
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures.interface import parameter_count
+from nmtkit.checkpoint import badness
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.plan import Plan, check_sizes
@@ -24,7 +25,7 @@ from nmtkit.training.job import Job
 from nmtkit.training.meter import Meter
 from nmtkit.training.progress import Display, RunLog
 from nmtkit.training.signals import StopSignal
-from nmtkit.training.store import Store, badness, same_run
+from nmtkit.training.store import Store, same_run
 from nmtkit.training.trainer import Trainer
 from nmtkit.training.validation import Validator
 

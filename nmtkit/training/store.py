@@ -3,22 +3,15 @@
 import logging
 import math
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint
+from nmtkit.checkpoint import NUMBERED, badness, file_name, numbered
 
 log = logging.getLogger("nmtkit")
 
-NAME = re.compile(r"update_(\d{8,})\.pt")
 RESUMABLE = 2  # newest checkpoints that keep the training state: should the newest be damaged, there is another
-
-
-def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
 
 
 def score_of(path: Path, metric: str) -> float | None:
@@ -27,11 +20,6 @@ def score_of(path: Path, metric: str) -> float | None:
     if metric not in scores:
         return None
     return badness(metric, scores[metric])
-
-
-def badness(metric: str, score: float) -> float:
-    """A score such that lower is better."""
-    return -score if metric == "bleu" else score
 
 
 class Store:
@@ -52,7 +40,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         contents = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         ours = ("config.toml", "log.jsonl")
-        if contents and not any(NAME.fullmatch(path.name) or path.name in ours for path in contents):
+        if contents and not any(NUMBERED.fullmatch(path.name) or path.name in ours for path in contents):
             raise ValueError(f"--save-dir {self.folder} holds something else than a run; give an empty or a new folder")
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -95,7 +83,7 @@ class Store:
 
     def save(self, contents: checkpoint.Checkpoint) -> Path:
         """Writes `update_N.pt`, moves the links, removes what is not to stay. Raises OSError, a full disk say."""
-        path = self.folder / f"update_{contents['update']:08d}.pt"
+        path = self.folder / file_name(contents["update"])
         checkpoint.save(path, contents)
         score = contents.get("scores", {}).get(self.metric)
         if score is not None and math.isfinite(score):
