@@ -13,6 +13,7 @@ COMMANDS = {
     "average-checkpoints": "Average the weights of several checkpoints.",
     "generate": "Translate a split of a dataset, files, or standard input.",
     "score": "BLEU, chrF and TER of translations, through sacreBLEU.",
+    "demo": "All of it in three minutes, on an embedded corpus.",
 }
 
 
