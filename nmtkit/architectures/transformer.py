@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
-from nmtkit.layers.attention import attend_one, attention, attention_weights
+from nmtkit.layers.attention import attention, attention_weights
+from nmtkit.layers.cache import BeamCache, attend_rows
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.residual import add_and_norm
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import option
 
@@ -94,7 +96,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre_norm:
             return x + self.dropout(sublayer(self.norm(x)))
-        return self.norm(x + self.dropout(sublayer(x)))
+        return add_and_norm(x, sublayer(x), self.norm, self.dropout.p, self.training)
 
     def input(self, x: Tensor) -> Tensor:
         """What the sub-layer sees of x."""
@@ -185,8 +187,8 @@ class SelfAttention(nn.Module):
 
     def step(self, x: Tensor, state: "TransformerState", index: int) -> Tensor:
         query, key, value = self.project(x)
-        keys, values, visible = state.append(index, key, value, self.window)
-        return self.output(attend_one(query[:, None], keys, values, visible).flatten(1))
+        keys, values = state.cache.append(index, key, value)
+        return self.output(attend_rows(query, keys, values, state.cache.visible(self.window)))
 
     def weights(self, x: Tensor, layout: Layout) -> Tensor:
         """What each token attends to: B H L L."""
@@ -217,9 +219,8 @@ class CrossAttention(nn.Module):
         return self.output(attended.flatten(1))
 
     def step(self, x: Tensor, state: "TransformerState", index: int) -> Tensor:
-        query = self.query(x).unflatten(0, (-1, state.beams)).unflatten(-1, (self.heads, -1))  # N D -> B beams H K
-        attended = attend_one(query, *state.cross[index], state.memory_valid)
-        return self.output(attended.flatten(0, 1).flatten(1))
+        query = self.query(x).unflatten(-1, (self.heads, -1))
+        return self.output(attend_rows(query, *state.cross[index], state.memory_mask))
 
     def weights(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
         """What each target token attends to: B H L M."""
@@ -372,11 +373,14 @@ class Transformer(Architecture):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, TransformerState)
-        state.advance()
-        x = self.target_embedding(tokens, state.position, state.width)
+        cache = state.cache
+        cache.advance()
+        alike = state.beams if cache.new < state.beams else 1  # rows of a sentence that are still one
+        position = cache.position.repeat_interleave(cache.new)
+        x = self.target_embedding(tokens[::alike], position, state.count())
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, state, index)
-        return self.output(self.decoder_norm(x))
+        return self.output(self.decoder_norm(x)).repeat_interleave(alike, 0)
 
     def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
@@ -395,71 +399,59 @@ class Transformer(Architecture):
 
 
 class TransformerState(DecoderState):
-    """Keys and values of the tokens so far for each row, and of the memory once for each sentence."""
+    """Keys and values of the tokens so far of every hypothesis, and of the memory once for each sentence."""
 
     def __init__(self, model: Transformer, memory: Packed, beams: int) -> None:
         self.model, self.beams = model, beams
+        self.cache = BeamCache(memory.layout.sentences, beams, memory.values.device)
         self.cross = self.project(memory)
-        self.memory_valid = memory.layout.valid  # B M
-        rows, device = memory.layout.sentences * beams, memory.values.device
-        self.position = torch.full((rows,), -1, device=device)  # N: place of each row's newest token
-        self.width = 0  # tokens of the oldest row: the columns in use
-        self.keys: list[Tensor] = [torch.empty(0)] * len(model.decoder)  # each N width H K
-        self.values: list[Tensor] = [torch.empty(0)] * len(model.decoder)  # each N width H V
+        self.memory_mask = None if memory.layout.uniform else _mask(memory.layout.valid)  # B 1 M
+        self.longest = 0  # tokens of the oldest sentence
+
+    def count(self) -> int:
+        """Tokens of the oldest sentence, the step that begins now included."""
+        self.longest += 1
+        return self.longest
 
     def project(self, memory: Packed) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's cross-attention keys B M H K and values B M H V."""
+        """Each layer's cross-attention keys B H M K and values B H M V."""
         projected = (layer.cross_attention.project(memory.values) for layer in self.model.decoder)
-        return [(memory.with_values(k).rectangle(), memory.with_values(v).rectangle()) for k, v in projected]
-
-    def advance(self) -> None:
-        """Moves every row on by one token; each layer then appends that token's key and value."""
-        self.position = self.position + 1
-        self.width += 1
-
-    def append(self, index: int, key: Tensor, value: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Adds the newest tokens' key N H K and value N H V; returns all keys, all values, and which a row may see."""
-        if self.width == 1:
-            self.keys[index], self.values[index] = key[:, None], value[:, None]
-        else:
-            row = torch.arange(len(key), device=key.device)
-            for cache, new in ((self.keys, key), (self.values, value)):
-                cache[index] = torch.cat([cache[index], new[:, None]], 1)
-                cache[index][row, self.position] = new
-        column = torch.arange(self.width, device=key.device)
-        visible = column <= self.position[:, None]
-        if window is not None:
-            visible &= column >= self.position[:, None] - window // 2
-        return self.keys[index], self.values[index], visible
+        return [
+            tuple(memory.with_values(part).rectangle().transpose(1, 2).contiguous() for part in parts)  # type: ignore[misc]
+            for parts in projected
+        ]
 
     def select(self, parents: Tensor) -> None:
-        self.position = self.position[parents]
-        self.keys = [cache[parents] for cache in self.keys]
-        self.values = [cache[parents] for cache in self.values]
+        self.cache.select(parents)
 
     def keep(self, sentences: Tensor) -> None:
-        beams = torch.arange(self.beams, device=sentences.device)
+        self.cache.keep(sentences)
         self.cross = [(key[sentences], value[sentences]) for key, value in self.cross]
-        self.memory_valid = self.memory_valid[sentences]
-        if self.width:
-            self.select((sentences[:, None] * self.beams + beams).flatten())
-        else:
-            self.position = self.position[: len(sentences) * self.beams]
+        if self.memory_mask is not None:
+            self.memory_mask = self.memory_mask[sentences]
 
     def refill(self, slots: Tensor, memory: Packed) -> None:
-        width = max(memory.layout.max_length, self.memory_valid.shape[1])
-        self.memory_valid = _placed(self.memory_valid, slots, memory.layout.valid, width)
+        old = self.cross[0][0].shape[2]
+        width = max(memory.layout.max_length, old)
+        if self.memory_mask is None:
+            self.memory_mask = memory.values.new_zeros(len(self.cache.mask), 1, old)
+        self.memory_mask = _placed(self.memory_mask, slots, _mask(memory.layout.valid), width, -math.inf)
         self.cross = [
             (_placed(key, slots, new_key, width), _placed(value, slots, new_value, width))
             for (key, value), (new_key, new_value) in zip(self.cross, self.project(memory), strict=True)
         ]
-        self.position = self.position.view(-1, self.beams).index_fill(0, slots, -1).flatten()
+        self.cache.restart(slots)
 
 
-def _placed(old: Tensor, slots: Tensor, new: Tensor, width: int) -> Tensor:
-    """`old` B M …, widened to `width` columns, with `new` in the given slots."""
-    result = old.new_zeros(len(old), width, *old.shape[2:])
-    result[:, : old.shape[1]] = old
-    result[slots] = 0
-    result[slots, : new.shape[1]] = new
+def _mask(valid: Tensor) -> Tensor:
+    """What to add to scores: 0 where `valid` [B, M], -inf elsewhere, B 1 M."""
+    return torch.zeros(valid.shape, device=valid.device).masked_fill(~valid, -math.inf)[:, None]
+
+
+def _placed(old: Tensor, slots: Tensor, new: Tensor, width: int, fill: float = 0.0) -> Tensor:
+    """`old` B … M …, its third axis widened to `width` with `fill`, with `new` in the given slots."""
+    result = old.new_full((*old.shape[:2], width, *old.shape[3:]), fill)
+    result[:, :, : old.shape[2]] = old
+    result[slots] = fill
+    result[slots, :, : new.shape[2]] = new
     return result

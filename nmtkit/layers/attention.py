@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nmtkit.layers.attention_cpu import rectangle_attention
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
@@ -29,6 +30,9 @@ def attention(
     `causal` lets a query see the keys up to its own position; `window` r only those of the neighbourhood of size r
     around it, |i - j| <= r // 2. `dropout` falls on the weights, while training.
     """
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        p = dropout if training else 0.0
+        return rectangle_attention(query, key, value, query_layout, key_layout, causal, window, p)
     weights = attention_weights(query, key, query_layout, key_layout, causal=causal, window=window)
     if training and dropout:
         weights = F.dropout(weights, dropout)
