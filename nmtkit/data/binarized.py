@@ -46,6 +46,11 @@ def id_dtype(vocabulary: int) -> str:
     return "uint16" if vocabulary <= 65_536 else "uint32"
 
 
+def part_name(part: int, parts: int) -> str:
+    """The folder of one part of a dataset that was made in several."""
+    return f"part-{part}-of-{parts}"
+
+
 # --- reading --------------------------------------------------------------------------------------------------------
 
 

@@ -5,10 +5,9 @@ fallback, on unless a word vocabulary is asked for, no character is unknown, so 
 """
 
 import hashlib
-import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,50 +191,3 @@ def _encode_sampled(
 def _joined(rows: list[Ids]) -> Encoded:
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     return Encoded(np.concatenate(rows) if rows else np.empty(0, np.int32), lengths)
-
-
-# --- training -------------------------------------------------------------------------------------------------------
-
-
-def train_model(
-    lines: Iterable[str],
-    vocab_size: int,
-    model_type: str = "bpe",
-    tags: Sequence[str] = (),
-    threads: int = 1,
-) -> bytes:
-    """A SentencePiece model of raw `lines`; `tags` become symbols that stand before a line.
-
-    Raises ValueError when the text is too small or too varied for `vocab_size`, naming a size that would do.
-    """
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.Train(
-            sentence_iterator=(normalize(line) for line in lines),
-            model_writer=model,
-            vocab_size=vocab_size,
-            model_type=model_type,
-            byte_fallback=model_type != "word",
-            normalization_rule_name="identity",
-            user_defined_symbols=[SPACE_SIGN + tag for tag in tags],
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_id=-1,
-            num_threads=threads,
-            max_sentence_length=1 << 20,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        raise ValueError(_training_error(str(error), vocab_size, model_type)) from error
-    return model.getvalue()
-
-
-def _training_error(message: str, vocab_size: int, model_type: str) -> str:
-    largest = re.search(r"value <= (\d+)", message)
-    if largest:
-        return f"the text is too small for --vocab-size {vocab_size}; the largest that would do is {largest[1]}"
-    smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
-    if smallest:
-        return f"--vocab-size {vocab_size} is less than its characters and bytes need; the smallest is {smallest[1]}"
-    return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"

@@ -1,0 +1,84 @@
+"""What a SentencePiece model file says of itself: the few fields that decide how nmtkit may use it.
+
+A model is a protocol buffer (sentencepiece_model.proto). Reading four of its fields takes no protobuf package: a message
+is a row of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8 bytes, and
+byte strings.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+TRAINER_SPEC, NORMALIZER_SPEC = 2, 3  # fields of ModelProto
+MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 22, 24, 35  # of TrainerSpec
+CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
+MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Fields of a model file; defaults are those of the format."""
+
+    model_type: str
+    byte_fallback: bool
+    rewrites: bool  # its normaliser changes text beyond runs of spaces
+    words_stand_alone: bool  # a word's pieces do not depend on its neighbours, as far as the options can tell
+
+
+def model_facts(model: bytes) -> ModelFacts:
+    """Raises ValueError when `model` is no protocol buffer."""
+    fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
+    trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
+    normalizer = dict(_fields(_message(fields.get(NORMALIZER_SPEC, b""))))
+    model_type = MODEL_TYPES.get(int(trainer.get(MODEL_TYPE, 1)), "unknown")
+    spaces_mark_words = (
+        bool(trainer.get(SPLIT_BY_WHITESPACE, 1))
+        and not trainer.get(WHITESPACE_AS_SUFFIX, 0)
+        and all(normalizer.get(field, 1) for field in (DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES))
+    )
+    rewrites = bool(normalizer.get(CHARSMAP, b""))
+    byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
+    # A unigram model adds up scores along the whole line, where near-ties may fall otherwise; and without byte fallback
+    # SentencePiece makes one unknown of several in a row, across words.
+    stand_alone = spaces_mark_words and not rewrites and byte_fallback and model_type == "bpe"
+    return ModelFacts(model_type, byte_fallback, rewrites, stand_alone)
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("no SentencePiece model")
+    return value
+
+
+def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, int | bytes]]:
+    position = 0
+    try:
+        while position < len(message):
+            key, position = _varint(message, position)
+            field, wire = key >> 3, key & 7
+            value: int | bytes
+            if wire == 0:
+                value, position = _varint(message, position)
+            elif wire in (1, 5):
+                size = 8 if wire == 1 else 4
+                value, position = message[position : position + size], position + size
+            elif wire == 2:
+                size, position = _varint(message, position)
+                wanted = not only or field in only  # the pieces, nearly all of the file, are not
+                value, position = message[position : position + size] if wanted else b"", position + size
+            else:
+                raise ValueError("no SentencePiece model")
+            if not only or field in only:
+                yield field, value
+    except IndexError as error:
+        raise ValueError("no SentencePiece model") from error
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[position]
+        value |= (byte & 0x7F) << shift
+        position += 1
+        if byte < 0x80:
+            return value, position
+        shift += 7
