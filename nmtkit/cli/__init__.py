@@ -12,7 +12,9 @@ COMMANDS = {
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
     "generate": "Translate a split of a dataset, files, or standard input.",
-    "score": "BLEU, chrF and TER of translations, through sacreBLEU.",
+    "score": "BLEU, chrF and TER of translations, with confidence and significance.",
+    "attention": "A web page of what every attention head looks at in a sentence.",
+    "inspect": "What a checkpoint or a dataset is, and how to use it.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }
 

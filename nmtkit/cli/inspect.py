@@ -1,0 +1,66 @@
+"""`nmtkit inspect`: what a checkpoint or a dataset is."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nmtkit.cli.command import Command
+
+if TYPE_CHECKING:
+    from nmtkit.inspection import Description
+
+
+@click.command(cls=Command)
+@click.argument("path", type=Path, metavar="FILE")
+@click.option("--verify", is_flag=True, help="Recompute a dataset's checksums and decode its first pairs.")
+@click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Output.  [default: text]")
+def command(path: Path, verify: bool, format: str) -> None:
+    """What FILE is, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
+
+    \b
+    nmtkit inspect checkpoints/last.pt
+    nmtkit inspect data-bin --verify
+    """
+    from nmtkit.inspection import inspect
+
+    if verify and path.is_file():
+        raise ValueError("--verify is for a dataset folder; a checkpoint that opens is whole")
+    described = inspect(path)
+    if verify:
+        from nmtkit.data.binarized import verify as recompute
+
+        described.sections["Verified"] = recompute(path)
+    if format == "json":
+        facts = {"kind": described.kind, "path": str(path), "sections": described.sections}
+        click.echo(json.dumps({**facts, "commands": described.commands}, ensure_ascii=False, indent=1))
+    else:
+        show(described)
+
+
+def show(described: "Description") -> None:
+    """Facts in two columns, numbers with thousands set apart."""
+    click.echo(f"{described.path} is an nmtkit {described.kind}.")
+    for title, facts in described.sections.items():
+        click.echo("\n" + click.style(title, bold=True))
+        width = max((len(name) for name in facts), default=0)
+        for name, value in facts.items():
+            click.echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
+    click.echo("\n" + click.style("Commands", bold=True))
+    for purpose, line in described.commands.items():
+        click.echo(f"  To {purpose}:\n    {line}")
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(item) for item in value) or "none"
+    return str(value)
