@@ -80,13 +80,8 @@ def average(paths: list[Path]) -> Checkpoint:
 
 def _owners(model: dict[str, Tensor]) -> dict[str, str]:
     """For each name the first one of the same memory: tied weights are summed and written once."""
-    first: dict[tuple[int, int, tuple[int, ...]], str] = {}
-    return {
-        name: first.setdefault(
-            (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.shape)), name
-        )
-        for name, tensor in model.items()
-    }
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    return {name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) for name, tensor in model.items()}
 
 
 def _for_sum(tensor: Tensor) -> Tensor:

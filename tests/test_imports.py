@@ -24,6 +24,7 @@ LAYERS = (
     ("architectures",),
     ("layers",),
     ("data",),
+    ("averaging",),
     ("checkpoint",),
     ("distributed",),
     ("packed",),

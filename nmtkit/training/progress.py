@@ -79,7 +79,7 @@ class RunLog:
         self._warned = False
 
     def write(self, kind: str, **values: Any) -> None:
-        record = {"kind": kind, **values, "time": round(time.time(), 3)}
+        record = {"kind": kind, **values, "time": int(time.time())}
         self.display.record(record)
         finite = {name: _plain(value) for name, value in record.items()}
         try:
@@ -92,8 +92,10 @@ class RunLog:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no numbers that are not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """Six digits are enough for curves; JSON has no numbers that are not finite."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def sentence(record: Mapping[str, Any]) -> str:
@@ -111,7 +113,7 @@ def fields(record: Mapping[str, Any]) -> list[str]:
         of = f"/{record['updates']}" if record.get("updates") else ""
         shown.append(f"update {record['update']}{of}")
     for name, form in FORMS.items():
-        if record.get(name) not in (None, False):
+        if record.get(name) is not None and record[name] is not False:
             shown.append(form(record[name]))
     return shown
 
@@ -126,6 +128,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "lr": lambda value: f"lr {value:.3g}",
     "norm": lambda value: f"norm {value:.2f}",
     "best": lambda value: "best so far",
+    "skipped": lambda value: f"{value} skipped",
     "seconds": lambda value: f"in {duration(value)}",
 }
 

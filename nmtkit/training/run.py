@@ -25,6 +25,7 @@ from nmtkit.training.job import Job
 from nmtkit.training.meter import Meter
 from nmtkit.training.progress import Display, RunLog
 from nmtkit.training.signals import StopSignal
+from nmtkit.training.skips import Skips
 from nmtkit.training.store import Store, same_run
 from nmtkit.training.trainer import Trainer
 from nmtkit.training.validation import Validator
@@ -106,7 +107,9 @@ class Run:
             self._resume(*found)
         self.validator = self._validator()
         self.log = RunLog(config.save_dir, display)
-        self.meter = Meter(self.trainer.device)
+        self.skips = Skips(config.save_dir)
+        self.meter = Meter(self.device, self.skips)
+        self.agreement = distributed.Agreement()
         self.last_save = time.monotonic()
 
     # --- setting up -------------------------------------------------------------------------------------------------
@@ -224,17 +227,18 @@ class Run:
         self.position = update.next
         self.meter.add(outcome)
         config, number = self.job.run, outcome.number
-        self.display.tick(self._pace(number))
-        ending = self._finished(stop.received)
+        self.display.tick(self._pace(update) | self.meter.glance())
+        received = self._received(stop)
+        ending = self._finished(received)
         if ending or number % config.log_interval == 0:
-            self._log_line(number)
+            self._log_line(update)
         validate = _due(number, config.validate_interval_updates) or (
             update.ends_epoch and _due(self.position.epoch, config.validate_interval)
         )
         scores = None
         if self.validator and not (ending and ending.received) and (validate or ending):
             scores = self._validate(number)
-            ending = ending or self._finished(stop.received)
+            ending = ending or self._finished(received)
         save = (
             bool(ending)
             or _due(number, config.save_interval_updates)
@@ -247,6 +251,11 @@ class Run:
         if distributed.is_first() and (save or (scores and self.store.is_best(self._badness(scores)))):
             self._save(scores, must=bool(ending))
         return ending
+
+    def _received(self, stop: StopSignal) -> signal.Signals | None:
+        """A signal that some rank got, on all ranks at the same update."""
+        number = self.agreement.largest(stop.received or 0)
+        return signal.Signals(number) if number else None
 
     def _finished(self, received: signal.Signals | None) -> Ending | None:
         config, done = self.job.run, self.trainer.done
@@ -266,14 +275,14 @@ class Run:
         limits = [limit for limit in (config.max_update, by_epoch) if limit]
         return min(limits) if limits else None
 
-    def _pace(self, number: int) -> dict[str, Any]:
+    def _pace(self, update: Update) -> dict[str, Any]:
         """What is known without waiting for the device."""
-        total = self._updates_to_make()
-        record = {"update": number, "updates": total, "epoch": self.position.epoch + 1}
+        total, number = self._updates_to_make(), self.trainer.done
+        record = {"update": number, "updates": total, "epoch": update.position.epoch + 1}
         return record | self.meter.pace(max(0, total - number) if total else None)
 
-    def _log_line(self, number: int) -> None:
-        record = self._pace(number) | self.meter.read()
+    def _log_line(self, update: Update) -> None:
+        record = self._pace(update) | self.meter.read()
         if distributed.is_first():
             self.log.write("train", **record)
 

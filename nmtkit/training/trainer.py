@@ -28,6 +28,7 @@ class Outcome:
     pairs: npt.NDArray[np.int64]  # of the whole update, as all below but the sums
     source_tokens: int
     target_tokens: int
+    own_tokens: int  # target tokens of this rank's slices
     lr: float
     sums: dict[str, Tensor]  # this rank's: "loss" and the criterion's counts
     norm: Tensor  # of the gradient, before clipping
@@ -67,10 +68,11 @@ class Trainer:
             torch.manual_seed(key(self.job.run.seed, number, slice_number))
             self._backward(batch, weight, sums)
         self.gradients.reduce()
+        own = sum(batch.target_tokens for _, batch in update.batches)
         lr = self.scheduler.lr(number)
         norm, finite = self._apply(lr)
         self.done = number
-        return Outcome(number, update.pairs, update.source_tokens, update.target_tokens, lr, sums, norm, finite)
+        return Outcome(number, update.pairs, update.source_tokens, update.target_tokens, own, lr, sums, norm, finite)
 
     def _backward(self, batch: Batch, weight: Tensor, sums: dict[str, Tensor]) -> None:
         with precisions.autocast(self.precision, self.device):

@@ -1,0 +1,163 @@
+"""Runs from start to end: resume, early stopping, checkpoints kept, bad input."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit import checkpoint
+from nmtkit.training import job as jobs
+from nmtkit.training.job import Job
+from nmtkit.training.progress import Lines
+from nmtkit.training.run import Ending, Run
+
+TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
+SMALL_RUN = {
+    "batch_tokens": 200,
+    "max_tokens": 80,
+    "precision": "fp32",
+    "device": "cpu",
+    "valid_bleu": False,
+    "lr": 0.01,
+    "warmup_updates": 10,
+    "validate_interval": None,
+    "log_interval": 5,
+}
+
+
+def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> Job:
+    components = jobs.choose({}, {"architecture": "transformer_tiny", **(names or {})}, "test")
+    return jobs.resolve({}, components, TINY | SMALL_RUN | {"save_dir": save_dir} | settings, (), "test")
+
+
+def train(data: Path, save_dir: Path, **settings: Any) -> Ending:
+    return Run(job(save_dir, **settings), data, Lines()).run()
+
+
+def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log records reach caplog, whatever command line ran before in this process."""
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    logging.getLogger("nmtkit").setLevel(logging.INFO)
+
+
+def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: Path, tmp_path: Path) -> None:
+    ending = train(mirror_data, tmp_path / "run", max_update=40, validate_interval=1, valid_bleu=True, valid_beam=2)
+    assert ending.updates == 40
+    losses = [record["loss"] for record in records(tmp_path / "run", "train")]
+    assert losses[-1] < losses[0] - 0.5
+    assert {"loss", "ppl", "bleu"} <= set(records(tmp_path / "run", "valid")[-1])
+    contents = checkpoint.load(tmp_path / "run" / "last.pt")
+    assert contents["update"] == 40
+    assert contents["architecture"] == "transformer_tiny"
+
+
+def test_resume_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "whole", max_update=30)
+    train(mirror_data, tmp_path / "parts", max_update=7)
+    train(mirror_data, tmp_path / "parts", max_update=23)
+    train(mirror_data, tmp_path / "parts", max_update=30)
+    whole = checkpoint.load(tmp_path / "whole" / "last.pt")
+    parts = checkpoint.load(tmp_path / "parts" / "last.pt")
+    assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
+    for index, state in whole["training"]["optimizer"]["state"].items():
+        assert all(torch.equal(value, parts["training"]["optimizer"]["state"][index][key]) for key, value in state.items())
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(mirror_data, tmp_path / "whole", max_update=12)
+    train(mirror_data, tmp_path / "run", max_update=10, save_interval_updates=5)
+    newest = tmp_path / "run" / "update_00000010.pt"
+    newest.write_bytes(newest.read_bytes()[:-1000])
+    train(mirror_data, tmp_path / "run", max_update=12)
+    assert "update_00000010.pt is" in caplog.text
+    one, other = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("whole", "run"))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_training_state_stays_in_the_two_newest_checkpoints_only(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", max_update=25, save_interval=None, save_interval_updates=5, keep_last=4)
+    paths = checkpoint.numbered(tmp_path / "run")
+    assert [path.name for path in paths] == [checkpoint.file_name(update) for update in (10, 15, 20, 25)]
+    assert ["training" in checkpoint.load(path) for path in paths] == [False, False, True, True]
+    assert (tmp_path / "run" / "last.pt").resolve() == paths[-1]
+
+
+def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path: Path) -> None:
+    # a rate that is far too high makes later validations worse
+    train(mirror_data, tmp_path / "run", max_update=24, validate_interval_updates=4, keep_last=2, lr=3.0)
+    valid = {record["update"]: record["loss"] for record in records(tmp_path / "run", "valid")}
+    best = min(valid, key=lambda update: valid[update])
+    assert (tmp_path / "run" / "best.pt").resolve().name == checkpoint.file_name(best)
+    assert checkpoint.load(tmp_path / "run" / "best.pt")["scores"]["loss"] == pytest.approx(valid[best], rel=1e-5)
+
+
+def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
+    ending = train(mirror_data, tmp_path / "run", max_update=200, validate_interval_updates=3, patience=2, lr=3.0)
+    assert ending.updates < 200
+    assert "validations" in ending.reason
+    valid = [record["loss"] for record in records(tmp_path / "run", "valid")]
+    assert min(valid) == valid[-3]
+
+
+def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
+    run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1), mirror_data, Lines())
+    assert run.run().updates == 2 * len(list(run.plan.epoch(0)))
+    assert len(records(tmp_path / "run", "valid")) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"d_ff": 64}, "d_ff 32.* 64"), ({"seed": 7}, "seed 1.* 7"), ({"batch_tokens": 300}, "batch tokens 200.* 300")],
+)
+def test_resuming_another_run_names_the_difference(
+    mirror_data: Path, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+    with pytest.raises(ValueError, match=named):
+        train(mirror_data, tmp_path / "run", max_update=2, **change)
+
+
+def test_a_resumed_run_keeps_the_resolved_batch_size(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1, batch_tokens=None, update_freq=3)
+    run = Run(job(tmp_path / "run", max_update=2, batch_tokens=None, update_freq=1), mirror_data, Lines())
+    assert run.job.run.batch_tokens == 240
+
+
+def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pair \d+ .*--max-tokens 5; give --max-tokens \d+"):
+        Run(job(tmp_path / "run", max_tokens=5), mirror_data, Lines())
+    assert not checkpoint.numbered(tmp_path / "run")
+
+
+def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="something else"):
+        Run(job(tmp_path), mirror_data, Lines())
+
+
+def test_a_full_disk_keeps_the_run_alive(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save = checkpoint.save
+
+    def full(path: Path, contents: dict[str, Any]) -> None:
+        if contents["update"] == 4:
+            raise OSError(28, "No space left on device")
+        save(path, contents)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    ending = train(mirror_data, tmp_path / "run", max_update=6, save_interval_updates=2)
+    assert ending.updates == 6
+    assert "No space left" in caplog.text
+    assert [path.name[-4:] for path in checkpoint.numbered(tmp_path / "run")] == ["2.pt", "6.pt"]
