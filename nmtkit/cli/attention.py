@@ -1,0 +1,41 @@
+"""`nmtkit attention`: a web page of what every head of a model looks at in one sentence."""
+
+import os
+from pathlib import Path
+
+import click
+
+from nmtkit.cli.command import Command, stderr
+
+
+@click.command(cls=Command)
+@click.argument("sentence")
+@click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
+@click.option("--target", metavar="TEXT", help="A translation to look at instead of the model's own.")
+@click.option("--beam", type=click.IntRange(1), default=4, metavar="N", help="Beam of that translation.  [default: 4]")
+@click.option("--output", type=Path, default=Path("attention.html"), metavar="FILE", help="[default: attention.html]")
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+def command(sentence: str, path: Path, target: str | None, beam: int, output: Path, plugins: tuple[str, ...]) -> None:
+    """Show every layer and head of a model at work on SENTENCE, as one self-contained HTML page.
+
+    \b
+    nmtkit attention --path averaged.pt "A dog runs across the meadow."
+    nmtkit attention --path averaged.pt "A dog runs." --target "Ein Hund läuft." --output dog.html
+    """
+    from nmtkit import registry
+    from nmtkit.attention_page import attend, page
+    from nmtkit.models import from_checkpoint
+
+    registry.load_installed_plugins()
+    for plugin in plugins:
+        registry.load_plugin(plugin)
+    model, tokenizer = from_checkpoint(path)
+    attention = attend(model, tokenizer, sentence, target, beam)
+    partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        partial.write_text(page(attention, f"Attention in {path}"), encoding="utf-8")
+        os.replace(partial, output)
+    finally:
+        partial.unlink(missing_ok=True)
+    heads = sum(len(layer) for layers in attention.maps.values() for layer in layers)
+    stderr.print(f"wrote {output}: {heads} heads", markup=False, soft_wrap=True)
