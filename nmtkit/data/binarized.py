@@ -11,16 +11,18 @@ Row i of the source side belongs to row i of the target side. Rows may share ids
 A folder of such folders, made with one tokenizer, is read as one dataset.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.joined import Joined
 from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 SIDES = ("source", "target")
+PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
 
 Pairs = npt.NDArray[np.int64]
 
@@ -58,9 +61,9 @@ def part_name(part: int, parts: int) -> str:
 class Side:
     """One language of one split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
-    ids: npt.NDArray[Any]  # flat, uint16 or uint32
-    offsets: npt.NDArray[np.int64]  # n
-    lengths: npt.NDArray[np.int32]  # n; eos included
+    ids: npt.NDArray[Any] | Joined  # flat, uint16 or uint32
+    offsets: npt.NDArray[np.int64] | Joined  # n
+    lengths: npt.NDArray[np.int32] | Joined  # n; eos included
 
     def sentence(self, row: int) -> list[int]:
         start = int(self.offsets[row])
@@ -179,33 +182,35 @@ def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Pack
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What `preprocess` made."""
+    """What `preprocess` made. `parts` are the folders it is read from: itself, or those of `--shard`."""
 
     folder: Path
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # of the first part
     tokenizer: Tokenizer
+    splits: Mapping[str, Split]
 
     @staticmethod
     def open(folder: Path) -> "Dataset":
         """Maps the files; reads none of the ids.
 
         Raises FileNotFoundError or ValueError for a folder that is no dataset, a file that is missing or of another
-        size than the manifest says, and a tokenizer that is not the one the ids were made with.
+        size than the manifest says, a tokenizer that is not the one the ids were made with, and parts that are
+        missing or were made with another tokenizer.
         """
-        manifest = read_manifest(folder)
-        for name, facts in manifest["files"].items():
-            path = folder / name
-            if not path.is_file():
-                raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
-            if path.stat().st_size != facts["bytes"]:
+        parts = part_folders(folder)
+        manifests = [read_manifest(part) for part in parts]
+        for part, manifest in zip(parts, manifests, strict=True):
+            check_sizes(part, manifest)
+            if manifest["tokenizer"] != manifests[0]["tokenizer"]:
                 raise ValueError(
-                    f"{path} has {path.stat().st_size} bytes, not the {facts['bytes']} that {MANIFEST} says: "
-                    "truncated or overwritten; run preprocess again"
+                    f"{part} was made with another tokenizer than {parts[0]}; make all parts with one --spm-model"
                 )
-        tokenizer = Tokenizer.load(folder / TOKENIZER_FOLDER)
-        if tokenizer.fingerprint != manifest["tokenizer"]:
-            raise ValueError(f"{folder / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
-        return Dataset(folder, manifest, tokenizer)
+        tokenizer = Tokenizer.load(parts[0] / TOKENIZER_FOLDER)
+        if tokenizer.fingerprint != manifests[0]["tokenizer"]:
+            raise ValueError(f"{parts[0] / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
+        names = dict.fromkeys(name for manifest in manifests for name in manifest["splits"])
+        splits = {name: _split(name, parts, manifests, tokenizer) for name in names}
+        return Dataset(folder, manifests[0], tokenizer, splits)
 
     @property
     def source_lang(self) -> str:
@@ -215,37 +220,76 @@ class Dataset:
     def target_lang(self) -> str:
         return self.manifest["target_lang"]
 
-    @cached_property
-    def splits(self) -> Mapping[str, Split]:
-        return {name: self._split(name) for name in self.manifest["splits"]}
-
     def __getitem__(self, name: str) -> Split:
         if name not in self.splits:
             raise ValueError(f"{self.folder} has no subset {name!r}; it has {', '.join(self.splits)}")
         return self.splits[name]
 
-    def _split(self, name: str) -> Split:
-        facts = self.manifest["splits"][name]
-        source, target = (self._side(name, side, facts["pairs"], facts[side]["dtype"]) for side in SIDES)
-        return Split(name, source, target, self.tokenizer, self.folder)
 
-    def _side(self, split: str, side: str, pairs: int, dtype: str) -> Side:
-        ids, offsets, lengths = (
-            _map(self.folder / array_file(split, side, array), kind)
-            for array, kind in (("ids", dtype), ("offsets", "int64"), ("lengths", "int32"))
-        )
-        if not len(offsets) == len(lengths) == pairs:
-            raise ValueError(f"{self.folder}: {split} has {pairs} pairs, but its {side} side {len(lengths)} lengths")
-        return Side(ids, offsets, lengths)
+def part_folders(folder: Path) -> list[Path]:
+    """The folders that hold a dataset's files, in order. Raises ValueError naming the parts that are missing."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"dataset {folder}: no such folder")
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    names = [match for path in folder.iterdir() if (match := PART_NAME.fullmatch(path.name))]
+    if not names:
+        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
+    counts = sorted({int(match[2]) for match in names})
+    if len(counts) > 1:
+        raise ValueError(f"{folder} holds parts of {counts[0]} and parts of {counts[1]}; remove those of one")
+    wanted = [folder / part_name(part, counts[0]) for part in range(1, counts[0] + 1)]
+    missing = [path.name for path in wanted if not (path / MANIFEST).is_file()]
+    if missing:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}; preprocess with --shard makes them")
+    return wanted
+
+
+def check_sizes(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raises ValueError for a file that is missing or not as long as the manifest says."""
+    for name, facts in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            raise ValueError(
+                f"{path} has {size:,} bytes, not the {facts['bytes']:,} that {MANIFEST} says: "
+                "truncated or overwritten; run preprocess again"
+            )
+
+
+def _split(name: str, parts: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
+    """One subset of all parts that have it."""
+    having = [
+        (part, facts["splits"][name]) for part, facts in zip(parts, manifests, strict=True) if name in facts["splits"]
+    ]
+    sides = []
+    for side in SIDES:
+        loaded = [_side(part, name, side, facts["pairs"], facts[side]["dtype"]) for part, facts in having]
+        sides.append(loaded[0] if len(loaded) == 1 else _joined(loaded))
+    return Split(name, sides[0], sides[1], tokenizer, having[0][0])
+
+
+def _side(folder: Path, split: str, side: str, pairs: int, dtype: str) -> Side:
+    ids, offsets, lengths = (
+        map_array(folder / array_file(split, side, array), kind)
+        for array, kind in (("ids", dtype), ("offsets", "int64"), ("lengths", "int32"))
+    )
+    if not len(offsets) == len(lengths) == pairs:
+        raise ValueError(f"{folder}: {split} has {pairs} pairs, but its {side} side {len(lengths)} lengths")
+    return Side(ids, offsets, lengths)
+
+
+def _joined(sides: list[Side]) -> Side:
+    ids = Joined([side.ids for side in sides])
+    offsets = Joined([side.offsets for side in sides], ids.bounds[:-1].tolist())
+    return Side(ids, offsets, Joined([side.lengths for side in sides]))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError or ValueError when there is none that this version can read."""
+    """Raises ValueError when it is not one that this version can read."""
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise FileNotFoundError(f"dataset {folder}: no such folder")
-    if not path.is_file():
-        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
     try:
         manifest = json.loads(path.read_bytes())
     except ValueError as error:
@@ -257,7 +301,47 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _map(path: Path, dtype: str) -> npt.NDArray[Any]:
+def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
+    """A file of numbers, mapped for reading."""
     if path.stat().st_size == 0:  # nothing to map
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+# --- integrity ------------------------------------------------------------------------------------------------------
+
+
+def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
+    """Recomputes every checksum, and checks that rows lie within the ids and that the first pairs decode to text.
+
+    Gives a line about each subset, with its first pair. Raises ValueError naming the file that is damaged, and as
+    `Dataset.open`.
+    """
+    dataset = Dataset.open(folder)
+    for part in part_folders(folder):
+        for name, facts in read_manifest(part)["files"].items():
+            with (part / name).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != facts["sha256"]:
+                raise ValueError(
+                    f"{part / name} is damaged: its checksum is not the one in {MANIFEST}; run preprocess again"
+                )
+    lines = []
+    for name, split in dataset.splits.items():
+        for side_name, side in (("source", split.source), ("target", split.target)):
+            _check_rows(side, f"{folder}: the {side_name} side of {name}")
+        lines.append(f"{name}: {len(split):,} pairs, checksums right")
+        for row in range(min(decoded_pairs, len(split))):
+            source = dataset.tokenizer.decode_source(split.source.sentence(row))
+            lines.append(f"  {source} → {dataset.tokenizer.decode_target(split.target.sentence(row))}")
+    return lines
+
+
+def _check_rows(side: Side, place: str) -> None:
+    for start in range(0, len(side.lengths), 1 << 20):
+        rows = slice(start, start + (1 << 20))
+        ends = side.offsets[rows] + side.lengths[rows]
+        if int(side.lengths[rows].min()) < 1 or int(side.offsets[rows].min()) < 0 or int(ends.max()) > len(side.ids):
+            raise ValueError(f"{place} has rows outside its ids; run preprocess again")
+        if not (np.asarray(side.ids[ends - 1]) == EOS).all():
+            raise ValueError(f"{place} has rows that do not end in eos; run preprocess again")

@@ -9,7 +9,7 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -47,13 +47,10 @@ def is_compressed(path: Path) -> bool:
 
 def open_bytes(path: Path) -> IO[bytes]:
     """The file's bytes, decompressed as its name says. Raises ImportError when .zst needs a package that is missing."""
+    openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     file: Any
-    if path.suffix == ".gz":
-        file = gzip.open(path, "rb")
-    elif path.suffix == ".bz2":
-        file = bz2.open(path, "rb")
-    elif path.suffix == ".xz":
-        file = lzma.open(path, "rb")
+    if path.suffix in openers:
+        file = openers[path.suffix](path)
     elif path.suffix == ".zst":
         try:
             import zstandard
@@ -137,7 +134,9 @@ class LineCutter:
         self.taken_lines = 0
         self._file = open_bytes(path)
         self._read = 0
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # of lines not taken yet, counted in bytes of the file
+        self._ends: npt.NDArray[np.int64] = np.empty(
+            0, np.int64
+        )  # of lines not taken yet, counted in bytes of the file
         self._text = bytearray()  # from taken_bytes on
         self._done = False
 

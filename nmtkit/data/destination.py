@@ -58,7 +58,9 @@ class Destination:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(f"another preprocess is making {self.final}; wait for it or give another --destdir") from error
+            raise ValueError(
+                f"another preprocess is making {self.final}; wait for it or give another --destdir"
+            ) from error
         finally:
             os.close(handle)
         shutil.rmtree(stale)

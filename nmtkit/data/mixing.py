@@ -66,7 +66,10 @@ def write_starts(lengths: Path, starts: Path) -> None:
 
 
 def write_rows(
-    runs: Iterator[npt.NDArray[np.int64]], dropped: npt.NDArray[Any] | None, inputs: Sequence[Path], outputs: Sequence[Path]
+    runs: Iterator[npt.NDArray[np.int64]],
+    dropped: npt.NDArray[Any] | None,
+    inputs: Sequence[Path],
+    outputs: Sequence[Path],
 ) -> int:
     """Copies arrays row by row, in the order of `runs`, without the `dropped` (a byte per row); gives the rows written.
 

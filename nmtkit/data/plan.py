@@ -6,6 +6,7 @@ random. All of it is a function of (lengths, budget, seed, epoch) alone: every w
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
     """Equal windows, each at most `window_pairs`."""
     count = max(1, -(-pairs // window_pairs))
     edges = [pairs * index // count for index in range(count + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def check_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: str, first: int = 0) -> None:
@@ -123,4 +124,4 @@ def slices(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: 
             high, cuts = middle, tighter
         else:
             low = middle + 1
-    return [update[order[start:end]] for start, end in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [update[order[start:end]] for start, end in pairwise(cuts)]

@@ -80,7 +80,9 @@ class Options:
                 if any(character.isspace() for character in tag):
                     raise ValueError(f"{flag} {tag!r} has white space in it")
         if self.part is not None and not self.spm_model:
-            raise ValueError("--shard needs --spm-model, so that all parts have one tokenizer; preprocess a sample first")
+            raise ValueError(
+                "--shard needs --spm-model, so that all parts have one tokenizer; preprocess a sample first"
+            )
 
 
 def prepare(options: Options, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
@@ -119,7 +121,11 @@ def prepare(options: Options, on_progress: Callable[[int], None] = lambda pairs:
 
 def _writing_options(options: Options) -> WritingOptions:
     return WritingOptions(
-        **{item.name: getattr(options, item.name) for item in dataclasses.fields(WritingOptions) if item.name != "recorded"},
+        **{
+            item.name: getattr(options, item.name)
+            for item in dataclasses.fields(WritingOptions)
+            if item.name != "recorded"
+        },
         recorded=_recorded(options),
     )
 

@@ -1,8 +1,8 @@
 """What a SentencePiece model file says of itself: the few fields that decide how nmtkit may use it.
 
-A model is a protocol buffer (sentencepiece_model.proto). Reading four of its fields takes no protobuf package: a message
-is a row of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8 bytes, and
-byte strings.
+A model is a protocol buffer (sentencepiece_model.proto). Reading a few of its fields takes no protobuf package: a
+message is a row of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8
+bytes, and byte strings.
 """
 
 from collections.abc import Iterator

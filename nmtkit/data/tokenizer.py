@@ -110,7 +110,9 @@ class Tokenizer:
             return Tokenizer(models[JOINT_FILE])
         if set(models) == {SOURCE_FILE, TARGET_FILE}:
             return Tokenizer(models[SOURCE_FILE], models[TARGET_FILE])
-        raise ValueError(f"a tokenizer state holds {sorted(models)}, not {JOINT_FILE} or {SOURCE_FILE} and {TARGET_FILE}")
+        raise ValueError(
+            f"a tokenizer state holds {sorted(models)}, not {JOINT_FILE} or {SOURCE_FILE} and {TARGET_FILE}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.source_model, None if self.joint else self.target_model)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data import corpus, duplicates, mixing
-from nmtkit.data.binarized import FORMAT, MANIFEST, SIDES, TOKENIZER_FOLDER, array_file, id_dtype, text_file
+from nmtkit.data.binarized import FORMAT, MANIFEST, SIDES, TOKENIZER_FOLDER, array_file, id_dtype, map_array, text_file
 from nmtkit.data.cleaning import DUPLICATE, Findings, Rules
 from nmtkit.data.encoding import (
     Encode,
@@ -58,7 +58,7 @@ class WritingOptions:
 
 
 class DatasetWriter:
-    """Fills `folder` with the splits that are added, then the manifest. Valid and test sets come before the train set."""
+    """Fills `folder` with the splits that are added, then the manifest. Valid and test sets come before the train."""
 
     def __init__(
         self, options: WritingOptions, tokenizer: Tokenizer, folder: Path, on_progress: Callable[[int], None]
@@ -140,12 +140,15 @@ class DatasetWriter:
         with Workers(self.options.workers, functools.partial(Worker, settings)) as workers:
             bounds = self._encode(workers, corpora)
             pieces = workers.finish(Statistics())  # by then all blocks are written
-            if bounds[-1] == 0:
+            if bounds[-1] == 0 and self.options.part is not None:  # a small corpus has nothing for some parts
+                for path in self._train_arrays():
+                    path.touch()
+            elif bounds[-1] == 0:
                 raise ValueError(f"no training pair is left: {_listed(self.report.findings().dropped)}")
+            else:
+                self._write_rows(bounds, self._find_duplicates(workers, self._scratch / "keys", bounds))
             if self.options.count_pieces:
                 self._report_pieces(pieces)
-            dropped = self._find_duplicates(workers, files.keys, bounds)
-            self._write_rows(bounds, dropped)
             self._report_split(TRAIN)
             self._sum_files(workers)
 
@@ -180,11 +183,8 @@ class DatasetWriter:
             self.on_progress(pairs_read)
         return bounds + [place.pair] * (len(corpora) - at)
 
-    def _find_duplicates(
-        self, workers: Workers, keys: Path | None, bounds: list[int]
-    ) -> npt.NDArray[np.uint8] | None:
-        """Counts the pairs that stand in an earlier row; if they are to be dropped, gives a byte per row that says so."""
-        assert keys is not None
+    def _find_duplicates(self, workers: Workers, keys: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
+        """Counts the pairs that stand in an earlier row; if these are to be dropped, gives a byte per row to say so."""
         partitions = duplicates.partition(keys, self._scratch)
         keys.unlink()
         drop = self.options.rules.drop_duplicates
@@ -215,7 +215,10 @@ class DatasetWriter:
             for source, final in zip(inputs, outputs, strict=True):
                 os.rename(source, final)
             return
-        corpora = [mixing.CorpusRows(*rows, weight) for *rows, weight in zip(bounds, bounds[1:], weights, strict=False)]
+        corpora = [
+            mixing.CorpusRows(start, end, weight)
+            for start, end, weight in zip(bounds[:-1], bounds[1:], weights, strict=True)
+        ]
         mixing.write_rows(mixing.mixed_rows(corpora, self.options.seed), dropped, inputs, outputs)
 
     def _weights(self) -> list[float]:
@@ -230,7 +233,7 @@ class DatasetWriter:
     # --- report and manifest ----------------------------------------------------------------------------------------
 
     def _report_split(self, split: str) -> None:
-        lengths = {side: np.memmap(self._path(split, side, "lengths"), np.int32, "r") for side in SIDES}
+        lengths = {side: map_array(self._path(split, side, "lengths"), "int32") for side in SIDES}
         self.report.splits[split] = SplitReport(
             len(lengths["source"]),
             {side: int(values.sum(dtype=np.int64)) for side, values in lengths.items()},
@@ -289,8 +292,16 @@ class DatasetWriter:
     def _path(self, split: str, side: str, array: str) -> Path:
         return self.folder / array_file(split, side, array)
 
+    def _train_arrays(self) -> list[Path]:
+        return [self._path(TRAIN, side, array) for side in SIDES for array in ("ids", "offsets", "lengths")]
+
     def _split_files(self, split: str) -> SplitFiles:
-        return SplitFiles(*(self._path(split, side, array) for array in ("ids", "lengths") for side in SIDES))
+        return SplitFiles(
+            self._path(split, "source", "ids"),
+            self._path(split, "target", "ids"),
+            self._path(split, "source", "lengths"),
+            self._path(split, "target", "lengths"),
+        )
 
 
 def _with_tag(text: bytes, tag: str | None) -> bytes:
