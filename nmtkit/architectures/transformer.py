@@ -373,14 +373,13 @@ class Transformer(Architecture):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, TransformerState)
-        cache = state.cache
-        cache.advance()
-        alike = state.beams if cache.new < state.beams else 1  # rows of a sentence that are still one
-        position = cache.position.repeat_interleave(cache.new)
-        x = self.target_embedding(tokens[::alike], position, state.count())
+        tokens = state.cache.advance(tokens)  # N, or B while the rows of a sentence are one
+        position = state.cache.position.repeat_interleave(state.cache.new)
+        x = self.target_embedding(tokens, position, state.count())
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, state, index)
-        return self.output(self.decoder_norm(x)).repeat_interleave(alike, 0)
+        logits: Tensor = self.output(self.decoder_norm(x))
+        return logits.repeat_interleave(state.beams // state.cache.new, 0)
 
     def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}

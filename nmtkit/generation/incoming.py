@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,10 +19,10 @@ def from_file(path: Path, size: int) -> Iterator[list[str]]:
     Raises OSError when it cannot be read, ValueError when it is empty or no UTF-8, naming it and the line.
     """
     first = 1
-    for block in corpus.blocks(path, size):
-        lines = corpus.decode(block, path, first)[:-1].split("\n")
-        yield lines
-        first += len(lines)
+    with corpus.open_bytes(path) as file:
+        while raw := list(islice(file, size)):
+            yield corpus.decode(b"".join(raw).removesuffix(b"\n"), path, first).split("\n")
+            first += len(raw)
     if first == 1:
         raise ValueError(f"{path} is empty")
 

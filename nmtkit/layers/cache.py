@@ -29,13 +29,16 @@ class BeamCache:
         self.new = 0  # entries of the newest step
         self.prune_at = ROOM
 
-    def advance(self) -> None:
-        """Makes room for the entries of one more step; each layer then appends its own.
+    def advance(self, tokens: Tensor) -> Tensor:
+        """Makes room for the entries of one more step, of `tokens` N; each layer then appends its own.
 
-        At the very first step the rows of a sentence are still alike, and share one entry.
+        Returns the tokens [R] to step with: at the very first step the rows of a sentence begin alike, with bos, and
+        R is B: one row stands for all, and all share its entry. Otherwise R is N.
         """
         sentences, device = len(self.mask), self.mask.device
-        if self.entries == 0:
+        first = tokens.view(sentences, self.beams)
+        if self.entries == 0 and bool((first == first[:, :1]).all()):
+            tokens = first[:, 0]
             self.new, block = 1, self.mask.new_zeros(sentences, self.beams, 1)
         else:
             self.new = self.beams
@@ -45,11 +48,12 @@ class BeamCache:
         self.places = torch.cat([self.places, self.position[:, None].expand(-1, self.new)], 1)
         self.mask = torch.cat([self.mask, block], 2)
         self.entries += self.new
+        return tokens
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the newest tokens' key R H K and value R H V; returns all of the layer's, B H E K and B H E V.
 
-        R is B at the first step, N afterwards.
+        R is as `advance` says.
         """
         key = key.unflatten(0, (-1, self.new)).transpose(1, 2)  # B H new K
         value = value.unflatten(0, (-1, self.new)).transpose(1, 2)
@@ -63,7 +67,7 @@ class BeamCache:
         return keys[:, :, : self.entries], values[:, :, : self.entries]
 
     def visible(self, window: int | None) -> Tensor:
-        """What to add to the newest rows' scores: B new E; with `window`, -inf too on what is farther than half of it."""
+        """What to add to the newest rows' scores: B new E; -inf, too, on what is farther than half of `window`."""
         mask = self.mask[:, : self.new]
         if window is None:
             return mask

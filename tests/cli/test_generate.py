@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
-from nmtkit.data.tokenizer import Tokenizer, train_model
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import build, to_checkpoint, vocabulary_of
 from nmtkit.registry import derive
 

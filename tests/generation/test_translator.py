@@ -9,7 +9,8 @@ import torch
 
 from nmtkit import Translator, checkpoint
 from nmtkit.architectures import ARCHITECTURES
-from nmtkit.data.tokenizer import Tokenizer, train_model
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Request
 from nmtkit.generation.workers import Workers

@@ -1,0 +1,53 @@
+"""The append-only cache against decoding every prefix anew, over long searches."""
+
+import pytest
+import torch
+
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.interface import PrefixState
+from nmtkit.packed import Packed
+from nmtkit.registry import derive
+
+
+def tiny_model(**changes: int) -> Architecture:
+    torch.manual_seed(1)
+    entry = ARCHITECTURES["transformer_tiny"]
+    small = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, **changes}
+    return entry.factory(derive(entry.preset, small, "test"), Vocabulary(source=20, target=20, joint=True)).eval()
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
+    model, beams = tiny_model(window=window), 3
+    generator = torch.Generator().manual_seed(2)
+    memory = model.encode(Packed.from_lists([[5, 6, 7, 2], [8, 2], [9, 10, 2], [4, 2]]))
+    state, plain = model.start(memory, beams), PrefixState(memory, beams)
+    sentences, most, pruned = 4, 0, False
+    tokens = torch.ones(sentences * beams, dtype=torch.int64)
+    with torch.no_grad():
+        for step in range(50):
+            logits, expected = model.step(tokens, state), Architecture.step(model, tokens, plain)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+            if step == 20:
+                for one in (state, plain):
+                    one.keep(torch.tensor([0, 2, 3]))
+                sentences = 3
+            parents = torch.randint(beams, (sentences, beams), generator=generator)
+            parents = (parents + torch.arange(sentences)[:, None] * beams).flatten()
+            for one in (state, plain):
+                one.select(parents)
+            pruned |= state.cache.entries < most
+            most = max(most, state.cache.entries)
+            tokens = torch.randint(3, 20, (sentences * beams,), generator=generator)
+    assert pruned
+
+
+def test_rows_share_one_entry_only_while_they_are_alike():
+    model = tiny_model()
+    memory = model.encode(Packed.from_lists([[5, 2], [8, 9, 2]]))
+    with torch.no_grad():
+        for tokens, entries in (([1, 1, 1, 1], 1), ([1, 3, 1, 1], 2)):
+            state, plain = model.start(memory, 2), PrefixState(memory, 2)
+            logits = model.step(torch.tensor(tokens), state)
+            torch.testing.assert_close(logits, Architecture.step(model, torch.tensor(tokens), plain))
+            assert state.cache.entries == entries
