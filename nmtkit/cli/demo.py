@@ -25,7 +25,8 @@ def command(folder: Path) -> None:
 
     from nmtkit.demo.run import run
 
-    run(folder, program(), Console())
+    out = Console() if sys.stdout.isatty() else Console(width=200)  # a file has no edge to break lines at
+    run(folder, program(), out)
 
 
 def program() -> list[str]:

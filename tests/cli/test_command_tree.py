@@ -1,0 +1,200 @@
+"""Walks every command and every flag, and every command that README, CONTRIBUTING and examples/ show."""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from nmtkit.cli import COMMANDS, main
+from nmtkit.cli.command import Command
+from nmtkit.registry import Registry, flags
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+# --- flags ----------------------------------------------------------------------------------------------------------
+
+
+def subcommand(name: str) -> click.Command:
+    command = main.get_command(click.Context(main), name)
+    assert command is not None
+    return command
+
+
+def registries() -> list[Registry]:
+    from nmtkit.architectures import ARCHITECTURES
+    from nmtkit.criterions import CRITERIONS
+    from nmtkit.lr_schedulers import LR_SCHEDULERS
+    from nmtkit.optimizers import OPTIMIZERS
+
+    return [ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS]
+
+
+def tree() -> Iterator[tuple[str, list[click.Option]]]:
+    """Every command with its own flags, then every registered name with the flags that its config adds to train."""
+    for name in COMMANDS:
+        yield name, [parameter for parameter in subcommand(name).params if isinstance(parameter, click.Option)]
+    for registry in registries():
+        for name, entry in registry.entries.items():
+            yield f"train {registry.flag} {name}", flags(entry.preset, "")
+
+
+TREE = list(tree())
+IDS = [place for place, _ in TREE]
+
+
+def help_of(option: click.Option) -> str:
+    """Its help text as the page has it, without the default."""
+    record = option.get_help_record(click.Context(click.Command("any")))
+    return re.sub(r"\s*\[default: .*\]$", "", record[1]).strip() if record else ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does(name: str) -> None:
+    command = subcommand(name)
+    assert isinstance(command, Command)
+    assert command.help and command.help.strip()[0].isupper()
+
+
+@pytest.mark.parametrize(("place", "options"), TREE, ids=IDS)
+def test_every_flag_has_a_help_text(place: str, options: list[click.Option]) -> None:
+    for option in options:
+        assert not option.hidden, f"{place} {option.opts[0]} is hidden"
+        assert len(help_of(option)) > 3, f"{place} {option.opts[0]} has no help text"
+
+
+@pytest.mark.parametrize(("place", "options"), TREE, ids=IDS)
+def test_every_flag_states_its_default(place: str, options: list[click.Option]) -> None:
+    context = click.Context(click.Command("any"))
+    for option in options:
+        default = option.get_default(context)
+        if option.is_flag or option.required or option.multiple or not isinstance(default, str | int | float | Path):
+            continue
+        record = option.get_help_record(context)
+        assert record and "default: " in record[1], f"{place} {option.opts[0]} does not say that it is {default!r}"
+
+
+# Words that say the same: a command that has a flag with one must not have the same flag with the other.
+SAME = {
+    "maximum": "max",
+    "minimum": "min",
+    "length": "len",
+    "language": "lang",
+    "directory": "dir",
+    "folder": "dir",
+} | {
+    "destdir": "dir",
+    "number": "num",
+    "size": "num",
+    "filename": "file",
+    "out": "output",
+    "lenpen": "length-penalty",
+    "learning-rate": "lr",
+    "steps": "updates",
+    "iterations": "updates",
+}
+
+
+def meaning(flag: str) -> str:
+    words = flag.lstrip("-").split("-")
+    return "-".join(sorted(SAME.get(word, word) for word in words if word not in ("the", "of", "no")))
+
+
+@pytest.mark.parametrize(("place", "options"), TREE, ids=IDS)
+def test_no_two_flags_have_one_meaning(place: str, options: list[click.Option]) -> None:
+    by_help: dict[str, str] = {}
+    by_words: dict[str, str] = {}
+    for option in options:
+        flag = max(option.opts, key=len)
+        other = by_help.setdefault(help_of(option).lower(), flag)
+        assert other == flag, f"{place}: {flag} and {other} have the same help text"
+        other = by_words.setdefault(meaning(flag), flag)
+        assert other == flag, f"{place}: {flag} and {other} mean the same"
+
+
+# --- commands in documents ------------------------------------------------------------------------------------------
+
+DOCUMENTS = [
+    path
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "examples").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("*.sh")),
+    )
+    if path.exists()
+]
+# What shell variables of the scripts stand for, where it matters that a file of that name exists; others are 1.
+VARIABLES = {"pair": "en-de", "size": "base", "recipe": "baseline"}
+
+
+def shell_lines(path: Path) -> list[str]:
+    """The lines of a script, or of the sh blocks and `$` transcripts of a page, continuations joined."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        blocks = re.findall(r"```(?:sh|console|bash)\n(.*?)```", text, re.DOTALL)
+        inline = [code for code in re.findall(r"(?<!`)`(nmtkit [^`]+)`(?!`)", text) if len(code.split()) > 3]
+        text = "\n".join([*blocks, *inline])
+    return text.replace("\\\n", " ").splitlines()
+
+
+def calls(path: Path) -> list[list[str]]:
+    """The argument lists of every `nmtkit …` in a document, shell variables filled in."""
+    found = []
+    for line in shell_lines(path):
+        if line.lstrip().startswith("#") or "nmtkit" not in line:
+            continue
+        line = re.sub(r'"?\$@"?', "", line)
+        line = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", line)
+        line = re.sub(r"\$\{?(\w+)[^}\s\"$/.-]*\}?", lambda name: VARIABLES.get(name[1], "1"), line)
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+        lexer.whitespace_split = True
+        words = list(lexer)
+        for index, word in enumerate(words):
+            is_call = word == "nmtkit" or word.endswith("/nmtkit")
+            before = words[index - 1] if index else "|"
+            if not is_call or before not in ("|", "||", "&&", ";", "(", "$", "-m", "time", "srun", "then", "do"):
+                continue
+            end = next((i for i, it in enumerate(words[index:], index) if set(it) <= set("|&;<>()")), len(words))
+            found.append(words[index + 1 : end])
+    return found
+
+
+EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path)]
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"), EXAMPLES, ids=[f"{path.name}: {' '.join(words)}" for path, words in EXAMPLES]
+)
+def test_every_command_in_the_documents_parses(
+    path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(path.parent)  # for the config and plug-in files they name
+    name, *rest = arguments
+    if name.startswith("-"):
+        assert name in ("--help", "--version")
+        return
+    command = subcommand(name)
+    try:
+        command.make_context(name, [word for word in rest if word != "…"])
+    except click.exceptions.Exit as asked_for_help:
+        assert asked_for_help.exit_code == 0
+    except click.ClickException as error:
+        pytest.fail(f"{path.relative_to(ROOT)}: nmtkit {' '.join(arguments)}: {error.format_message()}")
+
+
+def test_the_documents_show_every_command() -> None:
+    shown = {arguments[0] for path, arguments in EXAMPLES if path.name == "README.md" and arguments}
+    assert set(COMMANDS) <= shown, f"README.md shows no example of {', '.join(set(COMMANDS) - shown)}"
+
+
+def test_help_loads_no_torch() -> None:
+    code = """import sys, nmtkit.cli
+nmtkit.cli.main(["--help"], standalone_mode=False)
+assert not {"torch", "sacrebleu", "sentencepiece"} & set(sys.modules)"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
