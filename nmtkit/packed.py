@@ -4,15 +4,29 @@ A layout says how many tokens each sentence has; values of any width ride on it:
 what must know sentences (attention, recurrence) looks at the layout; every other layer sees a flat token axis.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 # B sentences, T tokens in all of them, L tokens of the longest
 
+V = TypeVar("V")
 IGNORED = -100  # target of a token that counts in no loss: the dead tail of a batch of fixed shape
+
+
+class derived(Generic[V]):  # noqa: N801  # used as a decorator
+    """A property computed when first asked for: functools.cached_property without its lock, which stops torch.compile."""
+
+    def __init__(self, compute: Callable[[Any], V]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> V:
+        value = self.compute(instance)
+        object.__setattr__(instance, self.name, value)  # from now on found before this descriptor
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,40 +50,40 @@ class Layout:
     def sentences(self) -> int:
         return self.lengths.shape[0]
 
-    @cached_property
+    @derived
     def offsets(self) -> Tensor:
         """First token of each sentence, then T: B+1, int32 (the `cu_seqlens` of variable-length attention)."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
 
-    @cached_property
+    @derived
     def sentence(self) -> Tensor:
         """The sentence each token is of: T, int64."""
         index = torch.arange(self.sentences, device=self.lengths.device)
         return torch.repeat_interleave(index, self.lengths, output_size=self.tokens)
 
-    @cached_property
+    @derived
     def position(self) -> Tensor:
         """Each token's place in its sentence, from 0: T, int64."""
         index = torch.arange(self.tokens, device=self.lengths.device)
         return index - self.offsets.long()[self.sentence]
 
-    @cached_property
+    @derived
     def uniform(self) -> bool:
         """All sentences are equally long, so that [T, …] is [B, L, …] by a view."""
         return self.tokens == self.sentences * self.max_length
 
-    @cached_property
+    @derived
     def padded(self) -> Tensor:
         """For each cell of a B x L rectangle the token that fills it, clamped to the sentence: B, L, int64."""
         column = torch.arange(self.max_length, device=self.lengths.device)
         return self.offsets.long()[:-1, None] + torch.minimum(column, self.lengths[:, None] - 1)
 
-    @cached_property
+    @derived
     def valid(self) -> Tensor:
         """Which cells of the B x L rectangle hold a token: B, L, bool."""
         return torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
 
-    @cached_property
+    @derived
     def cell(self) -> Tensor:
         """The cell of the flattened B x L rectangle each token is in: T, int64."""
         return self.sentence * self.max_length + self.position

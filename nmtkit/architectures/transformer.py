@@ -340,12 +340,10 @@ class Transformer(Architecture):
 
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws the layers that this update leaves out (LayerDrop, Fan et al. 2020)."""
-        rates = [self.config.encoder_layerdrop] * len(self.encoder) + [self.config.decoder_layerdrop] * len(
-            self.decoder
-        )
-        draws = torch.rand(len(rates), generator=generator).tolist()
-        layers = [*self.encoder, *self.decoder]
-        self.dropped = frozenset(layer for layer, draw, rate in zip(layers, draws, rates, strict=True) if draw < rate)
+        rated: list[tuple[nn.Module, float]] = [(layer, self.config.encoder_layerdrop) for layer in self.encoder]
+        rated += [(layer, self.config.decoder_layerdrop) for layer in self.decoder]
+        draws = torch.rand(len(rated), generator=generator).tolist()
+        self.dropped = frozenset(layer for (layer, rate), draw in zip(rated, draws, strict=True) if draw < rate)
 
     def run(self, layer: nn.Module, x: Tensor, *rest: Tensor | Layout) -> Tensor:
         """A layer's output, or while training its input when this update drops the layer."""
@@ -385,9 +383,9 @@ class Transformer(Architecture):
         maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
         layout = source.layout
         x = self.source_embedding(source.values, layout.position, layout.max_length)
-        for layer in self.encoder:
-            maps["encoder"].append(layer.maps(x, layout) * layout.valid[:, None, :, None])
-            x = layer(x, layout)
+        for encoder_layer in self.encoder:
+            maps["encoder"].append(encoder_layer.maps(x, layout) * layout.valid[:, None, :, None])
+            x = encoder_layer(x, layout)
         memory, layout = self.encoder_norm(x), target_input.layout
         x = self.target_embedding(target_input.values, layout.position, layout.max_length)
         for layer in self.decoder:

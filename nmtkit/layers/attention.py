@@ -1,6 +1,7 @@
 """Scaled dot-product attention over packed sentences (Vaswani et al. 2017, sections 3.2 and 4)."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +31,29 @@ def attention(
     `causal` lets a query see the keys up to its own position; `window` r only those of the neighbourhood of size r
     around it, |i - j| <= r // 2. `dropout` falls on the weights, while training.
     """
+    p = dropout if training else 0.0
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        p = dropout if training else 0.0
         return rectangle_attention(query, key, value, query_layout, key_layout, causal, window, p)
+    options: Any = {"causal": causal, "window": window, "dropout": dropout, "training": training}
+    return plain_attention(query, key, value, query_layout, key_layout, **options)
+
+
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_layout: Layout,
+    key_layout: Layout,
+    *,
+    causal: bool = False,
+    window: int | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+) -> Tensor:
+    """The reference of `attention`: padded, with a mask, in torch's own operations."""
     weights = attention_weights(query, key, query_layout, key_layout, causal=causal, window=window)
-    if training and dropout:
-        weights = F.dropout(weights, dropout)
-    attended = weights.to(value.dtype) @ Packed(value, key_layout).rectangle().transpose(1, 2)  # B H L V
+    weights = F.dropout(weights, dropout, training).to(value.dtype)
+    attended = weights @ Packed(value, key_layout).rectangle().transpose(1, 2)  # B H L V
     return Packed.from_rectangle(attended.transpose(1, 2), query_layout).values
 
 

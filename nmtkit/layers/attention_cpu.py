@@ -1,8 +1,8 @@
 """Attention of short sentences on a CPU: plain batched products on a rectangle, with a backward pass by hand.
 
-Heads are gathered straight from the packed projections into B H L K, one copy each way; keys are padded to a multiple of
-16, since a softmax over fewer leaves the vector units (13 times slower at 15 columns than at 16); the softmax is taken in
-32 bits, the products in the type of the projections.
+Heads are gathered straight from the packed projections into B H L K, one copy each way; keys are padded to a multiple
+of 16, since a softmax over fewer leaves the vector units (13 times slower at 15 columns than at 16); the softmax is
+taken in 32 bits, the products in the type of the projections.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch import Tensor
 from nmtkit.layers.dropout import keep_mask, keep_scale
 from nmtkit.packed import Layout
 
-# B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple of
-# 16), H heads, K width of a query or key head, V width of a value head
+# B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
+# of 16), H heads, K width of a query or key head, V width of a value head
 
 KEY_MULTIPLE = 16
 

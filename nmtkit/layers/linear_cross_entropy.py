@@ -85,7 +85,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             at_target = (chosen - normaliser).exp() - (1 - label_smoothing) - label_smoothing / len(w)
             p.sub_(label_smoothing / len(w)).scatter_(1, goal, at_target[:, None].to(dtype))
-            if device != "cpu" or not counted.all():
+            # to ask whether it is needed would stop a compiler, and wait for a GPU
+            if device != "cpu" or torch.compiler.is_compiling() or not counted.all():
                 p.mul_(counted[:, None])
             torch.mm(p, w, out=gradients[0][start : start + rows])
             gradients[1].add_(p.t() @ part)

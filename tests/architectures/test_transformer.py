@@ -1,0 +1,420 @@
+"""The Transformer against section 3 and Table 3 of its paper."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
+from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig, sinusoids
+from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.packed import Layout, Packed
+
+SIZE = 19
+TINY = TransformerConfig(encoder_layers=2, decoder_layers=2, d_model=16, d_ff=24, heads=2)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "pre-norm": {"pre_norm": True},
+    "window": {"window": 3},
+    "learned positions": {"positions": "learned", "max_positions": 20},
+    "widths of their own": {"d_key": 3, "d_value": 5},
+    "narrow heads of 3": {"heads": 3, "d_key": 4, "d_value": 4},
+    "nothing shared": {"share_embeddings": False},
+}
+variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+
+
+def model_of(joint: bool = True, **changes: Any) -> Transformer:
+    torch.manual_seed(7)
+    source = SIZE if joint else SIZE + 4
+    return Transformer(replace(TINY, **changes), Vocabulary(source=source, target=SIZE, joint=joint))
+
+
+def sentences(*lengths: int, seed: int = 1) -> Packed:
+    generator = torch.Generator().manual_seed(seed)
+    return Packed.from_lists([torch.randint(3, SIZE, (length,), generator=generator).tolist() for length in lengths])
+
+
+# Sections 3.4 and 3.5
+
+
+@pytest.mark.parametrize("width", [512, 128, 7])
+def test_sinusoids_are_those_of_section_3_5(width: int) -> None:
+    table = sinusoids(200, width)
+    assert table.shape == (200, width)
+    for position in (0, 1, 17, 199):
+        for column in range(0, width, max(1, width // 40)):
+            angle = position / 10000.0 ** (2 * (column // 2) / width)
+            right = math.cos(angle) if column % 2 else math.sin(angle)
+            assert float(table[position, column]) == pytest.approx(right, abs=1e-6)
+
+
+def test_embeddings_are_scaled_and_positions_added() -> None:
+    model = model_of().eval()
+    source = sentences(3, 2)
+    layout = source.layout
+    x = model.source_embedding(source.values, layout.position, layout.max_length)
+    table = sinusoids(3, 16)
+    for row, (token, position) in enumerate(zip(source.values.tolist(), [0, 1, 2, 0, 1], strict=True)):
+        right = model.source_embedding.tokens.weight[token] * 4 + table[position]
+        torch.testing.assert_close(x[row], right)
+
+
+def test_fresh_embeddings_have_unit_variance_once_scaled() -> None:
+    torch.manual_seed(0)
+    model = Transformer(replace(TINY, d_model=64), Vocabulary(source=2000, target=2000, joint=True))
+    assert float((model.output.weight * 8).std()) == pytest.approx(1, abs=0.02)
+    bound = math.sqrt(6 / (64 + 24))
+    inner = model.encoder[0].feed_forward.inner
+    assert inner.weight.abs().max() <= bound and inner.weight.abs().max() > 0.98 * bound
+    assert not inner.bias.any()
+
+
+def test_sinusoids_have_no_limit() -> None:
+    model = model_of().eval()
+    assert model.max_source_positions is None
+    assert model(sentences(1500), sentences(1100, seed=2)).shape == (1100, 16)
+
+
+def test_learned_positions_name_their_limit() -> None:
+    model = model_of(positions="learned", max_positions=20)
+    assert model.max_source_positions == model.max_target_positions == 20
+    model.encode(sentences(20))
+    with pytest.raises(ValueError, match=r"21 tokens .* 20 positions .*--max-positions"):
+        model.encode(sentences(4, 21))
+
+
+# Vocabularies
+
+
+def test_a_joint_vocabulary_has_one_matrix() -> None:
+    model = model_of()
+    assert model.output.weight is model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
+
+
+def test_separate_vocabularies_tie_the_target_side_alone() -> None:
+    model = model_of(joint=False)
+    assert model.output.weight is model.target_embedding.tokens.weight
+    assert model.source_embedding.tokens.weight.shape == (SIZE + 4, 16)
+    assert parameter_count(model) == parameter_count(model_of()) + (SIZE + 4) * 16
+
+
+def test_without_sharing_the_source_embedding_is_its_own() -> None:
+    model = model_of(share_embeddings=False)
+    assert model.source_embedding.tokens.weight is not model.target_embedding.tokens.weight
+    assert model.output.weight is model.target_embedding.tokens.weight
+
+
+# Section 3.1: the whole against a Transformer written out in float64
+
+
+def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
+    """Features of one sentence, straight from the formulas of section 3, in float64."""
+    weights = {name: value.double() for name, value in model.state_dict().items()}
+    config = model.config
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def heads(x: Tensor, width: int) -> list[Tensor]:
+        return list(x.split(width, -1))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        result = []
+        parts = zip(
+            heads(query, config.key_width), heads(key, config.key_width), heads(value, config.value_width), strict=True
+        )
+        for q, k, v in parts:
+            scores = q @ k.T / math.sqrt(config.key_width)
+            if causal:
+                scores = scores + torch.full_like(scores, -math.inf).triu(1)
+            result.append(scores.softmax(-1) @ v)
+        return torch.cat(result, -1)
+
+    def self_attention(name: str, causal: bool, x: Tensor) -> Tensor:
+        width = config.heads * config.key_width
+        query, key, value = (x @ weights[f"{name}.input.weight"].T).split(
+            [width, width, config.heads * config.value_width], -1
+        )
+        return attend(query, key, value, causal) @ weights[f"{name}.output.weight"].T
+
+    def cross_attention(memory: Tensor, name: str, x: Tensor) -> Tensor:
+        parts = [config.heads * config.key_width, config.heads * config.value_width]
+        key, value = (memory @ weights[f"{name}.memory.weight"].T).split(parts, -1)
+        return attend(x @ weights[f"{name}.query.weight"].T, key, value, False) @ weights[f"{name}.output.weight"].T
+
+    def feed_forward(name: str, x: Tensor) -> Tensor:
+        inner = (x @ weights[f"{name}.inner.weight"].T + weights[f"{name}.inner.bias"]).clamp(min=0)
+        return inner @ weights[f"{name}.outer.weight"].T + weights[f"{name}.outer.bias"]
+
+    def residual(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if config.pre_norm:
+            return x + sublayer(norm(x, f"{name}.norm"))
+        return norm(x + sublayer(x), f"{name}.norm")
+
+    def embed(tokens: list[int]) -> Tensor:
+        return (
+            weights["output.weight"][tokens] * math.sqrt(config.d_model)
+            + sinusoids(len(tokens), config.d_model).double()
+        )
+
+    memory = embed(source)
+    for layer in (f"encoder.{index}" for index in range(config.encoder_layers)):
+        memory = residual(memory, f"{layer}.attention_residual", partial(self_attention, f"{layer}.attention", False))
+        memory = residual(memory, f"{layer}.feed_forward_residual", partial(feed_forward, f"{layer}.feed_forward"))
+    memory = norm(memory, "encoder_norm") if config.pre_norm else memory
+    x = embed(target)
+    for layer in (f"decoder.{index}" for index in range(config.decoder_layers)):
+        x = residual(x, f"{layer}.attention_residual", partial(self_attention, f"{layer}.attention", True))
+        x = residual(
+            x, f"{layer}.cross_attention_residual", partial(cross_attention, memory, f"{layer}.cross_attention")
+        )
+        x = residual(x, f"{layer}.feed_forward_residual", partial(feed_forward, f"{layer}.feed_forward"))
+    return norm(x, "decoder_norm") if config.pre_norm else x
+
+
+@pytest.mark.parametrize("changes", [{}, {"pre_norm": True}, {"d_key": 3, "d_value": 5}], ids=["post", "pre", "widths"])
+def test_the_model_is_section_3_written_out(changes: dict[str, Any]) -> None:
+    model = model_of(**changes).eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases, which begin as ones and zeros
+            nn.init.normal_(parameter, mean=0.5)
+    source, target = sentences(6, 3), sentences(4, 9, seed=2)
+    features = target.with_values(model(source, target)).split()
+    for ours, ids, prefix in zip(features, source.split(), target.split(), strict=True):
+        torch.testing.assert_close(ours.double(), by_hand(model, ids.tolist(), prefix.tolist()), rtol=1e-5, atol=2e-5)
+
+
+# Contracts
+
+
+@variants
+def test_cached_steps_equal_the_full_forward(changes: dict[str, Any]) -> None:
+    model = model_of(**changes).eval()
+    with torch.no_grad():
+        memory = model.encode(sentences(4, 7, 2))
+        state, plain = model.start(memory, 2), PrefixState(memory, 2)
+        for column in sentences(*[11] * 6, seed=9).rectangle().unbind(1):
+            column = column if plain.prefixes.shape[1] else torch.ones_like(column)  # a search begins with bos
+            logits, right = model.step(column, state), Architecture.step(model, column, plain)
+            torch.testing.assert_close(logits, right, rtol=1e-5, atol=1e-5)
+            parents = torch.tensor([1, 0, 2, 2, 5, 5])
+            state.select(parents)
+            plain.select(parents)
+
+
+@variants
+def test_a_sentence_scores_alike_alone_and_in_any_batch(changes: dict[str, Any]) -> None:
+    model = model_of(**changes).eval()
+    source, target = sentences(4, 18, 1, 6), sentences(7, 2, 16, 12, seed=2)
+    together = target.with_values(model(source, target)).split()
+    for index, right in enumerate(together):
+        one = torch.tensor([index])
+        torch.testing.assert_close(model(source.select(one), target.select(one)), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_dead_tail_changes_nothing() -> None:
+    """A batch of fixed shape ends in a dummy sentence; its `max_length` is only a bound."""
+    model = model_of().eval()
+    source, target = sentences(4, 6, 5), sentences(3, 5, 4, seed=2)
+    right = model(source.select(torch.tensor([0, 1])), target.select(torch.tensor([0, 1])))
+    bound = [Packed(x.values, Layout(x.layout.lengths, 32, x.layout.tokens)) for x in (source, target)]
+    torch.testing.assert_close(model(*bound)[:8], right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_window_hides_what_lies_beyond_it() -> None:
+    model = model_of(window=3, encoder_layers=1).eval()
+    source = sentences(9)
+    changed = source.values.clone()
+    changed[0] = (changed[0] + 1) % SIZE
+    before, after = model.encode(source).values, model.encode(source.with_values(changed)).values
+    assert not torch.allclose(before[1], after[1])
+    assert torch.equal(before[2:], after[2:])
+
+
+@variants
+def test_attention_maps_are_distributions_over_what_may_be_seen(changes: dict[str, Any]) -> None:
+    model = model_of(**changes).eval()
+    source, target = sentences(4, 7), sentences(5, 3, seed=2)
+    maps = model.attention_maps(source, target)
+    heads = model.config.heads
+    shapes = {"encoder": (2, heads, 7, 7), "decoder": (2, heads, 5, 5), "cross": (2, heads, 5, 7)}
+    for kind, layers in maps.items():
+        assert [tuple(weights.shape) for weights in layers] == [shapes[kind]] * 2
+        lengths = source.layout.lengths if kind == "encoder" else target.layout.lengths
+        for weights in layers:
+            for sentence, length in enumerate(lengths.tolist()):
+                torch.testing.assert_close(weights[sentence, :, :length].sum(-1), torch.ones(heads, length))
+                assert not weights[sentence, :, length:].any()
+    assert all(not weights.triu(1).any() for weights in maps["decoder"])
+    assert all(not weights[0, :, :, 4:].any() for weights in maps["cross"])
+
+
+def test_attention_maps_give_back_the_output_of_attention() -> None:
+    """The weights of the first encoder layer, applied to its values, are what the layer goes on with."""
+    model = model_of().eval()
+    source = sentences(4)
+    maps = model.attention_maps(source, sentences(3, seed=2))
+    attention = model.encoder[0].attention
+    x = model.source_embedding(source.values, source.layout.position, 4)
+    _, _, value = attention.project(x)
+    right = torch.einsum("hlm,mhv->lhv", maps["encoder"][0][0], value).flatten(1)
+    torch.testing.assert_close(attention(x, source.layout), attention.output(right), rtol=1e-5, atol=1e-5)
+
+
+# Training options
+
+
+def loss_and_gradients(model: Transformer) -> tuple[Tensor, list[Tensor | None]]:
+    source, target = sentences(4, 9), sentences(5, 7, seed=2)
+    loss, _ = output_cross_entropy(model.output, model(source, target), target.values, 0.1)
+    loss.backward()
+    return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+@variants
+def test_every_parameter_gets_a_gradient(changes: dict[str, Any]) -> None:
+    _, gradients = loss_and_gradients(model_of(**changes))
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+
+
+def test_gradient_checkpointing_changes_no_number() -> None:
+    results = []
+    for checkpointed in (False, True):
+        model = model_of(
+            dropout=0.2, attention_dropout=0.2, activation_dropout=0.2, gradient_checkpointing=checkpointed
+        )
+        torch.manual_seed(3)
+        results.append(loss_and_gradients(model))
+    (loss, gradients), (again, recomputed) = results
+    assert torch.equal(loss, again)
+    for one, other in zip(gradients, recomputed, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_dropped_layers_are_those_of_the_draw() -> None:
+    model = model_of(encoder_layerdrop=0.5, decoder_layerdrop=0.3, dropout=0.0)
+    drops, rounds = torch.zeros(4), 2000
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(rounds):
+        model.begin_update(generator)
+        drops += torch.tensor([layer in model.dropped for layer in (*model.encoder, *model.decoder)])
+    torch.testing.assert_close(drops / rounds, torch.tensor([0.5, 0.5, 0.3, 0.3]), atol=0.05, rtol=0)
+
+
+def test_the_draw_of_layers_depends_on_the_generator_alone() -> None:
+    draws = []
+    for noise in (1, 2):
+        model = model_of(encoder_layerdrop=0.5, decoder_layerdrop=0.5)
+        torch.manual_seed(noise)
+        model.begin_update(torch.Generator().manual_seed(11))
+        draws.append([layer in model.dropped for layer in (*model.encoder, *model.decoder)])
+    assert draws[0] == draws[1]
+
+
+def test_a_dropped_layer_passes_its_input_on_while_training_alone() -> None:
+    model = model_of(dropout=0.0)
+    source = sentences(4, 9)
+    shorter = copy.deepcopy(model)
+    shorter.encoder = nn.ModuleList([model.encoder[1]])
+    whole = model.encode(source).values
+    model.dropped = frozenset([model.encoder[0]])
+    torch.testing.assert_close(model.encode(source).values, shorter.encode(source).values)
+    torch.testing.assert_close(model.eval().encode(source).values, whole)
+
+
+def test_bfloat16_autocast_stays_near_float32() -> None:
+    model = model_of(dropout=0.0)
+    loss, gradients = loss_and_gradients(model)
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        near, rounded = loss_and_gradients(model)
+    assert near.item() == pytest.approx(loss.item(), rel=0.01)
+    errors = []
+    for one, other in zip(gradients, rounded, strict=True):
+        assert one is not None and other is not None and other.dtype == torch.float32
+        errors.append(float((one - other).norm() / one.norm()))
+    assert max(errors) < 0.3 and sum(errors) < 0.08 * len(errors)  # what torch's own autocast leaves: 0.14, 0.036
+
+
+def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
+    """Dynamo finds no graph break, and the graph, run eagerly, computes the same."""
+    torch._dynamo.reset()
+    model = model_of().eval()
+    source, target = sentences(4, 6), sentences(5, 3, seed=2)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    def whole(source: Tensor, lengths: Tensor, target: Tensor, target_lengths: Tensor) -> Tensor:
+        return compiled(Packed(source, Layout(lengths, 6, 10)), Packed(target, Layout(target_lengths, 5, 8)))
+
+    result = whole(source.values, source.layout.lengths, target.values, target.layout.lengths)
+    torch.testing.assert_close(result, model(source, target), rtol=1e-5, atol=1e-5)
+
+
+# Configurations
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 3}, "d_model 512 is not a multiple of heads 3; give --d-key and --d-value"),
+        ({"heads": 3, "d_key": 8}, "not a multiple of heads 3"),
+        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
+        ({"encoder_layerdrop": -0.1}, "encoder_layerdrop is -0.1"),
+        ({"encoder_layers": 0}, "encoder_layers is 0; it must be at least 1"),
+        ({"window": 0}, "window is 0; it must be at least 1"),
+    ],
+)
+def test_impossible_configurations_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TransformerConfig(**changes)
+
+
+def test_presets_have_the_shapes_they_are_known_by() -> None:
+    shapes = {
+        name: (c.encoder_layers, c.decoder_layers, c.d_model, c.d_ff, c.heads, c.dropout)
+        for name, c in ((name, ARCHITECTURES[name].preset) for name in ARCHITECTURES.names())
+        if isinstance(c, TransformerConfig)
+    }
+    assert shapes["transformer_tiny"] == (4, 4, 128, 256, 4, 0.1)
+    assert shapes["transformer_iwslt_de_en"] == (6, 6, 512, 1024, 4, 0.3)
+    assert shapes["transformer_base"] == (6, 6, 512, 2048, 8, 0.1)
+    assert shapes["transformer_big"] == (6, 6, 1024, 4096, 16, 0.3)
+    assert shapes["transformer_big_en_fr"] == (6, 6, 1024, 4096, 16, 0.1)
+
+
+# Table 3: name of the row, what it changes of the base model, millions of parameters in the paper
+TABLE_3: list[tuple[str, TransformerConfig, int]] = [
+    ("base", BASE, 65),
+    ("(B) d_k 16", replace(BASE, d_key=16), 58),
+    ("(B) d_k 32", replace(BASE, d_key=32), 60),
+    ("(C) N 2", replace(BASE, encoder_layers=2, decoder_layers=2), 36),
+    ("(C) N 4", replace(BASE, encoder_layers=4, decoder_layers=4), 50),
+    ("(C) N 8", replace(BASE, encoder_layers=8, decoder_layers=8), 80),
+    ("(C) d_model 256", replace(BASE, d_model=256, d_key=32, d_value=32), 28),
+    ("(C) d_model 1024", replace(BASE, d_model=1024, d_key=128, d_value=128), 168),
+    ("(C) d_ff 1024", replace(BASE, d_ff=1024), 53),
+    ("(C) d_ff 4096", replace(BASE, d_ff=4096), 90),
+    ("big", BIG, 213),
+]
+
+
+def test_parameter_counts_match_table_3() -> None:
+    print(f"\n{'row of Table 3':18}{'paper':>8}{'ours':>9}   (millions, 37,000 joint entries)")
+    far = []
+    for name, config, published in TABLE_3:
+        with torch.device("meta"):
+            count = parameter_count(Transformer(config, Vocabulary(source=37_000, target=37_000, joint=True))) / 1e6
+        print(f"{name:18}{published:8}{count:9.2f}")
+        if abs(count - published) > max(3, 0.03 * published):
+            far.append(name)
+    assert not far

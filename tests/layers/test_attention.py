@@ -1,0 +1,167 @@
+"""Attention, its fast path and its plain one, against loops in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from nmtkit.layers.attention import attention, attention_weights, plain_attention
+from nmtkit.layers.attention_cpu import rectangle_attention
+from nmtkit.packed import Layout
+
+H, K, V = 2, 4, 6
+CASES = [
+    pytest.param([3, 1, 5], [3, 1, 5], True, None, id="causal"),
+    pytest.param([3, 1, 5], [3, 1, 5], False, None, id="encoder"),
+    pytest.param([3, 1, 5], [2, 6, 1], False, None, id="cross"),
+    pytest.param([9, 4], [9, 4], False, 3, id="window"),
+    pytest.param([9, 4], [9, 4], True, 4, id="causal window"),
+    pytest.param([4, 4, 4], [4, 4, 4], True, None, id="equal lengths"),
+    pytest.param([1], [20], False, None, id="one token"),
+    pytest.param([40, 17], [40, 17], True, None, id="longer than a register"),
+]
+
+
+def layout(lengths: list[int]) -> Layout:
+    return Layout.of(torch.tensor(lengths))
+
+
+def by_loops(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[int],
+    key_lengths: list[int],
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    result = []
+    for q, k, v in zip(query.split(lengths), key.split(key_lengths), value.split(key_lengths), strict=True):
+        for i in range(len(q)):
+            seen = [
+                j for j in range(len(k)) if (not causal or j <= i) and (window is None or abs(i - j) <= window // 2)
+            ]
+            for h in range(q.shape[1]):
+                scores = [
+                    sum(a * b for a, b in zip(q[i, h], k[j, h], strict=True)) / math.sqrt(q.shape[2]) for j in seen
+                ]
+                weights = torch.softmax(torch.stack(scores), 0)
+                result.append(sum(weight * v[j, h] for weight, j in zip(weights, seen, strict=True)))
+    return torch.stack(result).view(len(query), query.shape[1], -1)
+
+
+def draw(lengths: list[int], key_lengths: list[int], dtype: torch.dtype, fused: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    if fused:  # strided views, as a fused projection gives them
+        x = torch.randn(sum(lengths), 3 * H * K, dtype=dtype)
+        return [part.unflatten(-1, (H, K)) for part in x.split(H * K, -1)]
+    sizes = [(sum(lengths), K), (sum(key_lengths), K), (sum(key_lengths), V)]
+    return [torch.randn(tokens, H, width, dtype=dtype) for tokens, width in sizes]
+
+
+@pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
+def test_every_path_equals_the_loops(
+    lengths: list[int], key_lengths: list[int], causal: bool, window: int | None
+) -> None:
+    query, key, value = (x.requires_grad_() for x in draw(lengths, key_lengths, torch.float32))
+    right = by_loops(query.double(), key.double(), value.double(), lengths, key_lengths, causal, window)
+    layouts = layout(lengths), layout(key_lengths)
+    weight = torch.randn_like(right)
+    right_gradients = torch.autograd.grad((right * weight).sum(), [query, key, value])
+    for path in (attention, plain_attention):
+        result = path(query, key, value, *layouts, causal=causal, window=window)
+        torch.testing.assert_close(result.double(), right, atol=1e-6, rtol=1e-5)
+        gradients = torch.autograd.grad((result * weight).sum(), [query, key, value])
+        for ours, theirs in zip(gradients, right_gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[3, 1, 5], [4, 4]])
+def test_the_fast_path_reads_the_views_of_a_fused_projection(lengths: list[int]) -> None:
+    views = draw(lengths, lengths, torch.float32, fused=True)
+    assert not views[1].is_contiguous()
+    copies = [view.contiguous() for view in views]
+    one = layout(lengths)
+    strided, dense = (rectangle_attention(*x, one, one, True, None, 0.0) for x in (views, copies))
+    assert torch.equal(strided, dense)
+
+
+def test_bfloat16_stays_near_the_loops() -> None:
+    lengths = [7, 12]
+    inputs = [x.bfloat16() for x in draw(lengths, lengths, torch.float32)]
+    result = attention(*inputs, layout(lengths), layout(lengths), causal=True)
+    assert result.dtype == torch.bfloat16
+    right = by_loops(*(x.double() for x in inputs), lengths, lengths, True, None)
+    torch.testing.assert_close(result.double(), right, atol=0.03, rtol=0.03)
+
+
+def test_a_sentence_has_the_same_result_in_any_company() -> None:
+    lengths = [5, 30, 2, 11]
+    query, key, value = draw(lengths, lengths, torch.float32)
+    together = attention(query, key, value, layout(lengths), layout(lengths), causal=True).split(lengths)
+    parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), together, strict=True)
+    for q, k, v, right in parts:
+        alone = layout([len(q)])
+        torch.testing.assert_close(attention(q, k, v, alone, alone, causal=True), right, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("path", ["fast", "plain"])
+def test_dropout_falls_on_the_weights(path: str) -> None:
+    """With values that are the identity, the result is the weights themselves: each is gone or scaled."""
+    lengths, p, n = [16] * 40, 0.25, 16
+    torch.manual_seed(1)
+    query, key = torch.randn(640, H, K), torch.randn(640, H, K)
+    value = torch.eye(n).repeat(40, 1)[:, None].expand(-1, H, -1).contiguous().requires_grad_()
+    one = layout(lengths)
+    run = attention if path == "fast" else plain_attention
+    weights = run(query, key, value, one, one).detach()
+    dropped = run(query, key, value, one, one, dropout=p, training=True)
+    gone = dropped == 0
+    assert abs(gone.float().mean() - p) < 0.02
+    torch.testing.assert_close(dropped[~gone], weights[~gone] / (1 - p), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(run(query, key, value, one, one, dropout=p, training=False), weights)
+    # the gradient of the sum of the results by a value is the sum of the weights it got
+    (gradient,) = torch.autograd.grad(dropped.sum(), value)
+    right = dropped.detach().view(40, n, H, n).sum(1).transpose(1, 2)  # sentence, key, head
+    torch.testing.assert_close(gradient.view(40, n, H, n), right[..., None].expand(-1, -1, -1, n), atol=1e-5, rtol=1e-4)
+
+
+def test_dropout_gradients_equal_differences() -> None:
+    """Central differences in float32, the mask held by the seed."""
+    lengths = [3, 2]
+    inputs = [x.requires_grad_() for x in draw(lengths, lengths, torch.float32)]
+    one = layout(lengths)
+    weight = torch.randn(5, H, V)
+
+    def loss(*x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return (rectangle_attention(*x, one, one, False, None, 0.4) * weight).sum()
+
+    gradients = torch.autograd.grad(loss(*inputs), inputs)
+    for number, gradient in enumerate(gradients):
+        direction = torch.randn_like(gradient)
+        moved = [[x + sign * 1e-2 * direction if i == number else x for i, x in enumerate(inputs)] for sign in (1, -1)]
+        slope = (loss(*moved[0]) - loss(*moved[1])) / 2e-2
+        assert float(slope) == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=1e-3)
+
+
+def test_weights_are_rows_that_sum_to_one_and_see_nothing_hidden() -> None:
+    query, key, _ = draw([4, 2], [4, 2], torch.float32)
+    one = layout([4, 2])
+    weights = attention_weights(query, key, one, one, causal=True, window=3)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, 4))
+    assert (weights[0].triu(1) == 0).all() and (weights[0].tril(-2) == 0).all()
+    assert (weights[1, :, :, 2:] == 0).all()
+
+
+def test_layouts_do_not_outlive_their_batch() -> None:
+    import gc
+    import weakref
+
+    one = layout([3, 2])
+    attention(*draw([3, 2], [3, 2], torch.float32), one, one, causal=True)
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None

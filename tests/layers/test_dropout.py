@@ -1,0 +1,78 @@
+"""Rates and scales of dropout, and its gradients, against what the definition says."""
+
+import pytest
+import torch
+
+from nmtkit.layers.dropout import STEPS, Dropout, keep_mask, keep_scale, masked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_drops_at_its_rate_and_keeps_the_mean(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    n = 400_000
+    result = Dropout(p)(torch.ones(n, dtype=dtype)).double()
+    deviation = (p * (1 - p) / n) ** 0.5
+    assert abs((result == 0).double().mean() - p) < 5 * deviation
+    kept = result[result != 0]
+    assert kept.unique().numel() == 1
+    assert abs(kept[0] - 1 / (1 - p)) < (0.004 if dtype == torch.bfloat16 else 1e-4) / (1 - p)
+
+
+def test_each_lane_of_a_random_word_decides_alike_often() -> None:
+    torch.manual_seed(2)
+    mask = keep_mask(torch.empty(400_000), 0.25)
+    assert set(mask.unique().tolist()) == {-1, 0}
+    rates = (mask.view(-1, 4) == 0).double().mean(0)
+    assert ((rates - 0.25).abs() < 0.01).all()
+    # neighbours decide for themselves: both drop at the square of the rate
+    both = ((mask[:-1] == 0) & (mask[1:] == 0)).double().mean()
+    assert abs(both - 0.0625) < 0.003
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 1 / 3, 0.999999])
+def test_the_scale_inverts_the_exact_rate(p: float) -> None:
+    kept = round(STEPS / keep_scale(p))
+    assert 1 <= kept <= STEPS - 1
+    assert abs(kept / STEPS - (1 - p)) <= 1 / STEPS
+    assert keep_scale(p) == STEPS / kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 5)])
+def test_a_mask_is_zero_or_the_value_itself(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    x = torch.randn(shape).to(dtype)
+    mask = keep_mask(x, 0.5)
+    assert torch.equal(masked(x, mask), torch.where(mask < 0, x, torch.zeros_like(x)))
+
+
+def test_the_gradient_passes_where_the_value_did() -> None:
+    torch.manual_seed(4)
+    x = torch.randn(1000, requires_grad=True)
+    result = Dropout(0.3)(x)
+    weight = torch.randn(1000)
+    (result * weight).sum().backward()
+    assert x.grad is not None
+    expected = torch.where(result == 0, torch.zeros(()), weight * keep_scale(0.3))
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_the_seed_decides_the_mask() -> None:
+    draws = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        draws.append(Dropout(0.5)(torch.ones(1000)))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+def test_no_dropout_when_evaluating_or_at_zero() -> None:
+    x = torch.randn(10)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+def test_doubles_take_the_plain_path() -> None:
+    torch.manual_seed(7)
+    result = Dropout(0.5)(torch.ones(10_000, dtype=torch.float64))
+    assert set(result.unique().tolist()) == {0.0, 2.0}

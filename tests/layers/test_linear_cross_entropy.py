@@ -1,0 +1,111 @@
+"""The fused projection and loss against F.cross_entropy in float64."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmtkit.layers import linear_cross_entropy
+from nmtkit.layers.linear_cross_entropy import cross_entropy, output_cross_entropy
+from nmtkit.packed import IGNORED
+
+
+class Sum(nn.Module):
+    """An output that is no nn.Linear, hence takes the plain path."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(0)
+    output = nn.Linear(11, vocabulary, bias=bias)
+    nn.init.normal_(output.weight)
+    target = torch.randint(vocabulary, (tokens,))
+    return output, torch.randn(tokens, 11, requires_grad=True), target
+
+
+def expected(
+    output: nn.Linear, features: Tensor, target: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Loss, nll and the gradients by features, weight (and bias), from torch in float64."""
+    x = features.detach().double().requires_grad_()
+    parameters = [p.detach().double().requires_grad_() for p in output.parameters()]
+    logits = F.linear(x, *parameters)
+    options = {"reduction": "sum", "ignore_index": IGNORED}
+    loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options)
+    nll = F.cross_entropy(logits, target, **options)
+    return loss, nll, list(torch.autograd.grad(loss, [x, *parameters]))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_values_and_gradients_equal_float64(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, fused: bool
+) -> None:
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
+    output, features, target = case(bias=bias)
+    target[[3, 4, 20]] = IGNORED
+    loss, nll = output_cross_entropy(output if fused else Sum(output), features, target, smoothing)
+    assert not nll.requires_grad
+    gradients = torch.autograd.grad(loss * 0.5, [features, *output.parameters()])
+    right_loss, right_nll, right_gradients = expected(output, features, target, smoothing)
+    torch.testing.assert_close(loss.double(), right_loss)
+    torch.testing.assert_close(nll.double(), right_nll)
+    for ours, theirs in zip(gradients, right_gradients, strict=True):
+        torch.testing.assert_close(ours.double(), 0.5 * theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_the_formula_is_the_one_of_the_docstring() -> None:
+    logits, target = torch.randn(5, 7, dtype=torch.float64), torch.randint(7, (5,))
+    minus_log = -(logits.exp() / logits.exp().sum(1, keepdim=True)).log()
+    right = sum(0.8 * minus_log[t, target[t]] + 0.2 / 7 * minus_log[t].sum() for t in range(5))
+    assert float(cross_entropy(logits, target, 0.2)[0]) == pytest.approx(float(right), rel=1e-6)
+
+
+def test_bfloat16_stays_near_float64() -> None:
+    output, features, target = case(tokens=64, vocabulary=300)
+    nn.init.normal_(output.weight, std=0.2)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, nll = output_cross_entropy(output, features, target, 0.1)
+    gradients = torch.autograd.grad(loss, [features, output.weight])
+    right_loss, right_nll, right_gradients = expected(output, features, target, 0.1)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(right_loss), rel=3e-3)
+    assert float(nll) == pytest.approx(float(right_nll), rel=3e-3)
+    for ours, theirs in zip(gradients, right_gradients, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).norm() / theirs.norm() < 0.02
+
+
+def test_a_target_that_seems_impossible_costs_its_distance_and_not_infinity() -> None:
+    output = nn.Linear(2, 3, bias=False)
+    with torch.no_grad():
+        output.weight.copy_(torch.tensor([[300.0, 0.0], [0.0, 1.0], [-300.0, 0.0]]))
+    loss, _ = output_cross_entropy(output, torch.tensor([[1.0, 0.0]]), torch.tensor([2]), 0.0)
+    assert float(loss) == pytest.approx(600.0)
+
+
+def test_without_gradients_only_values_are_computed() -> None:
+    output, features, target = case()
+    with torch.no_grad():
+        loss, nll = output_cross_entropy(output, features, target, 0.1)
+    right_loss, right_nll, _ = expected(output, features, target, 0.1)
+    torch.testing.assert_close((loss.double(), nll.double()), (right_loss.detach(), right_nll.detach()))
+    assert not loss.requires_grad
+
+
+def test_a_tied_weight_gathers_the_gradients_of_both_its_uses() -> None:
+    torch.manual_seed(0)
+    embedding = nn.Embedding(17, 6)
+    output = nn.Linear(6, 17, bias=False)
+    output.weight = embedding.weight
+    tokens, target = torch.randint(17, (9,)), torch.randint(17, (9,))
+    fused = torch.autograd.grad(output_cross_entropy(output, embedding(tokens), target, 0.1)[0], embedding.weight)[0]
+    plain = torch.autograd.grad(cross_entropy(output(embedding(tokens)), target, 0.1)[0], embedding.weight)[0]
+    torch.testing.assert_close(fused, plain)
