@@ -249,3 +249,43 @@ def test_the_configs_of_table_2_are_sections_5_and_6_of_the_paper(pair, size, up
 def test_scripts_are_sound_bash(script):
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     assert script.stat().st_mode & 0o111
+
+
+def test_the_table_marks_what_differs_from_the_base_by_more_than_its_seeds_do(tmp_path):
+    results = {"base": [5.0, 5.2, 5.1], "A_heads_1": [5.25], "C_layers_2": [5.9]}
+    for row, values in results.items():
+        for seed, ppl in enumerate(values):
+            (tmp_path / f"{row}-seed{seed}").mkdir()
+            result = {"row": row, "seed": seed, "updates": 10, "parameters": 2_000_000, "ppl": ppl, "bleu": 30.0}
+            text = json.dumps({**result, "signature": "tok:13a"})
+            (tmp_path / f"{row}-seed{seed}" / "result.json").write_text(text)
+    command = [sys.executable, WMT14 / "table3.py", "--print-only", "--runs", tmp_path]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["base", "A_heads_1", "C_layers_2"]
+    assert "5.10 ± 0.10" in lines[1] and "*" not in lines[1]
+    assert "*" not in lines[2]  # 0.15 from the mean of the base, whose seeds are 0.2 apart
+    assert "5.90 *" in lines[3] and lines[3].split()[6] == "6.11"  # the paper's
+
+
+def test_the_small_table_changes_one_thing_a_row_and_has_every_letter():
+    rows = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k/table3").glob("*.toml")}
+    base = rows.pop("base")
+    assert {name[0] for name in rows} == set("ABCDE")
+    for name, tables in rows.items():
+        assert tables["run"] == base["run"] and tables["lr-scheduler"] == base["lr-scheduler"]
+        changed = [key for key, value in tables["architecture"].items() if value != base["architecture"][key]]
+        if name.startswith("B"):  # d_value keeps its width, which it would else take from d_key's default
+            assert changed == ["d_key", "d_value"] and tables["architecture"]["d_value"] == 128 // 4
+        elif "layers" in name:
+            assert changed == ["encoder_layers", "decoder_layers"]
+        else:
+            assert len(changed) == (0 if "smoothing" in name else 1)
+
+
+def test_the_multi30k_baseline_is_the_published_one():
+    tables = resolved(EXAMPLES / "multi30k/baseline.toml").tables()
+    assert tables["architecture"]["name"] == "transformer_tiny" and tables["architecture"]["dropout"] == 0.3
+    assert tables["run"]["batch_tokens"] == 4096 and tables["run"]["max_epoch"] == 40
+    assert tables["run"]["save_interval"] == 1 and tables["run"]["keep_last"] == 10
+    assert tables["lr-scheduler"]["lr"] == 0.005 and tables["lr-scheduler"]["warmup_updates"] == 2000
+    assert tables["criterion"]["label_smoothing"] == 0.1

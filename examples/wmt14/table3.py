@@ -40,6 +40,7 @@ PAPER = {
     "E_learned_positions": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
+SEEDS_FOR_A_FINDING = 3  # of the base, without which a difference may be chance
 NMTKIT = [sys.executable, "-m", "nmtkit"]
 
 
@@ -69,7 +70,7 @@ def main() -> None:
         for row in rows:
             for seed in arguments.seeds:
                 make(row, seed, arguments.configs, arguments.data, arguments.runs, extra)
-    print_table(arguments.runs)
+    print_table(arguments.runs, PAPER if arguments.configs == here / "table3" else {})
 
 
 def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -131,21 +132,34 @@ def parameters(checkpoint: Path) -> int:
     return parameter_count(from_checkpoint(checkpoint)[0])
 
 
-def print_table(runs: Path) -> None:
-    """One line a row; several seeds as their mean and half their range."""
+def print_table(runs: Path, paper: dict) -> None:
+    """One line a row; several seeds as their mean and half their range, and what differs from the base by more."""
     results = [json.loads(path.read_text()) for path in runs.glob("*/result.json")]
     if not results:
         print(f"nothing is done in {runs}")
         return
-    print(f"{'row':<20} {'updates':>8} {'M param.':>8} {'paper':>6} {'ppl':>13} {'paper':>6} {'BLEU':>13} {'paper':>6}")
+    base = [result for result in results if result["row"] == "base"]
+    print(f"{'row':<20} {'updates':>8} {'M param.':>8} {'paper':>6} {'ppl':>14} {'paper':>6} {'BLEU':>14} {'paper':>6}")
     for row in in_order({result["row"] for result in results}):
         of_row = [result for result in results if result["row"] == row]
-        ppl, bleu, size = PAPER.get(row, (None, None, None))
+        ppl, bleu, size = paper.get(row, (None, None, None))
         print(
             f"{row:<20} {of_row[0]['updates']:>8,} {of_row[0]['parameters'] / 1e6:>8.1f} {shown(size):>6}"
-            f" {spread(of_row, 'ppl', 2):>13} {shown(ppl):>6} {spread(of_row, 'bleu', 1):>13} {shown(bleu):>6}"
+            f" {spread(of_row, 'ppl', 2) + mark(of_row, base, 'ppl'):>14} {shown(ppl):>6}"
+            f" {spread(of_row, 'bleu', 1) + mark(of_row, base, 'bleu'):>14} {shown(bleu):>6}"
         )
-    print(f"BLEU: {results[0]['signature']}; the paper's is over other tokens. Perplexity is per piece.")
+    if len(base) >= SEEDS_FOR_A_FINDING:
+        print(f"* is farther from the mean of the base than its {len(base)} seeds are from each other.")
+    print(f"BLEU: {results[0]['signature']}; perplexity is per piece.")
+
+
+def mark(of_row: list[dict], base: list[dict], name: str) -> str:
+    """A star for a mean beyond the range of the base's seeds; a blank while there are too few of them to tell."""
+    values = [result[name] for result in base]
+    if len(values) < SEEDS_FOR_A_FINDING:
+        return ""
+    difference = abs(sum(result[name] for result in of_row) / len(of_row) - sum(values) / len(values))
+    return " *" if difference > max(values) - min(values) else "  "
 
 
 def spread(results: list[dict], name: str, digits: int) -> str:

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Multi30k, task 1, English-German, to data-bin: 29,000 training, 1,014 valid and 1,000 test (2016, Flickr) pairs.
+#
+#   ./prepare.sh                          # fetches the six files, 1.3 MB
+#   MULTI30K=/path/to/files ./prepare.sh  # takes them from a folder: train.en.gz, val.en.gz, test_2016_flickr.en.gz, …
+#
+# More flags go to `nmtkit preprocess`.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+site=https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw
+folder=${MULTI30K:-data}
+check() { # file lines
+    local lines
+    lines=$(gzip -dc "$1" | wc -l)
+    [[ $lines == "$2" ]] || { echo "prepare.sh: $1 has $lines lines, not $2; remove it and try again" >&2; exit 1; }
+}
+for side in en de; do
+    for text in train:29000 val:1014 test_2016_flickr:1000; do
+        file=$folder/${text%:*}.$side.gz
+        if [[ ! -e $file ]]; then
+            mkdir -p "$folder"
+            curl --fail --location --continue-at - --output "$file.part" "$site/${text%:*}.$side.gz"
+            mv "$file.part" "$file"
+        fi
+        check "$file" "${text#*:}"
+    done
+done
+if [[ -e data-bin/manifest.json ]]; then
+    echo "data-bin is there already"
+    exit
+fi
+nmtkit preprocess --source-lang en --target-lang de --trainpref "$folder/train" --validpref "$folder/val" \
+    --testpref "$folder/test_2016_flickr" --destdir data-bin --vocab-size 10000 "$@"

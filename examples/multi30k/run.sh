@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Trains a recipe, averages its last checkpoints and scores: on the valid set, where choices are made, and on the test
+# set only when asked, once for a recipe that is reported.
+#
+#   ./run.sh baseline            # baseline.toml; run it again to resume
+#   ./run.sh baseline --test     # also test_2016
+#
+# AVERAGE=10 checkpoints, BEAM=5 and LENPEN=0.6 may be set; more flags go to `nmtkit train`.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+recipe=${1:?give the name of a TOML file here, baseline say}
+shift
+subsets=(valid)
+if [[ ${1:-} == --test ]]; then
+    subsets+=(test)
+    shift
+fi
+folder=runs/$recipe
+nmtkit train data-bin --config "$recipe.toml" --save-dir "$folder" "$@"
+nmtkit average-checkpoints "$folder" --last "${AVERAGE:-10}" --output "$folder/averaged.pt"
+for subset in "${subsets[@]}"; do
+    nmtkit generate data-bin --gen-subset "$subset" --path "$folder/averaged.pt" --beam "${BEAM:-5}" \
+        --lenpen "${LENPEN:-0.6}" > "$folder/$subset.de"
+    echo "$recipe on $subset:"
+    nmtkit score --data data-bin --gen-subset "$subset" --sys "$folder/$subset.de" --confidence |
+        tee "$folder/$subset.score.txt"
+done
