@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint
-from nmtkit.data.binarized import Dataset
+from nmtkit.data.binarized import Dataset, Side, part_folders, read_manifest
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.registry import plain
 from nmtkit.training.config import RunConfig
@@ -20,12 +20,16 @@ Section = dict[str, Any]
 
 @dataclass
 class Description:
-    """`sections` map a title to facts by name; `commands` are what to type next, each under what it does."""
+    """`sections` map a title to facts by name; `commands` are what to type next, each under what it does.
+
+    `verified` is a line on each thing that was found to be as it should, when that was asked for.
+    """
 
     kind: str  # checkpoint or dataset
     path: Path
     sections: dict[str, Section] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
+    verified: list[str] = field(default_factory=list)
 
 
 def inspect(path: Path) -> Description:
@@ -79,10 +83,13 @@ def parameters(model: Mapping[str, Any]) -> Section:
         if number.isdigit():
             layers.setdefault(part, set()).add(number)
     named = {
-        part + (f" ({len(layers[part])} layers)" if part in layers else ""): count or "shared with a part above"
-        for part, count in parts.items()
+        part + numbered(len(layers.get(part, ()))): count or "shared with a part above" for part, count in parts.items()
     }
     return {**named, "all": sum(parts.values())}
+
+
+def numbered(layers: int) -> str:
+    return f" ({layers} layer{'s' * (layers > 1)})" if layers else ""
 
 
 def vocabulary(tokenizer: Tokenizer) -> Section:
@@ -120,31 +127,46 @@ def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
 
 def of_dataset(path: Path) -> Description:
     dataset = Dataset.open(path)
-    manifest = dataset.manifest
+    manifests = [read_manifest(part) for part in part_folders(path)]
     sections: dict[str, Section] = {
-        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang},
+        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "parts": len(manifests)},
         "Vocabulary": vocabulary(dataset.tokenizer),
     }
     for name, split in dataset.splits.items():
+        having = [manifest["splits"][name] for manifest in manifests if name in manifest["splits"]]
         sections[f"Subset {name}"] = {
             "pairs": len(split),
-            "source tokens": int(split.source.lengths.sum()),
-            "target tokens": int(split.target.lengths.sum()),
-            "longest sentence": max(int(side.lengths.max(initial=0)) for side in (split.source, split.target)),
+            "source tokens": sum(facts["source"]["tokens"] for facts in having),
+            "target tokens": sum(facts["target"]["tokens"] for facts in having),
+            "longest sentence": max(longest(split.source), longest(split.target)),
         }
-    for index, corpus in enumerate(manifest.get("report", {}).get("corpora", []), start=1):
-        sections[f"Corpus {index}"] = {
-            "files": f"{corpus['source']}, {corpus['target']}",
-            "pairs read": corpus["read"],
-            "pairs written": corpus["written"],
-            **{f"dropped: {reason}": count for reason, count in corpus["dropped"].items()},
-        }
-    if manifest.get("options"):
-        sections["Made with"] = dict(manifest["options"])
-    use = {"train": f"nmtkit train {shlex.quote(str(path))} --arch transformer_base --save-dir checkpoints"}
-    tested = [name for name in dataset.splits if name.startswith("test")]
-    if tested:
-        use["translate a subset"] = (
-            f"nmtkit generate {shlex.quote(str(path))} --gen-subset {tested[0]} --path checkpoints/best.pt"
-        )
+    sections |= of_corpora(manifests)
+    sections["Made with"] = {name: value for name, value in manifests[0]["options"].items() if value is not None}
+    place = shlex.quote(str(path))
+    use = {"train": f"nmtkit train {place} --arch transformer_base --save-dir checkpoints"}
+    for name in dataset.splits:
+        if name.startswith("test"):
+            use[f"translate {name}"] = f"nmtkit generate {place} --gen-subset {name} --path checkpoints/best.pt"
     return Description("dataset", path, sections, use)
+
+
+def longest(side: Side) -> int:
+    """Tokens of the longest sentence, read piece by piece: a side may be larger than memory."""
+    step = 1 << 20
+    return max((int(side.lengths[at : at + step].max()) for at in range(0, len(side.lengths), step)), default=0)
+
+
+def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
+    """What became of each pair of training files, over all parts of the dataset."""
+    corpora: dict[str, Section] = {}
+    for manifest in manifests:
+        for corpus in manifest["report"]["corpora"]:
+            facts = corpora.setdefault(f"{corpus['source']}, {corpus['target']}", {})
+            counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
+            counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
+            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept_but_counted"].items()}
+            for name, count in counts.items():
+                facts[name] = facts.get(name, 0) + count
+    return {
+        f"Training files {index}": {"files": files} | facts for index, (files, facts) in enumerate(corpora.items(), 1)
+    }

@@ -1,6 +1,8 @@
 """`nmtkit inspect`: what a checkpoint or a dataset is."""
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +33,9 @@ def command(path: Path, verify: bool, format: str) -> None:
     if verify:
         from nmtkit.data.binarized import verify as recompute
 
-        described.sections["Verified"] = recompute(path)
+        described.verified = recompute(path)
     if format == "json":
-        facts = {"kind": described.kind, "path": str(path), "sections": described.sections}
-        click.echo(json.dumps({**facts, "commands": described.commands}, ensure_ascii=False, indent=1))
+        click.echo(json.dumps(dataclasses.asdict(described), default=str, ensure_ascii=False, indent=1))
     else:
         show(described)
 
@@ -44,12 +45,24 @@ def show(described: "Description") -> None:
     click.echo(f"{described.path} is an nmtkit {described.kind}.")
     for title, facts in described.sections.items():
         click.echo("\n" + click.style(title, bold=True))
-        width = max((len(name) for name in facts), default=0)
-        for name, value in facts.items():
+        rows = dict(flattened(facts))
+        width = max((len(name) for name in rows), default=0)
+        for name, value in rows.items():
             click.echo(f"  {name.replace('_', ' '):{width}}  {shown(value)}")
+    if described.verified:
+        click.echo("\n" + click.style("Verified", bold=True))
+        click.echo("\n".join(f"  {line}" for line in described.verified))
     click.echo("\n" + click.style("Commands", bold=True))
     for purpose, line in described.commands.items():
         click.echo(f"  To {purpose}:\n    {line}")
+
+
+def flattened(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from flattened(value)
+        else:
+            yield name, value
 
 
 def shown(value: Any) -> str:

@@ -1,0 +1,87 @@
+"""What inspect says of checkpoints and datasets is what is in them."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+
+
+def inspect(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["inspect", *arguments])
+
+
+@pytest.fixture(scope="module")
+def run_folder(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "checkpoints"
+    flags = (
+        "--arch transformer_tiny --encoder-layers 2 --decoder-layers 1 --d-model 16 --d-ff 32 --heads 2 --max-update 2"
+    )
+    flags += " --batch-tokens 200 --no-valid-bleu --threads 1"
+    trained = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), "--save-dir", str(folder)])
+    assert trained.exit_code == 0, trained.output
+    return folder
+
+
+def test_parameters_are_counted_by_part_and_shared_ones_once(run_folder: Path) -> None:
+    described = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)
+    parameters = described["sections"]["Parameters"]
+    # by hand: one attention has 4 d² weights, a feed-forward network 2 d f weights and d + f biases, a norm 2 d
+    d, f, vocabulary = 16, 32, 320
+    attention, feed_forward, norm = 4 * d * d, 2 * d * f + d + f, 2 * d
+    assert parameters["source_embedding"] == d * vocabulary
+    assert parameters["encoder (2 layers)"] == 2 * (attention + feed_forward + 2 * norm)
+    assert parameters["decoder (1 layer)"] == 2 * attention + feed_forward + 3 * norm
+    assert parameters["all"] == sum(
+        count for name, count in parameters.items() if isinstance(count, int) and name != "all"
+    )
+
+
+def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path, mirror_data: Path) -> None:
+    described = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)
+    assert described["sections"]["Checkpoint"]["updates"] == 2
+    assert described["sections"]["Config"]["d_ff"] == 32
+    assert described["sections"]["Optimizer"]["name"] == "adam"
+    words = shlex.split(described["commands"]["resume"])
+    assert words[:3] == ["nmtkit", "train", str(mirror_data)]
+    assert CliRunner().invoke(main, words[1:]).exit_code == 0  # parses, and finds its files
+
+
+def test_a_checkpoint_of_an_unknown_architecture_is_described(run_folder: Path, tmp_path: Path) -> None:
+    contents = checkpoint.load(run_folder / "last.pt")
+    contents |= {"architecture": "mine", "plugins": ["mine.py"]}
+    del contents["nmtkit"], contents["training"]
+    checkpoint.save(tmp_path / "mine.pt", contents)
+    text = inspect(str(tmp_path / "mine.pt")).output
+    assert "mine.py" in text and "--plugin mine.py" in text and "To resume" not in text
+
+
+def test_a_dataset_says_its_counts_and_options(mirror_data: Path) -> None:
+    described = json.loads(inspect(str(mirror_data), "--format", "json").output)
+    assert described["sections"]["Subset train"]["pairs"] == 200
+    assert described["sections"]["Training files 1"]["pairs read"] == 200
+    assert described["sections"]["Vocabulary"]["joint"] == 320
+    assert described["sections"]["Made with"]["vocab_size"] == 320
+    assert set(described["commands"]) == {"train", "translate test"}
+
+
+def test_verify_decodes_a_whole_dataset_and_names_a_damaged_file(mirror_data: Path, tmp_path: Path) -> None:
+    assert "checksums right" in inspect(str(mirror_data), "--verify").output
+    damaged = tmp_path / "damaged"
+    shutil.copytree(mirror_data, damaged)
+    path = damaged / "train.source.ids.bin"
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    result = inspect(str(damaged), "--verify")
+    assert result.exit_code == 2 and path.name in result.output
+
+
+def test_what_is_neither_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    for path in (tmp_path, tmp_path / "text.txt", tmp_path / "nothing"):
+        result = inspect(str(path))
+        assert result.exit_code == 2 and "error" in result.output
