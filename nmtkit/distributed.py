@@ -6,6 +6,9 @@ LOCAL_RANK, MASTER_ADDR, …
 
 import datetime
 import os
+import sys
+import threading
+import time
 from typing import Any
 
 import torch
@@ -37,18 +40,47 @@ def is_first() -> bool:
 
 
 def join(device: torch.device, timeout_minutes: float) -> None:
-    """Meets the other processes that the launcher started. Collectives run on gloo for CPU tensors, else on NCCL."""
+    """Meets the other processes that the launcher started, and watches over them.
+
+    Collectives run on gloo for CPU tensors and on NCCL for those on a GPU.
+    """
+    global _watch
     if not launched() or dist.is_initialized():
         return
+    store, own, ranks = next(dist.rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=timeout_minutes))
+    # a minute more than the watch, which knows whom to blame
+    limit = datetime.timedelta(minutes=timeout_minutes + 1)
+    dist.init_process_group(backend, store=store, rank=own, world_size=ranks, timeout=limit)
+    _watch = Watch(store, timeout_minutes * 60)
 
 
 def leave() -> None:
     """Parts from the other processes; all of them are to do so."""
     if dist.is_initialized():
         barrier()
+        if _watch:
+            _watch.close()
         dist.destroy_process_group()
+
+
+def beat(stage: int | None = None) -> None:
+    """Says that this process is alive, and has come to `stage`: updates made, say."""
+    if _watch:
+        _watch.beat(stage)
+
+
+def lost_connection(error: BaseException) -> bool:
+    """Whether an error is but the end of another process, seen from here."""
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "closed by peer"))
+    )
+
+
+def fail_together(message: str) -> None:
+    """Tells the other processes that this one ends because of an error; they end within seconds."""
+    if _watch:
+        _watch.failed(message)
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -102,3 +134,73 @@ class Agreement:
         self.box = torch.tensor([value])
         self.work = dist.all_reduce(self.box, dist.ReduceOp.MAX, async_op=True)
         return agreed
+
+
+class Watch:
+    """A thread on every rank that ends the process when another rank failed or hangs, or the launcher is gone.
+
+    Each rank publishes how far it has come. Rank 0 looks who has not moved for `timeout` seconds; of those, the ones
+    furthest behind are to blame, for the others wait for them.
+    """
+
+    INTERVAL = 0.5  # seconds
+
+    def __init__(self, store: Any, timeout: float) -> None:
+        self.store = store
+        self.timeout = timeout
+        self.stage = 0
+        self.beats = 0
+        self.parent = os.getppid()
+        self.seen: dict[int, tuple[bytes, float]] = {}  # by rank: what it published, and since when
+        self.closed = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self.thread.start()
+
+    def beat(self, stage: int | None) -> None:
+        self.beats += 1
+        if stage is not None:
+            self.stage = stage
+
+    def failed(self, message: str) -> None:
+        self.closed.set()
+        self.store.set("failed", message)
+
+    def close(self) -> None:
+        self.closed.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        while not self.closed.wait(self.INTERVAL):
+            try:
+                self.store.set(f"beat {rank()}", f"{self.stage} {self.beats}")
+                if self.store.check(["failed"]):
+                    os._exit(1)  # that rank has said why
+                hanging = self._hanging() if is_first() else None
+            except (RuntimeError, dist.DistError):
+                os._exit(1)  # the store went with its process, which has said why
+            if hanging:
+                print(f"nmtkit: error: {hanging}", file=sys.stderr, flush=True)
+                self.store.set("failed", hanging)
+                os._exit(1)
+            if os.getppid() != self.parent:
+                os._exit(1)  # the launcher is gone
+
+    def _hanging(self) -> str | None:
+        """What to say when some rank has not moved for too long."""
+        now = time.monotonic()
+        still: dict[int, int] = {}  # stage by rank, of those that do not move
+        for other in range(world_size()):
+            name = f"beat {other}"
+            published = self.store.get(name) if self.store.check([name]) else b"0 0"
+            if published != self.seen.get(other, (None,))[0]:
+                self.seen[other] = (published, now)
+            if now - self.seen[other][1] > self.timeout:
+                still[other] = int(published.split()[0])
+        if not still:
+            return None
+        behind = [str(other) for other, stage in still.items() if stage == min(still.values())]
+        who = f"process {behind[0]} hangs" if len(behind) == 1 else f"processes {', '.join(behind)} hang"
+        return f"{who} after update {min(still.values())}: no sign of life for {self.timeout / 60:g} minutes"
+
+
+_watch: Watch | None = None

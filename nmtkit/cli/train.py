@@ -1,9 +1,14 @@
 """`nmtkit train`: the flags of the run and of the chosen components, then the run."""
 
+import logging
+import os
+import shlex
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -12,7 +17,7 @@ from nmtkit.registry import flags, load_installed_plugins, load_plugin
 from nmtkit.training.config import SECTIONS, RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.job import Component, Tables
+    from nmtkit.training.job import Component, Job, Tables
 
 NAME_FLAGS = {
     "architecture": "--arch",
@@ -74,8 +79,14 @@ class Chosen:
     """The components that the arguments and the config file name, with the file's settings."""
 
     def __init__(
-        self, tables: "Tables", components: "dict[str, Component]", plugins: tuple[str, ...], place: str
+        self,
+        arguments: Sequence[str],
+        tables: "Tables",
+        components: "dict[str, Component]",
+        plugins: tuple[str, ...],
+        place: str,
     ) -> None:
+        self.arguments = list(arguments)  # as given, for the processes to launch and the line that says how to resume
         self.tables = tables
         self.components = components
         self.plugins = plugins
@@ -93,7 +104,7 @@ class Chosen:
         for plugin in plugins:
             load_plugin(plugin)
         names = {table: next(reversed(given(arguments, flag)), None) for table, flag in NAME_FLAGS.items()}
-        return Chosen(tables, job.choose(tables, names, place), plugins, place)
+        return Chosen(arguments, tables, job.choose(tables, names, place), plugins, place)
 
     def flags(self) -> list[click.Option]:
         """The flags of the components, each under a heading with its name."""
@@ -126,20 +137,79 @@ def command(chosen: Chosen, /, data: Path, **settings: Any) -> None:
     nmtkit train --arch transformer_base --help     # the flags of that architecture
     """
     from nmtkit.training import job
-    from nmtkit.training.progress import Display, Lines, LiveLine
-    from nmtkit.training.run import Run
 
     for name in ("arch", "criterion", "optimizer", "lr_scheduler", "config", "plugin"):
         settings.pop(name)
     changes = {name: value for name, value in settings.items() if value is not None}
     resolved = job.resolve(chosen.tables, chosen.components, changes, chosen.plugins, chosen.place)
-    display: Display = LiveLine(stderr) if stderr.is_terminal else Lines()
-    run = Run(resolved, data, display)
-    ending = run.run()
-    again = "run the same command again to resume"
-    stderr.print(f"stopped after update {ending.updates}: {ending.reason}; " + again, highlight=False)
-    if ending.received is not None and ending.received.name == "SIGINT":
-        sys.exit(130)
+    processes = _processes(resolved.run)
+    if processes > 1:
+        from nmtkit.training.launch import launch
+
+        sys.exit(launch(["train", *chosen.arguments], processes))
+    sys.exit(_train(resolved, data, chosen.arguments))
+
+
+def _processes(config: RunConfig) -> int:
+    """How many processes to start here; 1 in a process that a launcher started."""
+    from nmtkit import distributed
+
+    if distributed.launched():
+        return 1
+    if config.nproc_per_node is None and config.device != "cpu":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return config.nproc_per_node or 1
+
+
+def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
+    """One process's part; gives the exit code."""
+    from nmtkit import distributed
+    from nmtkit.training.progress import Display, Lines, LiveLine
+    from nmtkit.training.run import Run
+
+    first = distributed.is_first()
+    if not first:
+        logging.getLogger("nmtkit").setLevel(logging.WARNING)
+    display: Display = LiveLine(stderr) if stderr.is_terminal and first else Lines()
+    try:
+        ending = Run(job, data, display).run()
+    except BaseException as error:
+        display.close()
+        if distributed.launched():
+            _fail_together(error)
+        raise
+    distributed.leave()
+    if not first:
+        return 0
+    if ending.received is None:
+        logging.getLogger("nmtkit").info("done: %s; %s", ending.reason, job.run.save_dir / "last.pt")
+        return 0
+    again = shlex.join(["nmtkit", "train", *arguments])
+    # also under --quiet: nobody asked for the end of the run but the one who sent the signal
+    stderr.print(
+        f"{ending.reason}: saved after update {ending.updates}. To resume: {again}", markup=False, soft_wrap=True
+    )
+    return 130 if ending.received.name == "SIGINT" else 0
+
+
+def _fail_together(error: BaseException) -> NoReturn:
+    """Says what went wrong in this process, tells the others, and ends without waiting for them."""
+    from nmtkit import distributed
+
+    known = isinstance(error, ValueError | OSError | ImportError)
+    if not known and not isinstance(error, KeyboardInterrupt):
+        if distributed.lost_connection(error):
+            # the process at the other end has more to say, and gets the time to
+            time.sleep(3)
+        else:
+            traceback.print_exception(error)
+    message = f"rank {distributed.rank()}: {str(error) or type(error).__name__}"
+    stderr.print(f"nmtkit: error: {message}", markup=False, soft_wrap=True)
+    distributed.fail_together(message)
+    sys.stderr.flush()
+    os._exit(2 if known else 1)
 
 
 command.params.extend(run_flags())

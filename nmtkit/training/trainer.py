@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.lr_schedulers import LRScheduler
@@ -67,6 +68,7 @@ class Trainer:
                 self.gradients.arm()
             torch.manual_seed(key(self.job.run.seed, number, slice_number))
             self._backward(batch, weight, sums)
+        distributed.beat(number)
         self.gradients.reduce()
         own = sum(batch.target_tokens for _, batch in update.batches)
         lr = self.scheduler.lr(number)

@@ -33,6 +33,7 @@ class Validator:
         with torch.no_grad():
             for pairs in self.shares():
                 batch = self.split.batch(pairs).to(self.device)
+                distributed.beat()
                 with precisions.autocast(self.precision, self.device):
                     loss = criterion(model, batch)
                 for name, value in {"loss": loss.sum, **loss.counts}.items():
