@@ -18,7 +18,7 @@ IGNORED = -100  # target of a token that counts in no loss: the dead tail of a b
 
 
 class derived(Generic[V]):  # noqa: N801  # used as a decorator
-    """A property computed when first asked for: functools.cached_property without its lock, which stops torch.compile."""
+    """A property computed when first asked for: functools.cached_property without its lock, at which compilers stop."""
 
     def __init__(self, compute: Callable[[Any], V]) -> None:
         self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__

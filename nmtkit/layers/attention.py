@@ -1,17 +1,21 @@
 """Scaled dot-product attention over packed sentences (Vaswani et al. 2017, sections 3.2 and 4)."""
 
 import math
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.layers.attention_cpu import rectangle_attention
+from nmtkit.layers.attention_gpu import flex_attention, padded_attention, varlen_attention
+from nmtkit.layers.visibility import visible_keys
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
 # query or key head, V width of a value head
+
+Backend = Literal["plain", "rectangle", "varlen", "flex", "padded"]
 
 
 def attention(
@@ -32,10 +36,57 @@ def attention(
     around it, |i - j| <= r // 2. `dropout` falls on the weights, while training.
     """
     p = dropout if training else 0.0
-    if query.device.type == "cpu" and not torch.compiler.is_compiling():
-        return rectangle_attention(query, key, value, query_layout, key_layout, causal, window, p)
-    options: Any = {"causal": causal, "window": window, "dropout": dropout, "training": training}
-    return plain_attention(query, key, value, query_layout, key_layout, **options)
+    arguments = query, key, value, query_layout, key_layout, causal, window
+    match _backend_of(query, value, p):
+        case "rectangle":
+            return rectangle_attention(*arguments, p)
+        case "varlen":
+            return varlen_attention(*arguments)
+        case "flex":
+            return flex_attention(*arguments)
+        case "padded":
+            return padded_attention(*arguments, p)
+    return plain_attention(*arguments, p)
+
+
+def backend(
+    device: str,
+    dtype: torch.dtype,
+    key_width: int,
+    value_width: int,
+    dropout: float,
+    *,
+    capability: tuple[int, int] = (0, 0),
+    compiling: bool = False,
+) -> Backend:
+    """The fastest way that takes such heads; `capability` is the CUDA device's.
+
+    Flash and flex kernels have no dropout, and need tensor cores of the Ampere generation or later. Flash takes
+    16-bit heads of one width up to 256; flex any powers of two, of which more than 128 overflow its shared memory.
+    """
+    if device == "cpu":
+        return "plain" if compiling else "rectangle"
+    if device != "cuda":
+        return "plain"
+    if dropout or capability < (8, 0):
+        return "padded"
+    if dtype in (torch.float16, torch.bfloat16) and key_width == value_width <= 256 and key_width % 8 == 0:
+        return "varlen"
+    if all(width in (16, 32, 64, 128) for width in (key_width, value_width)):
+        return "flex"
+    return "padded"
+
+
+def _backend_of(query: Tensor, value: Tensor, dropout: float) -> Backend:
+    compiling = torch.compiler.is_compiling()
+    capability = _capability(query.device.index) if query.device.type == "cuda" else (0, 0)
+    widths = query.shape[-1], value.shape[-1]
+    return backend(query.device.type, query.dtype, *widths, dropout, capability=capability, compiling=compiling)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _capability(device: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def plain_attention(
@@ -44,15 +95,13 @@ def plain_attention(
     value: Tensor,
     query_layout: Layout,
     key_layout: Layout,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    dropout: float = 0.0,
-    training: bool = False,
+    causal: bool,
+    window: int | None,
+    dropout: float,
 ) -> Tensor:
     """The reference of `attention`: padded, with a mask, in torch's own operations."""
     weights = attention_weights(query, key, query_layout, key_layout, causal=causal, window=window)
-    weights = F.dropout(weights, dropout, training).to(value.dtype)
+    weights = F.dropout(weights, dropout).to(value.dtype)
     attended = weights @ Packed(value, key_layout).rectangle().transpose(1, 2)  # B H L V
     return Packed.from_rectangle(attended.transpose(1, 2), query_layout).values
 
@@ -66,23 +115,6 @@ def attention_weights(
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])
     visible = visible_keys(query_layout, key_layout, causal, window)
     return scores.masked_fill(~visible, -math.inf).softmax(-1)
-
-
-def visible_keys(query_layout: Layout, key_layout: Layout, causal: bool, window: int | None) -> Tensor:
-    """Which keys each query may see: bool, broadcasts to B H L M."""
-    visible = key_layout.valid[:, None, None, :]
-    if causal or window is not None:
-        device = visible.device
-        rows = torch.arange(query_layout.max_length, device=device)[:, None]
-        columns = torch.arange(key_layout.max_length, device=device)
-        # a query beyond its sentence's end must see some key, lest its softmax be 0 / 0
-        ends = (key_layout.lengths - 1)[:, None, None, None]
-        rows = torch.minimum(rows, ends)
-        if causal:
-            visible = visible & (columns <= rows)
-        if window is not None:
-            visible = visible & ((columns - rows).abs() <= window // 2)
-    return visible
 
 
 def attend_one(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:

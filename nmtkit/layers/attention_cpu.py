@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nmtkit.layers.dropout import keep_mask, keep_scale
+from nmtkit.layers.visibility import visible_keys
 from nmtkit.packed import Layout
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
@@ -79,14 +81,8 @@ class _RectangleAttention(torch.autograd.Function):
 
 def _bias(query_layout: Layout, key_layout: Layout, causal: bool, window: int | None) -> Tensor:
     """What is added to scores: 0 where a query may look, -inf elsewhere: B 1 L M."""
-    width = -(-key_layout.max_length // KEY_MULTIPLE) * KEY_MULTIPLE
-    columns, rows = torch.arange(width), torch.arange(query_layout.max_length)[:, None]
-    visible = columns < key_layout.lengths[:, None, None]
-    if causal or window is not None:
-        rows = torch.minimum(rows, (key_layout.lengths - 1)[:, None, None])  # beyond its end a query sees some key
-        visible = visible & (columns <= rows) if causal else visible
-        visible = visible & ((columns - rows).abs() <= window // 2) if window is not None else visible
-    visible = visible.expand(-1, query_layout.max_length, -1)[:, None]
+    visible = visible_keys(query_layout, key_layout, causal, window).expand(-1, 1, query_layout.max_length, -1)
+    visible = F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE))
     return torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
 
 

@@ -1,13 +1,15 @@
 """Attention, its fast path and its plain one, against loops in float64."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from nmtkit.layers.attention import attention, attention_weights, plain_attention
+from nmtkit.layers.attention import Backend, attention, attention_weights, backend, plain_attention
 from nmtkit.layers.attention_cpu import rectangle_attention
+from nmtkit.layers.attention_gpu import document_mask, flex_attention, padded_attention, varlen_attention
 from nmtkit.packed import Layout
 
 H, K, V = 2, 4, 6
@@ -69,8 +71,8 @@ def test_every_path_equals_the_loops(
     layouts = layout(lengths), layout(key_lengths)
     weight = torch.randn_like(right)
     right_gradients = torch.autograd.grad((right * weight).sum(), [query, key, value])
-    for path in (attention, plain_attention):
-        result = path(query, key, value, *layouts, causal=causal, window=window)
+    for path in (rectangle_attention, plain_attention, padded_attention):
+        result = path(query, key, value, *layouts, causal, window, 0.0)
         torch.testing.assert_close(result.double(), right, atol=1e-6, rtol=1e-5)
         gradients = torch.autograd.grad((result * weight).sum(), [query, key, value])
         for ours, theirs in zip(gradients, right_gradients, strict=True):
@@ -106,21 +108,20 @@ def test_a_sentence_has_the_same_result_in_any_company() -> None:
         torch.testing.assert_close(attention(q, k, v, alone, alone, causal=True), right, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("path", ["fast", "plain"])
-def test_dropout_falls_on_the_weights(path: str) -> None:
+@pytest.mark.parametrize("path", [rectangle_attention, plain_attention, padded_attention])
+def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
     """With values that are the identity, the result is the weights themselves: each is gone or scaled."""
     lengths, p, n = [16] * 40, 0.25, 16
     torch.manual_seed(1)
     query, key = torch.randn(640, H, K), torch.randn(640, H, K)
     value = torch.eye(n).repeat(40, 1)[:, None].expand(-1, H, -1).contiguous().requires_grad_()
     one = layout(lengths)
-    run = attention if path == "fast" else plain_attention
-    weights = run(query, key, value, one, one).detach()
-    dropped = run(query, key, value, one, one, dropout=p, training=True)
+    weights = path(query, key, value, one, one, False, None, 0.0).detach()
+    dropped = path(query, key, value, one, one, False, None, p)
     gone = dropped == 0
     assert abs(gone.float().mean() - p) < 0.02
     torch.testing.assert_close(dropped[~gone], weights[~gone] / (1 - p), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(run(query, key, value, one, one, dropout=p, training=False), weights)
+    assert torch.equal(attention(query, key, value, one, one, dropout=p), attention(query, key, value, one, one))
     # the gradient of the sum of the results by a value is the sum of the weights it got
     (gradient,) = torch.autograd.grad(dropped.sum(), value)
     right = dropped.detach().view(40, n, H, n).sum(1).transpose(1, 2)  # sentence, key, head
@@ -165,3 +166,125 @@ def test_layouts_do_not_outlive_their_batch() -> None:
     del one
     gc.collect()
     assert gone() is None
+
+
+# The branches that only a GPU takes
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "key_width", "value_width", "dropout", "capability", "right"),
+    [
+        ("cpu", torch.bfloat16, 64, 64, 0.0, (0, 0), "rectangle"),
+        ("cpu", torch.float32, 512, 512, 0.3, (0, 0), "rectangle"),
+        ("mps", torch.float32, 64, 64, 0.0, (0, 0), "plain"),
+        ("cuda", torch.bfloat16, 64, 64, 0.0, (9, 0), "varlen"),  # base, big
+        ("cuda", torch.float16, 64, 64, 0.0, (8, 0), "varlen"),
+        ("cuda", torch.bfloat16, 128, 128, 0.0, (9, 0), "varlen"),  # Table 3 (A), 4 heads; (C), d_model 1024
+        ("cuda", torch.bfloat16, 32, 32, 0.0, (9, 0), "varlen"),  # (A), 16 heads; (C), d_model 256
+        ("cuda", torch.bfloat16, 512, 512, 0.0, (9, 0), "padded"),  # (A), 1 head
+        ("cuda", torch.bfloat16, 16, 64, 0.0, (9, 0), "flex"),  # (B), d_k 16
+        ("cuda", torch.bfloat16, 32, 64, 0.0, (9, 0), "flex"),  # (B), d_k 32
+        ("cuda", torch.float32, 64, 64, 0.0, (9, 0), "flex"),
+        ("cuda", torch.float32, 60, 60, 0.0, (9, 0), "padded"),
+        ("cuda", torch.bfloat16, 60, 60, 0.0, (9, 0), "padded"),
+        ("cuda", torch.bfloat16, 64, 64, 0.1, (9, 0), "padded"),
+        ("cuda", torch.float16, 64, 64, 0.0, (7, 5), "padded"),
+    ],
+)
+def test_the_backend_is_chosen_by_shape(
+    device: str,
+    dtype: torch.dtype,
+    key_width: int,
+    value_width: int,
+    dropout: float,
+    capability: tuple[int, int],
+    right: Backend,
+) -> None:
+    assert backend(device, dtype, key_width, value_width, dropout, capability=capability) == right
+
+
+def test_a_compiler_gets_the_plain_path_on_a_cpu() -> None:
+    assert backend("cpu", torch.float32, 64, 64, 0.0, compiling=True) == "plain"
+
+
+@pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
+def test_flex_attention_equals_the_plain_path(
+    lengths: list[int], key_lengths: list[int], causal: bool, window: int | None
+) -> None:
+    inputs = draw(lengths, key_lengths, torch.float32)
+    arguments = *inputs, layout(lengths), layout(key_lengths), causal, window
+    torch.testing.assert_close(flex_attention(*arguments), plain_attention(*arguments, 0.0), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_tiles_of_the_document_mask_hold_all_that_is_visible(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths, key_lengths = (torch.randint(1, 12, (15,), generator=generator) for _ in range(2))
+    one, other, block = Layout.of(lengths), Layout.of(key_lengths), 8
+    mask = document_mask(one, other, causal=False, window=None, block=block)
+    needed = torch.zeros(-(-one.tokens // block), -(-other.tokens // block), dtype=torch.bool)
+    for row, sentence in enumerate(one.sentence.tolist()):
+        for column, key_sentence in enumerate(other.sentence.tolist()):
+            needed[row // block, column // block] |= sentence == key_sentence
+    visited = torch.zeros_like(needed)
+    counts, order = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].tolist()
+    for row, count in enumerate(counts):
+        assert len(set(order[row][:count])) == count
+        visited[row, order[row][:count]] = True
+    assert torch.equal(visited, needed)
+    # and, tile by tile, the same for the keys: the backward pass reads this side
+    counts, order = mask.q_num_blocks[0, 0].tolist(), mask.q_indices[0, 0].tolist()
+    turned = torch.zeros_like(needed)
+    for column, count in enumerate(counts):
+        turned[order[column][:count], column] = True
+    assert torch.equal(turned, needed)
+
+
+@pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
+def test_varlen_attention_is_called_as_documented(
+    monkeypatch: pytest.MonkeyPatch, lengths: list[int], key_lengths: list[int], causal: bool, window: int | None
+) -> None:
+    """The kernel has no CPU version; here it is one written from torch's documentation."""
+    from torch.nn.attention import varlen
+
+    def kernel(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        window_size: tuple[int, int] = (-1, -1),
+    ) -> Tensor:
+        assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+        assert (max_q, max_k) == (max(lengths), max(key_lengths))
+        result = torch.empty_like(query)
+        ends = zip(cu_seq_q.tolist(), cu_seq_q.tolist()[1:], cu_seq_k.tolist(), cu_seq_k.tolist()[1:], strict=False)
+        for start, end, key_start, key_end in ends:
+            q, k, v = query[start:end], key[key_start:key_end], value[key_start:key_end]
+            distance = torch.arange(len(k)) - torch.arange(len(q))[:, None]  # keys to the right are positive
+            left, right = window_size
+            hidden = torch.zeros_like(distance, dtype=torch.bool)
+            hidden |= (distance < -left) if left >= 0 else hidden
+            hidden |= (distance > right) if right >= 0 else hidden
+            scores = torch.einsum("lhk,mhk->hlm", q, k) / math.sqrt(q.shape[-1])
+            result[start:end] = torch.einsum("hlm,mhk->lhk", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+        return result
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel)
+    query, key, _ = draw(lengths, key_lengths, torch.float32)
+    arguments = query, key, key.flip(0), layout(lengths), layout(key_lengths), causal, window
+    torch.testing.assert_close(varlen_attention(*arguments), plain_attention(*arguments, 0.0), atol=1e-6, rtol=1e-5)
+
+
+def test_attention_calls_the_chosen_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nmtkit.layers import attention as module
+
+    one = layout([3, 2])
+    inputs = draw([3, 2], [3, 2], torch.float32)
+    for name in ("varlen", "flex", "padded", "rectangle", "plain"):
+        monkeypatch.setattr(module, "_backend_of", lambda *_, name=name: name)
+        monkeypatch.setattr(module, f"{name}_attention", lambda *_, name=name: name)
+        assert attention(*inputs, one, one) == name
