@@ -1,0 +1,37 @@
+"""One GRU reads the sentence, another writes its translation (after Sutskever et al. 2014)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.packed import Packed
+from nmtkit.registry import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRUConfig:
+    width: int = option(256, "Width of embeddings and states.")
+
+
+@ARCHITECTURES.register("gru", GRUConfig())
+class GRU(Architecture):
+    def __init__(self, config: GRUConfig, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.source = nn.Embedding(vocabulary.source, config.width)
+        self.target = nn.Embedding(vocabulary.target, config.width)
+        self.encoder = nn.GRU(config.width, config.width, batch_first=True)
+        self.decoder = nn.GRU(2 * config.width, config.width, batch_first=True)
+        self.output = nn.Linear(config.width, vocabulary.target)
+
+    def encode(self, source: Packed) -> Packed:
+        states, _ = self.encoder(source.with_values(self.source(source.values)).rectangle())
+        return Packed.from_rectangle(states, source.layout)
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        layout = target_input.layout
+        summary = memory.values[memory.layout.offsets[1:].long() - 1]  # the state after each sentence's last token
+        inputs = torch.cat((self.target(target_input.values), summary[layout.sentence]), dim=1)
+        states, _ = self.decoder(Packed(inputs, layout).rectangle(), summary[None])
+        return Packed.from_rectangle(states, layout).values

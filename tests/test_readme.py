@@ -1,0 +1,73 @@
+"""What README promises is there: the plug-in trains, the links lead somewhere, the commands set up what they say."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_plugin_shown_is_the_one_in_examples() -> None:
+    assert (ROOT / "examples/plugin/gru.py").read_text(encoding="utf-8") in blocks("python")
+
+
+def test_the_plugin_shown_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:
+    plugin = ["--plugin", str(ROOT / "examples/plugin/gru.py")]
+    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --no-valid-bleu --threads 1"
+    trained = CliRunner().invoke(
+        main, ["train", str(mirror_data), *plugin, *flags.split(), "--save-dir", str(tmp_path / "run")]
+    )
+    assert trained.exit_code == 0, trained.output
+    checkpoint = str(tmp_path / "run" / "last.pt")
+    search = ["--path", checkpoint, "--max-len-a", "0", "--max-len-b", "4", "--beam", "2", "--threads", "1"]
+    translated = CliRunner().invoke(main, ["generate", str(mirror_data), *search, *plugin])
+    assert translated.exit_code == 0, translated.output
+    assert translated.stdout.count("\n") == 20
+
+
+def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> None:
+    flags = (
+        "--arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --max-update 2 --batch-tokens 200 --threads 1"
+    )
+    trained = CliRunner().invoke(
+        main, ["train", str(mirror_data), *flags.split(), "--no-valid-bleu", "--save-dir", str(tmp_path)]
+    )
+    assert trained.exit_code == 0, trained.output
+    (tmp_path / "averaged.pt").symlink_to("last.pt")
+    (code,) = [block for block in blocks("python") if "Translator" in block]
+    output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert output.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_within_the_repository_lead_somewhere(name: str) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (ROOT / target).exists(), f"{name} links to {target}, which is not there"
+
+
+@pytest.mark.parametrize("last", ["nmtkit demo", "pytest"])
+def test_two_commands_need_nothing_but_python_and_pip(last: str) -> None:
+    (line,) = [line for block in blocks("sh") for line in block.splitlines() if line.endswith(last)]
+    steps = [step.split()[0] for step in line.split(" && ")]
+    assert steps == ["python3", ".venv/bin/pip", f".venv/bin/{last.split()[0]}"]
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    result = CliRunner().invoke(
+        main,
+        prog_name="nmtkit",
+        env={"_NMTKIT_COMPLETE": "bash_complete", "COMP_WORDS": "nmtkit ge", "COMP_CWORD": "1"},
+    )
+    assert "generate" in result.output
