@@ -13,7 +13,13 @@ from nmtkit.cli.command import Command, stderr
 @click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
 @click.option("--target", metavar="TEXT", help="A translation to look at instead of the model's own.")
 @click.option("--beam", type=click.IntRange(1), default=4, metavar="N", help="Beam of that translation.  [default: 4]")
-@click.option("--output", type=Path, default=Path("attention.html"), metavar="FILE", help="[default: attention.html]")
+@click.option(
+    "--output",
+    type=Path,
+    default=Path("attention.html"),
+    metavar="FILE",
+    help="The page to write.  [default: attention.html]",
+)
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
 def command(sentence: str, path: Path, target: str | None, beam: int, output: Path, plugins: tuple[str, ...]) -> None:
     """Show every layer and head of a model at work on SENTENCE, as one self-contained HTML page.

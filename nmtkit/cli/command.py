@@ -2,16 +2,20 @@
 
 import logging
 import os
+import re
 import sys
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
 stderr = Console(stderr=True, highlight=False)  # talk; stdout is for data alone
 
 OUTPUT_SECTION = "Messages"
+FLAG_COLUMN = 24  # a wider flag has its text on the next line, so that texts have two thirds of 80 columns
+NO_BREAK = "\u00a0"
 
 
 class Command(click.Command):
@@ -35,13 +39,15 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
+                section = OUTPUT_SECTION if "--help" in parameter.opts else getattr(parameter, "section", "Options")
+                sections.setdefault(section, []).append((record[0], unbroken(record[1])))
         sections[OUTPUT_SECTION] = sections.pop(OUTPUT_SECTION)
         for title, records in sections.items():
             with formatter.section(title):
-                formatter.write_dl(records, col_max=30)
+                formatter.write_dl(records, col_max=FLAG_COLUMN)
+        formatter.buffer[:] = [text.replace(NO_BREAK, " ") for text in formatter.buffer]
 
     def invoke(self, ctx: click.Context) -> Any:
         set_up_logging(ctx.meta)
@@ -59,6 +65,12 @@ class Command(click.Command):
             fail("interrupted", code=130)
 
 
+def unbroken(text: str) -> str:
+    """A help text whose `[default: …]` stays on one line; of click's ranges only those worth reading are left."""
+    text = re.sub(r"\s*\[x>=[01]\]", "", text)
+    return re.sub(r"\[[^\]]*\]$", lambda match: match[0].replace(" ", NO_BREAK), text)
+
+
 def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     assert parameter.name is not None
     ctx.meta[parameter.name] = value
@@ -72,7 +84,9 @@ def set_up_logging(meta: dict[str, Any]) -> None:
     logger.propagate = False
     handler: logging.Handler
     if stderr.is_terminal:
-        handler = RichHandler(console=stderr, show_time=False, show_path=False, show_level=False, highlighter=None)
+        handler = RichHandler(
+            console=stderr, show_time=False, show_path=False, show_level=False, highlighter=NullHighlighter()
+        )
     else:
         handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())

@@ -1,6 +1,7 @@
 """`nmtkit score`: translations in, scores with their signatures out."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,10 @@ COMET_MODEL = "Unbabel/wmt22-comet-da"
 @click.option("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer for bleu.  [default: 13a]")
 @click.option("--lowercase", is_flag=True, help="Ignore case in bleu and chrf (ter always does).")
 @click.option(
-    "--comet-model", default="Unbabel/wmt22-comet-da", metavar="NAME", help="[default: Unbabel/wmt22-comet-da]"
+    "--comet-model",
+    default="Unbabel/wmt22-comet-da",
+    metavar="NAME",
+    help="Model of comet.  [default: Unbabel/wmt22-comet-da]",
 )
 @click.option("--confidence", is_flag=True, help="A 95 % interval around each score, by bootstrap.")
 @click.option(
@@ -158,10 +162,15 @@ def show_scores(scores: list["Score"], width: int, as_json: bool) -> None:
         return
     margin = max(len(score.name) for score in scores)
     for score in scores:
-        click.echo(f"{score.name:<{margin}}  {number(score, width)}  {score.details}".rstrip())
+        click.echo(f"{score.name:<{margin}}  {number(score, width)}  {short(score.details)}".rstrip())
     click.echo()
     for score in scores:
         click.echo(f"{score.name:<{margin}}  {score.signature}")
+
+
+def short(details: str) -> str:
+    """BLEU's details as sacreBLEU has them, but for the ratio of the two lengths: so they fit into 80 columns."""
+    return re.sub(r" ratio = \S+", "", details).replace(" = ", "=")
 
 
 def show_sentences(table: list[list["Score"]], width: int, as_json: bool) -> None:

@@ -66,6 +66,7 @@ class TrainCommand(Command):
         own = TrainCommand(
             name=self.name, callback=self.callback, help=self.help, params=[*self.own_params(), *chosen.flags()]
         )
+        own.list_known_names()
         context = super(TrainCommand, own).make_context(info_name, args, parent, **extra)
         context.obj = chosen
         return context
@@ -73,6 +74,14 @@ class TrainCommand(Command):
     def own_params(self) -> list[click.Parameter]:
         shared = ("quiet", "verbose", "debug")
         return [parameter for parameter in self.params if parameter.name not in shared]
+
+    def list_known_names(self) -> None:
+        """Puts the registered names, those of plug-ins too, into the help of the flags that choose by name."""
+        from nmtkit.training.job import DEFAULTS, REGISTRIES
+
+        flags = {one.opts[0]: one for one in self.params if isinstance(one, click.Option)}
+        for table, flag in NAME_FLAGS.items():
+            flags[flag].help = f"One of {', '.join(REGISTRIES[table].names())}.  [default: {DEFAULTS[table]}]"
 
 
 class Chosen:
@@ -133,7 +142,7 @@ def command(chosen: Chosen, /, data: Path, **settings: Any) -> None:
 
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
-    nmtkit train data-bin --arch transformer_big --batch-tokens 25000 --max-tokens 4096
+    nmtkit train data-bin --arch transformer_big --batch-tokens 25000
     nmtkit train --arch transformer_base --help     # the flags of that architecture
     """
     from nmtkit.training import job
@@ -188,9 +197,8 @@ def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
         return 0
     again = shlex.join(["nmtkit", "train", *arguments])
     # also under --quiet: nobody asked for the end of the run but the one who sent the signal
-    stderr.print(
-        f"{ending.reason}: saved after update {ending.updates}. To resume: {again}", markup=False, soft_wrap=True
-    )
+    saved = f"{ending.reason}: saved after update {ending.updates}"
+    stderr.print(f"{saved}. To resume: {again}", markup=False, soft_wrap=True)
     return 130 if ending.received.name == "SIGINT" else 0
 
 
