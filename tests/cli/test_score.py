@@ -1,15 +1,14 @@
+import contextlib
 import json
 import os
 import random
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-import nmtkit.data.binarized as binarized
 from nmtkit.cli import main
 
 SENTENCE = "ein Hund läuft über die Wiese, und der Mann sagt: »Ja!« z.B. 3,5 km/h (naïve) don't a-b… 東京 ½"
@@ -163,17 +162,21 @@ def test_the_better_system_is_told_from_the_baseline_and_a_copy_is_not(tmp_path)
     assert "paired bootstrap, 100 samples" in text_output
 
 
-def test_references_kept_in_a_dataset_are_used(monkeypatch):
-    split = SimpleNamespace(references=lambda: ["ein Hund\rläuft da"], source_lines=lambda: ["a dog runs there"])
-    monkeypatch.setattr(binarized.Dataset, "open", lambda folder: DatasetOf({"test": split}, "de"))
-    result = nmtkit_score("--data", "data-bin", "--format", "json", stdin="ein Hund\rläuft da\n")
-    assert json.loads(result.stdout)[0]["score"] == pytest.approx(100)
-
-
-class DatasetOf(dict):
-    def __init__(self, splits, target_lang):
-        super().__init__(splits)
-        self.target_lang = target_lang
+def test_the_references_kept_in_a_dataset_are_used(tmp_path):
+    text = ["ein Hund\rläuft da", "ein \u2028 zweiter", ""]
+    for language in ("en", "de"):
+        write(tmp_path / f"x.{language}", text[:2] * 20)
+        write(tmp_path / f"y.{language}", text)
+    make = ["preprocess", "-s", "en", "-t", "de", "--trainpref", "x", "--validpref", "y", "--testpref", "x,y"]
+    with contextlib.chdir(tmp_path):
+        made = CliRunner().invoke(main, [*make, "--destdir", "data-bin", "--vocab-size", "300"])
+    assert made.exit_code == 0, made.stderr
+    stdin = "".join(line + "\n" for line in text)
+    for subset in ("valid", "test1"):
+        result = nmtkit_score("--data", tmp_path / "data-bin", "--gen-subset", subset, "--format", "json", stdin=stdin)
+        assert json.loads(result.stdout)[0]["score"] == pytest.approx(100)
+    wrong = nmtkit_score("--data", tmp_path / "data-bin", stdin=stdin)
+    assert wrong.exit_code == 2 and "standard input has 3" in wrong.stderr and "(test) has 40" in wrong.stderr
 
 
 @pytest.mark.parametrize(
