@@ -289,3 +289,13 @@ def test_the_multi30k_baseline_is_the_published_one():
     assert tables["run"]["save_interval"] == 1 and tables["run"]["keep_last"] == 10
     assert tables["lr-scheduler"]["lr"] == 0.005 and tables["lr-scheduler"]["warmup_updates"] == 2000
     assert tables["criterion"]["label_smoothing"] == 0.1
+
+
+@pytest.mark.parametrize("recipe", sorted((EXAMPLES / "multi30k").glob("*.toml")), ids=lambda path: path.stem)
+def test_each_multi30k_recipe_changes_only_what_its_name_says(recipe):
+    base, tables = resolved(EXAMPLES / "multi30k/baseline.toml").tables(), resolved(recipe).tables()
+    assert tables["architecture"] == base["architecture"] and tables["lr-scheduler"] == base["lr-scheduler"]
+    assert tables["criterion"]["name"] == ("r_drop" if "r_drop" in recipe.stem else "label_smoothed_cross_entropy")
+    assert bool(tables["run"]["subword_alpha"]) == ("bpe_dropout" in recipe.stem)
+    changed = {name for name, value in tables["run"].items() if value != base["run"][name]}
+    assert changed <= {"subword_alpha", "max_epoch"}
