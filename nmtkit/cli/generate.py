@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -66,6 +66,12 @@ if TYPE_CHECKING:
     metavar="N",
     help="Source tokens searched together; changes speed, not results.  [default: by device]",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "fp32", "bf16", "int8"]),
+    default="auto",
+    help="Of the products.  [default: fp32 on a CPU, bf16 on a GPU]",
+)
 @click.option("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cuda if there is one]")
 @click.option(
     "--workers",
@@ -96,6 +102,7 @@ def generate(
     inputs: tuple[Path, ...],
     format: str,
     device: str,
+    precision: Literal["auto", "fp32", "bf16", "int8"],
     workers: int,
     threads: int | None,
     plugins: tuple[str, ...],
@@ -130,7 +137,7 @@ def generate(
     if threads is not None:
         torch.set_num_threads(threads)
     translator = Translator.load(
-        paths, device, max_tokens=max_tokens, max_source_len=max_source_len, long_lines=long_lines
+        paths, device, precision, max_tokens=max_tokens, max_source_len=max_source_len, long_lines=long_lines
     )
     split = None if data is None else open_split(data, gen_subset or "test", translator, paths[0])
     with ExitStack() as stack:

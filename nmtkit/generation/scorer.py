@@ -1,5 +1,6 @@
 """The models of a search as one: what comes next, and how probable it is."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,24 +19,18 @@ class Scorer:
         self.models = models
         self.states = [model.start(model.encode(source), beam) for model in models]
 
-    def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [N]; returns `logits` [N, V] and `norm` [N]: log p(next) = logits - norm.
+    def step(self, tokens: Tensor) -> Tensor:
+        """Appends `tokens` [N]; returns the log probability of everything that may come next, N V.
 
-        A row whose norm is not finite (a model that overflowed) gets no continuation: its logits are all -inf.
+        A row that is not finite (a model overflowed) gets no continuation: it is all -inf.
         """
-        if len(self.models) == 1:
-            logits = self.models[0].step(tokens, self.states[0]).float()
-            norm = logits.logsumexp(1)
-        else:
-            each = [model.step(tokens, state).float() for model, state in zip(self.models, self.states, strict=True)]
-            stacked = torch.stack([one.log_softmax(1) for one in each])
-            logits = stacked.logsumexp(0).sub_(torch.log(torch.tensor(float(len(each)))).item())
-            norm = logits.new_zeros(len(logits))
-        broken = ~norm.isfinite() | logits[:, 0].isnan()
-        if broken.any():
-            logits = logits.masked_fill(broken[:, None], float("-inf"))
-            norm = norm.masked_fill(broken, 0.0)
-        return logits, norm
+        each = [model.step(tokens, state) for model, state in zip(self.models, self.states, strict=True)]
+        log_probabilities = [logits.log_softmax(1, dtype=torch.float32) for logits in each]
+        mean = log_probabilities[0]
+        if len(each) > 1:
+            mean = torch.stack(log_probabilities).logsumexp(0).sub_(math.log(len(each)))
+        broken = mean[:, :1].isnan()  # one number that is none spoils its whole row
+        return mean.masked_fill_(broken, -math.inf) if broken.any() else mean
 
     def select(self, parents: Tensor) -> None:
         for state in self.states:

@@ -5,6 +5,7 @@ continuations, `Finished` keeps those that ended, `bound` says whether an open o
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ class Finished:
     def threshold(self, sentence: int) -> float:
         """The score a newcomer must beat."""
         kept = self.best[sentence]
-        return kept[-1].score if len(kept) == self.size else float("-inf")
+        return kept[-1].score if len(kept) == self.size else -math.inf
 
 
 class Search:
@@ -87,14 +88,13 @@ class Search:
         self.sentence = torch.arange(sentences)  # B: which sentence of the source
         self.history = torch.empty(sentences, beam, 0, dtype=torch.int64)  # B K t: the tokens so far
         # B K, float64: sums of many small numbers; all hypotheses of a sentence but one are dead at first.
-        self.log_probability = torch.full((sentences, beam), float("-inf"), dtype=torch.float64)
+        self.log_probability = torch.full((sentences, beam), -math.inf, dtype=torch.float64)
         self.log_probability[:, 0] = 0.0
 
     def run(self) -> list[list[Hypothesis]]:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
-            logits, norm = self.scorer.step(tokens.to(self.device))
-            scores, rows, tokens = self.candidates(self.restrict(logits), norm)
+            scores, rows, tokens = self.candidates(self.restrict(self.scorer.step(tokens.to(self.device))))
             self.finish(scores, rows, tokens)
             parents, tokens = self.extend(scores, rows, tokens)
             over = self.over()
@@ -103,37 +103,34 @@ class Search:
             if over.sum() >= COMPACT * len(over):
                 parents, tokens = self.compact(~over, parents, tokens)
             else:
-                self.log_probability[over] = float("-inf")  # goes on as a dead weight until it is dropped
+                self.log_probability[over] = -math.inf  # goes on as a dead weight until it is dropped
             self.scorer.select(parents.to(self.device))
         return self.results()
 
-    def restrict(self, logits: Tensor) -> Tensor:
-        """Puts -inf where a continuation is not allowed. Probabilities stay the model's: nothing is renormalised."""
+    def restrict(self, steps: Tensor) -> Tensor:
+        """Log probabilities N V with -inf where a continuation is not allowed; the others stay the model's."""
         length = self.history.shape[2]
-        logits[:, BOS] = float("-inf")
-        logits[:, UNK] = float("-inf")
+        steps[:, UNK] = steps[:, BOS] = -math.inf
         if length < self.options.min_len:
-            logits[:, EOS] = float("-inf")
+            steps[:, EOS] = -math.inf
         full = self.max_length <= length
         if full.any():
             rows = full.repeat_interleave(self.options.beam).to(self.device)
-            ending = logits[:, EOS].clone()
-            logits = logits.masked_fill(rows[:, None], float("-inf"))
-            logits[:, EOS] = ending
-        return logits
+            ending = steps[:, EOS].clone()
+            steps.masked_fill_(rows[:, None], -math.inf)
+            steps[:, EOS] = ending
+        return steps
 
-    def candidates(self, logits: Tensor, norm: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def candidates(self, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best continuations of each sentence, best first: log probabilities, hypotheses, tokens, each B C.
 
         There are enough of them to go on with `beam` hypotheses even if that many of them end here.
         """
         beam = self.options.beam
-        values, tokens = topk(logits, beam + 1)  # N k; one of a row's may be eos
-        steps = (values - norm[:, None]).double().cpu().view(-1, beam, values.shape[1])
-        scores = (self.log_probability[:, :, None] + steps).flatten(1)  # B K*k
-        best, place = scores.topk(min(2 * beam, scores.shape[1]), dim=1)
-        rows = place // values.shape[1]
-        return best, rows, tokens.cpu().view(len(scores), -1).gather(1, place)
+        values, tokens = topk(steps, beam + 1)  # N k; one of a row's may be eos
+        every = self.log_probability[:, :, None] + values.double().cpu().view(-1, beam, values.shape[1])
+        best, place = every.flatten(1).topk(min(2 * beam, every[0].numel()), dim=1)
+        return best, place // values.shape[1], tokens.cpu().view(len(every), -1).gather(1, place)
 
     def finish(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> None:
         """Puts by the candidates that end; one that is not among the `beam` best of its sentence may not."""
@@ -158,7 +155,7 @@ class Search:
     def extend(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Goes on with the `beam` best that do not end; returns their parent rows [N] and their tokens [N]."""
         beam = self.options.beam
-        open_scores = scores.masked_fill(tokens == EOS, float("-inf"))
+        open_scores = scores.masked_fill(tokens == EOS, -math.inf)
         self.log_probability, place = open_scores.topk(beam, dim=1)
         rows, tokens = rows.gather(1, place), tokens.gather(1, place)
         past = self.history.gather(1, rows[:, :, None].expand(-1, -1, self.history.shape[2]))
@@ -171,7 +168,7 @@ class Search:
         threshold = torch.tensor([self.finished.threshold(sentence) for sentence in self.sentence.tolist()]).double()
         over = self.bound() <= threshold
         if self.options.beam == 1:  # greedy: the first end is the end
-            over |= threshold > float("-inf")
+            over |= threshold > -math.inf
         return over
 
     def bound(self) -> Tensor:
@@ -197,5 +194,5 @@ class Search:
         for hypotheses in self.finished.best:
             if not hypotheses:
                 logger.warning("a sentence has no finite score (did the model overflow?); its translation is empty")
-                hypotheses.append(Hypothesis([], float("-inf"), float("-inf")))
+                hypotheses.append(Hypothesis([], -math.inf, -math.inf))
         return self.finished.best

@@ -13,12 +13,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS, Tokenizer
 from nmtkit.generation.long_lines import pieces_of
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.search import Hypothesis, beam_search
+from nmtkit.layers.quantized import pack
 from nmtkit.packed import Packed
 
 WINDOW = 8192  # lines sorted by length together; what a stream holds in memory
@@ -112,15 +115,23 @@ class Translator:
     ) -> None:
         self.models = list(models)
         self.tokenizer = tokenizer
-        self.device = next(self.models[0].parameters()).device
+        parameter = next(self.models[0].parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
         self.max_source_len = min([max_source_len, *(limit - 1 for limit in limits)])  # without eos
         self.long_lines = long_lines
 
     @staticmethod
-    def load(path: str | Path | Sequence[str | Path], device: str = "cpu", **settings: Any) -> "Translator":
+    def load(
+        path: str | Path | Sequence[str | Path],
+        device: str = "cpu",
+        precision: Literal["auto", "fp32", "bf16", "int8"] = "auto",
+        **settings: Any,
+    ) -> "Translator":
         """From a checkpoint, or from several of one tokenizer: an ensemble. `settings` are those of the constructor.
+
+        `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs.
 
         Raises FileNotFoundError or ValueError, naming the file.
         """
@@ -130,7 +141,7 @@ class Translator:
         for other, (_, its) in zip(paths, loaded, strict=True):
             if its.fingerprint != tokenizer.fingerprint:
                 raise ValueError(f"{other} and {paths[0]} have different tokenizers; an ensemble needs one for all")
-        return Translator([model.to(device) for model, _ in loaded], tokenizer, **settings)
+        return Translator([prepared(model, device, precision) for model, _ in loaded], tokenizer, **settings)
 
     def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
         """Translations of `lines`, in their order; `options` are fields of SearchOptions."""
@@ -237,3 +248,17 @@ class Translator:
             score=sum(part.score for part in parts),
             log_probability=sum(part.log_probability for part in parts),
         )
+
+
+def prepared(model: Architecture, device: str, precision: Literal["auto", "fp32", "bf16", "int8"]) -> Architecture:
+    """The model on its device, with weights laid out for inference. Raises ValueError for int8 off the CPU."""
+    on_cpu = torch.device(device).type == "cpu"
+    if precision == "auto":
+        precision = "fp32" if on_cpu else "bf16"
+    if on_cpu:
+        with torch.inference_mode():
+            pack(model, precision)
+        return model
+    if precision == "int8":
+        raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
+    return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)

@@ -13,7 +13,7 @@ from torch import Tensor
 # B sentences, Q hypotheses (rows) of each, N = B x Q rows, H heads, K width of a query or key head, V width of a value
 # head, E entries of a sentence: one for each hypothesis and step; M memory tokens
 
-ROOM = 64  # entries that the first allocation holds
+ROOM = 64  # entries below which nothing is pruned; what the first allocation holds
 
 
 class BeamCache:
@@ -121,9 +121,12 @@ def _grown(store: Tensor) -> Tensor:
 
 def _picked(store: Tensor, entries: Tensor, room: int) -> Tensor:
     """These entries [B, E] of B H C K, in front of some room."""
+    sentences, heads, capacity, width = store.shape
     picked = _room(store, room)
-    index = entries[:, None, :, None].expand(-1, store.shape[1], -1, store.shape[3])
-    picked[:, :, : entries.shape[1]] = store.gather(2, index)
+    first = torch.arange(sentences * heads, device=store.device).view(sentences, heads, 1) * capacity
+    rows = (first + entries[:, None]).flatten()  # of the keys, end to end: whole rows are copied, which gather does not
+    found = store.view(-1, width).index_select(0, rows)
+    picked[:, :, : entries.shape[1]] = found.view(sentences, heads, -1, width)
     return picked
 
 

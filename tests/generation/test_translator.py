@@ -132,3 +132,16 @@ def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, 
     checkpoint.save(tmp_path / "other.pt", contents)
     with pytest.raises(ValueError, match=r"other.pt and .*tiny.pt have different tokenizers"):
         Translator.load([checkpoint_file, tmp_path / "other.pt"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_every_precision_translates_alike_in_any_batch(checkpoint_file, precision):
+    lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
+    together = Translator.load(checkpoint_file, precision=precision).translate(lines, **SHORT)
+    alone = Translator.load(checkpoint_file, precision=precision, max_tokens=1).translate(lines, **SHORT)
+    assert [one.text for one in together] == [one.text for one in alone]
+
+
+def test_int8_off_the_cpu_is_refused(checkpoint_file):
+    with pytest.raises(ValueError, match="--precision int8 is for CPUs"):
+        Translator.load(checkpoint_file, device="cuda", precision="int8")

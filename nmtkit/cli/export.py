@@ -1,0 +1,52 @@
+"""`nmtkit export`: a checkpoint as other programs read it."""
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from nmtkit import registry
+from nmtkit.cli.command import Command
+
+
+@click.command(cls=Command)
+@click.argument("source", type=Path)
+@click.argument("destination", type=Path)
+@click.option(
+    "--format",
+    type=click.Choice(["ctranslate2", "safetensors", "checkpoint"]),
+    required=True,
+    help="ctranslate2: a folder for ctranslate2.Translator; safetensors: a folder of standard files; "
+    "checkpoint: from such a folder back to a checkpoint.",
+)
+@click.option(
+    "--quantization", type=click.Choice(["float32", "int8"]), help="Weights of a CTranslate2 model.  [default: float32]"
+)
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+def command(
+    source: Path,
+    destination: Path,
+    format: str,
+    quantization: Literal["float32", "int8"] | None,
+    plugins: tuple[str, ...],
+) -> None:
+    """Write the checkpoint SOURCE to DESTINATION in another format.
+
+    \b
+    nmtkit export --format ctranslate2 --quantization int8 averaged.pt averaged-ct2
+    nmtkit export --format safetensors averaged.pt averaged
+    nmtkit export --format checkpoint averaged averaged.pt
+    """  # fmt: skip
+    if quantization is not None and format != "ctranslate2":
+        raise ValueError("--quantization is for --format ctranslate2")
+    from nmtkit import export
+
+    registry.load_installed_plugins()
+    for plugin in plugins:
+        registry.load_plugin(plugin)
+    if format == "ctranslate2":
+        export.to_ctranslate2(source, destination, quantization or "float32")
+    elif format == "safetensors":
+        export.to_safetensors(source, destination)
+    else:
+        export.from_safetensors(source, destination)

@@ -1,0 +1,184 @@
+"""A checkpoint as other programs read it: a CTranslate2 model, or safetensors with the config and the tokenizer beside.
+
+Neither package is needed to use nmtkit; each function says which one to install.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nmtkit import checkpoint, models
+from nmtkit.architectures.transformer import (
+    CrossAttention,
+    Embedding,
+    FeedForward,
+    Residual,
+    SelfAttention,
+    Transformer,
+)
+from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
+
+CONFIG_FILE, WEIGHTS_FILE = "nmtkit.json", "model.safetensors"
+POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
+
+
+def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
+    """Fills a folder beside `destination` and renames it. Raises ValueError when something is there already."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ValueError(f"{destination} exists already; remove it or choose another place")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        fresh.chmod(0o755)
+        fill(fresh)
+        fresh.replace(destination)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+# --- safetensors ----------------------------------------------------------------------------------------------------
+
+
+def to_safetensors(source: Path, destination: Path) -> None:
+    """`source`, a checkpoint, as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
+
+    A parameter that stands under several names is written once; nmtkit.json lists the others under `shared`.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    contents = checkpoint.load(source)
+    weights: dict[str, torch.Tensor] = {}
+    shared: dict[str, str] = {}
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, tensor in contents["model"].items():
+        original = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
+        if original != name and tensor.numel():
+            shared[name] = original
+        else:
+            weights[name] = tensor.contiguous()
+    facts = {key: contents[key] for key in ("architecture", "config", "plugins", "update")}
+
+    def fill(folder: Path) -> None:
+        save_file(weights, folder / WEIGHTS_FILE)
+        text = json.dumps({"nmtkit": checkpoint.FORMAT, **facts, "shared": shared}, indent=2, ensure_ascii=False)
+        (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+        Tokenizer.from_state(contents["tokenizer"]).save(folder)
+
+    write_folder(destination, fill)
+
+
+def from_safetensors(source: Path, destination: Path) -> None:
+    """The inverse of `to_safetensors`: a checkpoint file. Raises ValueError naming what is missing or damaged."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    if destination.exists():
+        raise ValueError(f"{destination} exists already; remove it or choose another name")
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (source / name).is_file():
+            raise ValueError(f"{source} holds no {name}; it is no export of nmtkit")
+    try:
+        facts: dict[str, Any] = json.loads((source / CONFIG_FILE).read_bytes())
+        weights = load_file(source / WEIGHTS_FILE)
+        weights |= {name: weights[original] for name, original in facts["shared"].items()}
+        contents = {key: facts[key] for key in ("architecture", "config", "plugins", "update")}
+    except (ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"{source} is damaged: {error}") from error
+    checkpoint.save(destination, {**contents, "tokenizer": Tokenizer.load(source).state(), "model": weights})
+
+
+# --- CTranslate2 ----------------------------------------------------------------------------------------------------
+
+
+def to_ctranslate2(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
+    """`source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
+
+    It takes and gives SentencePiece pieces; the models for them are put beside. Its own default scores by
+    log probability / pieces; ask it for `length_penalty` and lengths as you need them.
+
+    Raises ValueError naming the option of the architecture that CTranslate2 does not have.
+    """
+    try:
+        from ctranslate2.specs import TransformerSpec
+    except ImportError as error:
+        raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'") from error
+    model, tokenizer = models.from_checkpoint(source)
+    if not isinstance(model, Transformer):
+        raise ValueError(f"{source} is a {type(model).__name__}; CTranslate2 is exported to from Transformers only")
+    config = model.config
+    width = config.d_model // config.heads
+    for name, value, needed in (("window", config.window, None), ("d_key", config.key_width, width),
+                                ("d_value", config.value_width, width)):  # fmt: skip
+        if value != needed:
+            raise ValueError(f"{source} has {name} {value}; CTranslate2 has no such Transformer")
+    spec = TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.pre_norm
+    )
+    spec.config.add_source_eos = True
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = tokenizer.target_pieces([UNK, BOS, EOS])
+    spec.config.decoder_start_token = spec.config.bos_token
+    spec.register_source_vocabulary(tokenizer.source_pieces(range(tokenizer.source_size)))
+    spec.register_target_vocabulary(tokenizer.target_pieces(range(tokenizer.target_size)))
+    _fill(spec, model)
+    spec.validate()
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+
+    def fill(folder: Path) -> None:
+        spec.save(str(folder))
+        tokenizer.save(folder)
+
+    write_folder(destination, fill)
+
+
+def _fill(spec: Any, model: Transformer) -> None:
+    """The weights, where CTranslate2 has a place for each."""
+    _embedding(spec.encoder.embeddings[0], spec.encoder, model.source_embedding)
+    _embedding(spec.decoder.embeddings, spec.decoder, model.target_embedding)
+    if model.config.pre_norm:
+        _norm(spec.encoder.layer_norm, model.encoder_norm)
+        _norm(spec.decoder.layer_norm, model.decoder_norm)
+    for ours, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
+        _attention(theirs.self_attention, ours.attention, ours.attention_residual)
+        _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_residual)
+    for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
+        _attention(theirs.self_attention, layer.attention, layer.attention_residual)
+        _attention(theirs.attention, layer.cross_attention, layer.cross_attention_residual)
+        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
+    _linear(spec.decoder.projection, model.output)
+
+
+def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
+    tokens.weight = ours.tokens.weight.detach().numpy()
+    side.position_encodings.encodings = ours.table(POSITIONS if ours.positions is None else 1).detach().numpy()
+
+
+def _attention(theirs: Any, ours: SelfAttention | CrossAttention, residual: Residual) -> None:
+    inputs = [ours.input] if isinstance(ours, SelfAttention) else [ours.query, ours.memory]
+    for place, linear in zip(theirs.linear, [*inputs, ours.output], strict=True):
+        _linear(place, linear)
+    _norm(theirs.layer_norm, residual.norm)
+
+
+def _feed_forward(theirs: Any, ours: FeedForward, residual: Residual) -> None:
+    _linear(theirs.linear_0, ours.inner)
+    _linear(theirs.linear_1, ours.outer)
+    _norm(theirs.layer_norm, residual.norm)
+
+
+def _linear(theirs: Any, ours: Any) -> None:
+    theirs.weight = ours.weight.detach().numpy()
+    if ours.bias is not None:
+        theirs.bias = ours.bias.detach().numpy()
+
+
+def _norm(theirs: Any, ours: Any) -> None:
+    theirs.gamma, theirs.beta = ours.weight.detach().numpy(), ours.bias.detach().numpy()

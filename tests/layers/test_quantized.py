@@ -1,0 +1,55 @@
+"""Packed linear layers against plain ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from nmtkit.layers.quantized import Int8Linear, PackedLinear, pack
+
+
+def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """Whole numbers, multiplied in float64."""
+    scale = linear.weight.abs().amax(1) / 127
+    weight = (linear.weight / scale[:, None]).round().double()
+    largest = x.abs().amax(1, keepdim=True)
+    whole = (x * (127 / largest)).round().double()
+    bias = 0 if linear.bias is None else linear.bias.double()
+    return (whole @ weight.T) * (largest / 127).double() * scale.double() + bias
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_int8_equals_its_definition(bias):
+    torch.manual_seed(1)
+    linear, x = nn.Linear(70, 33, bias=bias), torch.randn(9, 70)
+    with torch.no_grad():
+        torch.testing.assert_close(Int8Linear(linear)(x).double(), plain_int8(linear, x), rtol=1e-5, atol=1e-5)
+
+
+def test_int8_of_a_row_does_not_depend_on_other_rows():
+    torch.manual_seed(1)
+    with torch.no_grad():
+        layer, x = Int8Linear(nn.Linear(64, 50)), torch.randn(300, 64)
+        x[7] *= 1000
+        together = layer(x)
+        for row in (0, 7, 299):
+            assert torch.equal(layer(x[row : row + 1])[0], together[row])
+
+
+def test_int8_of_zeros_is_the_bias():
+    linear = nn.Linear(16, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(Int8Linear(linear)(torch.zeros(2, 16)), linear.bias.expand(2, -1))
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2), ("int8", 3e-2)])
+def test_packing_changes_results_no_more_than_its_precision(precision, tolerance):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Sequential(nn.Linear(128, 32, bias=False)))
+    x = torch.randn(5, 3, 64)
+    with torch.no_grad():
+        expected = model(x)
+        pack(model, precision)
+        found = model(x)
+    assert isinstance(model[0], Int8Linear if precision == "int8" else PackedLinear)
+    assert found.dtype == torch.float32 and found.shape == expected.shape
+    assert (found - expected).abs().max() < tolerance * expected.abs().max()
