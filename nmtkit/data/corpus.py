@@ -96,7 +96,7 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file: whole lines, the last of which may lack its \\n. `spool` says that the file is ours to remove."""
+    """Bytes of a file: whole lines, the last of which may lack its \\n. `spool` says that we made it, to be removed."""
 
     path: Path
     start: int

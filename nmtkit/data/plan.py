@@ -1,11 +1,12 @@
 """The plan of updates: which pairs make up each update of an epoch, and how an update is cut into slices.
 
-Pairs are sorted by length and shuffled among equals within windows of contiguous pairs, so that reads stay near each
-other; an update takes neighbours of the sorted order up to the token budget; the order of updates and of windows is
-random. All of it is a function of (lengths, budget, seed, epoch) alone: every world size walks the same path.
+Within windows of contiguous pairs, so that reads stay near each other, pairs are sorted by target length, give or take
+a little at random; an update takes neighbours of that order up to the token budget; the order of updates and of windows
+is random. All of it is a function of (lengths, budget, seed, epoch) alone: every world size walks the same path.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
+JITTER = 0.06  # target lengths are taken up to so much shorter or longer, or the same pairs would meet in every epoch
+COUNTED_PAIRS = 1_000_000  # up to so many, the updates of an epoch are counted at the start
 
 Pairs = npt.NDArray[np.int64]
 
@@ -35,11 +38,18 @@ class Plan:
         source_tokens = target_tokens = 0
         for start, end in self.windows:
             source, target = source_lengths[start:end], target_lengths[start:end]
-            check_sizes(source, target, batch_tokens, "--batch-tokens", first=start)
+            check_sizes(range(start, end), source, target, batch_tokens, "--batch-tokens")
             source_tokens += int(source.sum(dtype=np.int64))
             target_tokens += int(target.sum(dtype=np.int64))
-        self.updates_per_epoch = -(-max(source_tokens, target_tokens) // batch_tokens)
-        """An estimate, at most a few per cent too low: the larger side's tokens over the budget."""
+        self._tokens = max(source_tokens, target_tokens)
+
+    @cached_property
+    def updates_per_epoch(self) -> int:
+        """An estimate: of a small training set the updates of one epoch, from which others differ by one or two; of a
+        large one the larger side's tokens over the budget."""
+        if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
+            return len(self._window(0, np.random.default_rng(0))[1]) - 1
+        return -(-self._tokens // self.batch_tokens)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
         """The updates of an epoch from index `start` on, each the pairs of one update in order of length."""
@@ -53,14 +63,18 @@ class Plan:
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """The window's pairs, counted from its first, sorted by length; and where each update begins and ends."""
+        """The window's pairs, counted from its first, by length; and where each update begins and ends."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
         order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # equals come out in this order
-        for lengths in (source, target):
-            # a stable sort of 16-bit keys is a radix sort: 16 M in a fraction of a second
-            keys = np.minimum(lengths, 65_535).astype(np.uint16)[order]
-            order = order[np.argsort(keys, kind="stable")]
+        noise = rng.random(end - begin, dtype=np.float32)
+        noise *= 2 * JITTER
+        noise += 1 - JITTER
+        noise *= target
+        noise *= 8
+        # a stable sort of 16-bit keys is a radix sort: 16 M in a fraction of a second
+        keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
+        order = order[np.argsort(keys, kind="stable")]
         return order, cut(source[order], target[order], self.batch_tokens)
 
 
@@ -71,15 +85,15 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def check_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: str, first: int = 0) -> None:
-    """Raises ValueError when a pair has more than `limit` tokens on a side; `first` is the index of the first pair."""
-    if not len(source_lengths):
+def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
+    """Raises ValueError when one of `pairs` has more than `limit` tokens on a side."""
+    if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))
     if largest > limit:
-        pair = int(np.argmax(np.maximum(source_lengths, target_lengths)))
+        row = int(np.argmax(np.maximum(source_lengths, target_lengths)))
         raise ValueError(
-            f"pair {first + pair} of the training set has {largest} tokens on one side, more than {flag} {limit}; "
+            f"pair {pairs[row]} of the training set has {largest} tokens on one side, more than {flag} {limit}; "
             f"give {flag} {largest}, or preprocess with a smaller --max-len"
         )
 
@@ -111,7 +125,7 @@ def slices(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: 
     Raises ValueError for a pair that alone exceeds `max_tokens`.
     """
     source, target = source_lengths[update], target_lengths[update]
-    check_sizes(source, target, max_tokens, "--max-tokens")
+    check_sizes(update, source, target, max_tokens, "--max-tokens")
     order = np.lexsort((source, target))
     source, target = source[order], target[order]
     cuts = cut(source, target, max_tokens)

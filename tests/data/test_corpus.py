@@ -1,0 +1,126 @@
+import bz2
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+from nmtkit.data import corpus
+
+
+def read_all(source: Path, target: Path, spool: Path, part: tuple[int, int] = (1, 1)) -> list[tuple[int, bytes, bytes]]:
+    return [
+        (block.first_line, block.source.read(), block.target.read())
+        for block in corpus.blocks(source, target, spool, part)
+    ]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 4)
+    monkeypatch.setattr(corpus, "BLOCK_BYTES", 30)
+    monkeypatch.setattr(corpus, "CHUNK", 7)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_are_the_lines_whatever_the_compression(suffix: str, tmp_path: Path) -> None:
+    compress = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".xz": lzma.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }[suffix]
+    rng = np.random.default_rng(3)
+    sides = [[bytes(rng.choice(list(b"ab \r\x85"), rng.integers(0, 14))) for _ in range(37)] for _ in "st"]
+    sides[0][5] = b"x" * 100  # longer than a block of bytes
+    files = [tmp_path / f"t.{language}{suffix}" for language in ("en", "de")]
+    for file, lines in zip(files, sides, strict=True):
+        file.write_bytes(compress(b"\n".join(lines)))  # the last line lacks its line feed
+    found = read_all(corpus.locate(str(tmp_path / "t"), "en"), corpus.locate(str(tmp_path / "t"), "de"), tmp_path)
+    assert [b"".join(part) for part in zip(*(block[1:] for block in found), strict=True)] == [
+        b"".join(line + b"\n" for line in lines) for lines in sides
+    ]
+    starts = np.cumsum([1] + [block[1].count(b"\n") for block in found])
+    assert [block[0] for block in found] == starts[:-1].tolist()
+    assert all(1 <= block[1].count(b"\n") <= 4 for block in found)
+    assert all(block[1].count(b"\n") == 1 or max(map(len, block[1:])) <= 31 for block in found)
+    assert sorted(tmp_path.iterdir()) == sorted(files)  # no spool is left
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_parts_are_all_blocks_once(tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"t.{language}").write_text("".join(f"{language} {index}\n" for index in range(50)))
+    whole = read_all(tmp_path / "t.en", tmp_path / "t.de", tmp_path)
+    parts = [read_all(tmp_path / "t.en", tmp_path / "t.de", tmp_path, (part, 3)) for part in (1, 2, 3)]
+    assert sorted(block for part in parts for block in part) == sorted(whole)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_unequal_line_counts_name_both_files_and_counts(suffix: str, tmp_path: Path) -> None:
+    compress = gzip.compress if suffix else bytes
+    (tmp_path / f"t.en{suffix}").write_bytes(compress(b"a\n" * 20_000))
+    (tmp_path / f"t.de{suffix}").write_bytes(compress(b"b\n" * 12_345))
+    with pytest.raises(ValueError, match=r"t\.en\S* has 20,000 lines, but \S*t\.de\S* has 12,345"):
+        read_all(tmp_path / f"t.en{suffix}", tmp_path / f"t.de{suffix}", tmp_path)
+
+
+def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no such file: \S*t\.en"):
+        corpus.locate(str(tmp_path / "t"), "en")
+    (tmp_path / "t.en").touch()
+    with pytest.raises(ValueError, match=r"t\.en is empty"):
+        corpus.locate(str(tmp_path / "t"), "en")
+    (tmp_path / "t.en.gz").write_bytes(gzip.compress(b"a\n"))
+    with pytest.raises(ValueError, match=r"both \S*t\.en and \S*t\.en\.gz exist"):
+        corpus.locate(str(tmp_path / "t"), "en")
+
+
+def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    (tmp_path / "t.en.zst").write_bytes(b"x")
+    with pytest.raises(ImportError, match=r"pip install 'nmtkit\[zstd\]'"):
+        corpus.locate(str(tmp_path / "t"), "en")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
+)
+def test_a_compressed_file_cut_short_is_an_error(suffix: str, compress: object, tmp_path: Path) -> None:
+    text = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8).tobytes()
+    (tmp_path / f"t.en{suffix}").write_bytes(compress(text)[:-10])
+    (tmp_path / "t.de").write_bytes(text)
+    with pytest.raises(ValueError, match=rf"t\.en{suffix} is damaged"):
+        read_all(tmp_path / f"t.en{suffix}", tmp_path / "t.de", tmp_path)
+
+
+def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path) -> None:
+    for suffix in (".gz", ".bz2", ".xz", ".zst"):
+        (tmp_path / f"t.en{suffix}").write_bytes(b"plain text\n")
+        with pytest.raises(ValueError, match=rf"t\.en{suffix} is damaged"):
+            corpus.locate(str(tmp_path / "t"), "en")
+        (tmp_path / f"t.en{suffix}").unlink()
+
+
+def test_bad_utf8_names_file_line_and_byte() -> None:
+    good = "grün\n".encode()
+    assert corpus.decode(good, Path("t.de"), 1) == "grün\n"
+    with pytest.raises(ValueError, match=r"t\.de:12: byte 3 of the line"):
+        corpus.decode(good * 2 + b"ab\xff\n" + good, Path("t.de"), 10)
+    for bad in (b"\xed\xa0\x80", b"\xc0\xaf", b"\xe2\x96", "ß".encode("latin-1")):
+        with pytest.raises(ValueError, match=r"t\.de:7"):
+            corpus.decode(bad, Path("t.de"), 7)
+
+
+def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    for language in ("en", "de"):
+        (tmp_path / f"t.{language}").write_text("a\nb\n")
+    (block,) = corpus.blocks(tmp_path / "t.en", tmp_path / "t.de", tmp_path)
+    (tmp_path / "t.en").write_text("a\n")
+    with pytest.raises(ValueError, match="shorter"):
+        block.source.read()

@@ -1,0 +1,56 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nmtkit.data import duplicates
+from nmtkit.data.duplicates import RowHash, later_copies, pair_keys, partition, tag_salt
+
+
+def test_copies_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "PARTITION_PAIRS", 100)
+    monkeypatch.setattr(duplicates, "CHUNK_PAIRS", 37)
+    rng = np.random.default_rng(1)
+    numbers = rng.integers(0, 1 << 64, 40, np.uint64)  # sources and targets meet in every combination
+    keys = numbers[rng.integers(0, 40, (1500, 2))]
+    (tmp_path / "keys").write_bytes(keys.tobytes())
+    files = partition(tmp_path / "keys", tmp_path)
+    assert len(files) == 15
+    seen, expected = set(), []
+    for row, key in enumerate(map(tuple, keys.tolist())):
+        if key in seen:
+            expected.append(row)
+        seen.add(key)
+    assert sorted(row for file in files for row in later_copies(file).tolist()) == expected
+
+
+def test_hashes_are_those_of_a_plain_loop() -> None:
+    hasher = RowHash(50, 0)
+    lengths = np.array([1, 3, 2500, 4])
+    ids = np.random.default_rng(0).integers(0, 50, lengths.sum()).astype(np.uint16)
+    expected, start = [], 0
+    for length in lengths.tolist():
+        total = 0
+        for position, token in enumerate(ids[start : start + length].tolist()):
+            turn, place = divmod(position, duplicates.POSITIONS)
+            total += int(hasher._of_id[token]) * (int(hasher._of_position[place]) + 2 * turn)
+        expected.append(total % (1 << 64))
+        start += length
+    assert hasher(ids, lengths).tolist() == expected
+    assert RowHash(50, 0)(ids, lengths).tolist() == expected
+    assert RowHash(50, 1)(ids, lengths).tolist() != expected
+
+
+def test_different_sentences_have_different_hashes() -> None:
+    hasher = RowHash(8, 0)
+    rows = [(a, b, c) for a in range(8) for b in range(8) for c in range(8)] + [
+        (a, b) for a in range(8) for b in range(8)
+    ]
+    ids = np.array([token for row in rows for token in row])
+    assert len(np.unique(hasher(ids, np.array(list(map(len, rows)))))) == len(rows)
+
+
+def test_sides_do_not_change_places() -> None:
+    keys = np.array([[1, 2], [2, 1], [1, 1], [2, 2], [0, 3], [3, 0]], np.uint64)
+    assert len(np.unique(pair_keys(keys))) == len(keys)
+    assert tag_salt("<2de>") != tag_salt("<2fr>")

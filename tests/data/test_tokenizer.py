@@ -1,0 +1,206 @@
+import io
+import unicodedata
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmtkit.data.bulk import BulkEncoder
+from nmtkit.data.spm_model import model_facts
+from nmtkit.data.spm_training import LineSample, random_numbers, train_model
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer, normalize, restore
+
+ODD = [
+    "▁", "▁▁", "\ufdd0", "\ufdd0_", "▅", "…", "½", "ﬁ", "№", "①", "Å", "e\u0301", "\u0301", "한", "\u1112\u1161\u11ab",
+    "\t", "\r", "\x00", "\x07", "\x0b", "\x0c", "\x1c", "\x7f", "\x85", "\x9f", "\xa0", "\xad", "\u2003", "\u200b",
+    "\u2028", "\u2029", "\u202e", "\u3000", "\ufeff", "\ufffd", "\U0010ffff", "👩‍👩‍👧", "👍🏽", "🇩🇪", "שלום", "سلام",
+    "日本語", "ไทย", "<2de>", "<s>", "</s>", "<unk>", "<0x41>", "⁇", "a", "man", "Haus", " ", "  ", "   ",
+]  # fmt: skip
+LINES = st.lists(
+    st.sampled_from(ODD) | st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=30
+).map("".join)
+
+
+def survives(line: str) -> str:
+    """What is promised of a line: NFC, and single spaces."""
+    return " ".join(part for part in unicodedata.normalize("NFC", line).split(" ") if part)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LINES)
+def test_text_round_trips_but_for_runs_of_spaces(joint_tokenizer: Tokenizer, line: str) -> None:
+    encoded = joint_tokenizer.encode_source([line])
+    assert encoded.ids[-1] == EOS
+    assert EOS not in encoded.ids[:-1]
+    assert joint_tokenizer.decode_source(encoded.ids.tolist()) == survives(line)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(LINES, min_size=1, max_size=8))
+def test_text_round_trips_with_a_unigram_model(unigram_tokenizer: Tokenizer, lines: list[str]) -> None:
+    encoded = unigram_tokenizer.encode_target(lines)
+    decoded = [unigram_tokenizer.decode_target(ids.tolist()) for ids in encoded.split()]
+    assert decoded == [survives(line) for line in lines]
+
+
+@pytest.fixture(scope="session")
+def unigram_tokenizer() -> Tokenizer:
+    return Tokenizer(train_model(["a man walks home", "the man sees a green house"] * 50, 275, "unigram"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(LINES, max_size=8), st.sampled_from([0, 3, 1000]))
+def test_the_word_cache_gives_the_ids_of_whole_lines(
+    joint_tokenizer: Tokenizer, lines: list[str], capacity: int
+) -> None:
+    bulk = BulkEncoder(joint_tokenizer.source_model, "uint16", cached_words=capacity)
+    assert bulk.exact_by_word
+    plain = joint_tokenizer.encode_source(lines)
+    for _ in range(2):  # with words new, and with words known
+        ids, lengths = bulk.encode("".join(line + "\n" for line in lines))
+        assert ids.tolist() == plain.ids.tolist()
+        assert lengths.tolist() == plain.lengths.tolist()
+
+
+def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:
+    bulk = BulkEncoder(unigram_tokenizer.source_model, "uint16")
+    assert not bulk.exact_by_word
+    lines = ["a man", "", "the  green man\u2028 walks"]
+    plain = unigram_tokenizer.encode_source(lines)
+    ids, lengths = bulk.encode("".join(line + "\n" for line in lines))
+    assert (ids.tolist(), lengths.tolist()) == (plain.ids.tolist(), plain.lengths.tolist())
+
+
+def test_long_words_are_not_kept(joint_tokenizer: Tokenizer) -> None:
+    bulk = BulkEncoder(joint_tokenizer.source_model, "uint16")
+    line = "ab" * 200
+    first = bulk.encode(f"a {line} man\n")[0].tolist()
+    assert line not in bulk._words
+    assert "man" in bulk._words
+    assert bulk.encode(f"a {line} man\n")[0].tolist() == first
+
+
+def test_escape_is_undone() -> None:
+    for text in ("▁", "\ufdd0", "\ufdd0_", "_\ufdd0\ufdd0▁_"):
+        assert "▁" not in normalize(text)
+        assert restore(normalize(text)) == text
+
+
+def test_decoding_never_breaks_a_line(joint_tokenizer: Tokenizer) -> None:
+    piece = joint_tokenizer._source.piece_to_id("<0x0A>")
+    assert joint_tokenizer.decode_target([BOS, piece, EOS]) == " "
+
+
+def test_decoding_stands_bytes_that_are_no_text(joint_tokenizer: Tokenizer) -> None:
+    piece = joint_tokenizer._source.piece_to_id("<0xFF>")
+    assert joint_tokenizer.decode_target([piece]) == "\ufffd"
+
+
+def test_an_empty_line_is_eos_alone(joint_tokenizer: Tokenizer) -> None:
+    encoded = joint_tokenizer.encode_source(["", "  ", "a"])
+    assert encoded.lengths[:2].tolist() == [1, 1]
+    assert encoded.ids[:2].tolist() == [EOS, EOS]
+    assert joint_tokenizer.encode_source([]).ids.tolist() == []
+
+
+@pytest.mark.parametrize("name", ["joint_tokenizer", "separate_tokenizer"])
+def test_saved_state_and_files_give_the_same_tokenizer(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(name)
+    tokenizer.save(tmp_path)
+    state = tokenizer.state()
+    assert all(tensor.dtype == torch.uint8 for tensor in state.values())
+    for other in (Tokenizer.load(tmp_path), Tokenizer.from_state(state)):
+        assert other.fingerprint == tokenizer.fingerprint
+        assert (other.source_size, other.target_size, other.joint) == (
+            tokenizer.source_size,
+            tokenizer.target_size,
+            tokenizer.joint,
+        )
+        assert other.encode_target(["ein Haus"]).ids.tolist() == tokenizer.encode_target(["ein Haus"]).ids.tolist()
+
+
+def test_different_models_have_different_fingerprints(
+    joint_tokenizer: Tokenizer, separate_tokenizer: Tokenizer
+) -> None:
+    swapped = Tokenizer(separate_tokenizer.target_model, separate_tokenizer.source_model)
+    both = {joint_tokenizer.fingerprint, separate_tokenizer.fingerprint, swapped.fingerprint}
+    assert len(both) == 3
+
+
+def test_sampled_segmentation_is_a_function_of_line_and_seed(joint_tokenizer: Tokenizer) -> None:
+    lines = ["the large green house", "a woman walks"]
+    first = joint_tokenizer.encode_source_sampled(lines, 0.5, [1, 2])
+    second = joint_tokenizer.encode_source_sampled(lines[::-1], 0.5, [2, 1])
+    assert [row.tolist() for row in first.split()] == [row.tolist() for row in second.split()][::-1]
+    variants = {tuple(joint_tokenizer.encode_source_sampled(lines[:1], 0.5, [seed]).ids) for seed in range(20)}
+    assert len(variants) > 5
+    for ids in variants:
+        assert joint_tokenizer.decode_source(list(ids)) == lines[0]
+    assert joint_tokenizer.encode_source_sampled(lines, 0.0, [1, 2]).ids.tolist() == (
+        joint_tokenizer.encode_source(lines).ids.tolist()
+    )
+
+
+def test_a_tag_is_one_token_and_an_unknown_one_is_named(joint_tokenizer: Tokenizer) -> None:
+    joint_tokenizer.check_tag("<2de>")
+    assert joint_tokenizer.source_pieces(joint_tokenizer.encode_source(["<2de> a man"]).ids)[0] == "▁<2de>"
+    with pytest.raises(ValueError, match="no tag '<2fr>'"):
+        joint_tokenizer.check_tag("<2fr>")
+
+
+def test_a_model_with_other_special_ids_is_refused() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(["a man", "a woman"] * 20),
+        model_writer=model,
+        vocab_size=12,
+        pad_id=0,
+        unk_id=3,
+        minloglevel=2,
+    )
+    with pytest.raises(ValueError, match=r"ids are \(3, 1, 2\)"):
+        Tokenizer(model.getvalue())
+    with pytest.raises(ValueError, match="no SentencePiece model"):
+        Tokenizer(b"nonsense")
+    assert model_facts(model.getvalue()).rewrites
+
+
+def test_a_vocabulary_of_the_wrong_size_names_one_that_would_do() -> None:
+    lines = ["a man walks", "a woman walks"] * 20
+    with pytest.raises(ValueError, match=r"largest that would do is (\d+)") as too_large:
+        train_model(lines, 5000)
+    with pytest.raises(ValueError, match=r"smallest is (\d+)") as too_small:
+        train_model(lines, 100)
+    for error in (too_large, too_small):
+        size = int("".join(filter(str.isdigit, str(error.value).rsplit(" ", 1)[1])))
+        assert Tokenizer(train_model(lines, size)).source_size == size
+
+
+def test_a_word_vocabulary_has_whole_words() -> None:
+    tokenizer = Tokenizer(train_model(["a man walks", "a woman walks"] * 20, 7, "word"))
+    assert tokenizer.source_pieces(tokenizer.encode_source(["a man walks"]).ids)[:3] == ["▁a", "▁man", "▁walks"]
+
+
+def test_the_sample_is_uniform_and_depends_on_the_seed_alone() -> None:
+    lines = [f"line {index}" for index in range(1000)]
+
+    def sample(seed: int, step: int) -> list[str]:
+        chosen = LineSample(50, seed)
+        for start in range(0, len(lines), step):
+            chosen.show(lines[start : start + step], 1000)
+        return chosen.lines()
+
+    assert sample(1, 7) == sample(1, 1000) == sorted(sample(1, 64), key=lambda line: int(line.split()[1]))
+    assert len(sample(1, 7)) == 50
+    assert sample(1, 7) != sample(2, 7)
+    middle = sum(int(line.split()[1]) for seed in range(20) for line in sample(seed, 99)) / 1000
+    assert abs(middle - 500) < 5 * 1000 / (12 * 1000) ** 0.5
+
+
+def test_random_numbers_do_not_depend_on_where_the_block_begins() -> None:
+    assert random_numbers(5, 10, 4).tolist() == random_numbers(5, 0, 14)[10:].tolist()
