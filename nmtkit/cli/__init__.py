@@ -1,6 +1,9 @@
 """The `nmtkit` command. A subcommand is imported when it is run: help and completion do not wait for torch."""
 
 import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -11,9 +14,9 @@ COMMANDS = {
     "preprocess": "Raw parallel text to a binarized dataset.",
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
-    "generate": "Translate a split of a dataset, files, or standard input.",
-    "score": "BLEU, chrF and TER of translations, with confidence and significance.",
-    "attention": "A web page of what every attention head looks at in a sentence.",
+    "generate": "Translate a dataset's subset, files, or standard input.",
+    "score": "BLEU, chrF, TER and more; says if systems differ.",
+    "attention": "A web page of what every attention head looks at.",
     "inspect": "What a checkpoint or a dataset is, and how to use it.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }
@@ -23,12 +26,37 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, name: str) -> click.Command:
         if name not in COMMANDS:
-            return None
+            raise click.UsageError(f"unknown command {name!r}; known: {', '.join(COMMANDS)}", ctx)
         module = importlib.import_module("nmtkit.cli." + name.replace("-", "_"))
         command: click.Command = module.command
         return command
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """As click has it, but a wrong flag or command is reported as every other mistake: in one line, exit code 2."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.UsageError as error:
+            from nmtkit.cli.command import fail
+
+            place = error.ctx.command_path if error.ctx else "nmtkit"
+            fail(f"{error.format_message().rstrip('.')}. See {place} --help")
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(status if isinstance(status, int) else 0)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -39,6 +67,8 @@ class LazyGroup(click.Group):
 @click.version_option(nmtkit.__version__, prog_name="nmtkit")
 def main() -> None:
     """Neural machine translation, from raw parallel text to a score you can believe.
+
+    To see all of it at work, type: nmtkit demo
 
     \b
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\

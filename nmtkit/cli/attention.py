@@ -26,7 +26,7 @@ def command(sentence: str, path: Path, target: str | None, beam: int, output: Pa
 
     \b
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
-    nmtkit attention --path averaged.pt "A dog runs." --target "Ein Hund läuft." --output dog.html
+    nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
     from nmtkit import registry
     from nmtkit.attention_page import attend, page

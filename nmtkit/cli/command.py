@@ -42,7 +42,7 @@ class Command(click.Command):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 section = OUTPUT_SECTION if "--help" in parameter.opts else getattr(parameter, "section", "Options")
-                sections.setdefault(section, []).append((record[0], unbroken(record[1])))
+                sections.setdefault(section, []).append((record[0], tidied(record[1])))
         sections[OUTPUT_SECTION] = sections.pop(OUTPUT_SECTION)
         for title, records in sections.items():
             with formatter.section(title):
@@ -65,10 +65,13 @@ class Command(click.Command):
             fail("interrupted", code=130)
 
 
-def unbroken(text: str) -> str:
-    """A help text whose `[default: …]` stays on one line; of click's ranges only those worth reading are left."""
+def tidied(text: str) -> str:
+    """A help text as a sentence, with its `[default: …]` on one line; of click's ranges only those that say something."""
     text = re.sub(r"\s*\[x>=[01]\]", "", text)
-    return re.sub(r"\[[^\]]*\]$", lambda match: match[0].replace(" ", NO_BREAK), text)
+    words, bracket, default = text.partition("  [")
+    if words[:1].islower() and words[-1].isalnum():
+        words = words[0].upper() + words[1:] + "."
+    return words + bracket + default.replace(" ", NO_BREAK)
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -103,5 +106,5 @@ def fail(message: str, code: int = 2) -> None:
     """Prints `nmtkit: error: …` and exits; `code` 2 is a mistake of the user's."""
     prefix = "[bold red]error:[/] " if stderr.is_terminal else "error: "
     stderr.print(f"nmtkit: {prefix}", end="")
-    stderr.print(message, markup=False, soft_wrap=True)
+    stderr.print(message, markup=False, soft_wrap=not stderr.is_terminal)
     sys.exit(code)

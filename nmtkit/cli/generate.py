@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=1024,
     metavar="N",
-    help="Longer lines, in pieces, see --long-lines.  [default: 1024, or the model's limit]",
+    help="Pieces of the longest line taken whole, see --long-lines.  [default: 1024, or the model's limit]",
 )
 @click.option(
     "--long-lines",
@@ -86,7 +86,7 @@ def command(**settings: Any) -> None:
     """Translate a subset of DATA, files, or standard input.
 
     \b
-    nmtkit generate data-bin --gen-subset test --path averaged.pt | nmtkit score --data data-bin
+    nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit generate --path averaged.pt < raw.en > translated.de
     """
     generate(**settings)

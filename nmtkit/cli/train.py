@@ -143,7 +143,7 @@ def command(chosen: Chosen, /, data: Path, **settings: Any) -> None:
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
-    nmtkit train --arch transformer_base --help     # the flags of that architecture
+    nmtkit train --arch transformer_base --help   # its flags
     """
     from nmtkit.training import job
 

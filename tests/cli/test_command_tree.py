@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from nmtkit.cli import COMMANDS, main
 from nmtkit.cli.command import Command
@@ -198,3 +199,18 @@ def test_help_loads_no_torch() -> None:
 nmtkit.cli.main(["--help"], standalone_mode=False)
 assert not {"torch", "sacrebleu", "sentencepiece"} & set(sys.modules)"""
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("arguments", [["trian"], ["train"], ["score", "--widht", "2"], ["score", "--width", "two"]])
+def test_a_wrong_flag_or_command_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments, prog_name="nmtkit")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("nmtkit: error: ") and result.stderr.count("\n") == 1
+    assert "--help" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_pages_fit_into_80_columns(name: str) -> None:
+    result = CliRunner().invoke(main, [*([name] if name else []), "--help"], prog_name="nmtkit", terminal_width=80)
+    assert result.exit_code == 0
+    assert [line for line in result.output.splitlines() if len(line) > 80] == []
