@@ -66,10 +66,10 @@ class Command(click.Command):
 
 
 def tidied(text: str) -> str:
-    """A help text as a sentence, with its `[default: …]` on one line; of click's ranges only those that say something."""
+    """A help text as a sentence, with its `[default: …]` on one line, and of click's ranges only those worth reading."""
     text = re.sub(r"\s*\[x>=[01]\]", "", text)
     words, bracket, default = text.partition("  [")
-    if words[:1].islower() and words[-1].isalnum():
+    if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
         words = words[0].upper() + words[1:] + "."
     return words + bracket + default.replace(" ", NO_BREAK)
 

@@ -120,7 +120,7 @@ class Chosen:
         return [
             one
             for table, component in self.components.items()
-            for one in flags(component.config, f"{table.capitalize()}: {component.name}")
+            for one in flags(component.config, f"{table.capitalize()} {component.name}")
         ]
 
 
