@@ -66,7 +66,7 @@ class Command(click.Command):
 
 
 def tidied(text: str) -> str:
-    """A help text as a sentence, with its `[default: …]` on one line, and of click's ranges only those worth reading."""
+    """A help text as a sentence, with its `[default: …]` on one line, and click's ranges where worth reading."""
     text = re.sub(r"\s*\[x>=[01]\]", "", text)
     words, bracket, default = text.partition("  [")
     if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
