@@ -1,0 +1,346 @@
+"""Table 1 of "Attention Is All You Need", measured: four types of layer over sentence length n and width d.
+
+    python benchmarks/layer_types.py                   # prints the tables, writes layer_types.json and .png beside it
+    python benchmarks/layer_types.py --device cuda
+
+For each type: seconds of one layer, forward and backward, for one sentence (many sentences are run at once, 4,096
+tokens of them); the products' floating-point operations; growth exponents of both; and what no clock shows, counted in
+the graph of operations: how many follow one another, and how many separate the two ends of a sentence.
+
+The plot needs matplotlib: pip install 'nmtkit[benchmarks]'.
+"""
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmtkit.layers.attention import attention
+from nmtkit.layers.convolution import PackedConvolution
+from nmtkit.layers.recurrent import PackedLSTM, lstm_cell
+from nmtkit.packed import Layout
+
+# B sentences of n tokens each, T = B n, d width, r neighbourhood of restricted self-attention, k kernel
+
+TOKENS = 4096  # of all sentences of a measurement
+LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048)  # at width 256
+WIDTHS = (64, 128, 256, 512, 1024)  # at length 64
+FIXED_WIDTH, FIXED_LENGTH = 256, 64
+KERNEL, NEIGHBOURHOOD, HEAD = 3, 32, 64
+COUNTED_LENGTHS = (14, 41, 122, 365)  # what 3, 4, 5 and 6 convolutions of dilations 1, 3, 9, … just span
+
+warnings.filterwarnings("ignore", "TF32 acceleration")  # said when oneDNN is switched off for counting
+
+
+class SelfAttention(nn.Module):
+    """softmax(X X^T / sqrt(K)) X in heads of 64, without projections: what the paper counts."""
+
+    def __init__(self, d: int, window: int | None = None) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        heads = x.unflatten(1, (-1, min(HEAD, x.shape[1])))
+        return attention(heads, heads, heads, layout, layout, window=self.window).flatten(1)
+
+
+class MaskedAttention(SelfAttention):
+    """Restricted self-attention as the Transformer here computes it: all scores, then a mask."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__(d, NEIGHBOURHOOD)
+
+
+class BandedAttention(nn.Module):
+    """Restricted self-attention that computes only the band: blocks of r / 2 queries, each with three blocks of keys.
+
+    Every query sees at least the r keys around it, and at most 3r / 2.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        assert layout.uniform
+        block = min(NEIGHBOURHOOD // 2, layout.max_length)
+        heads = x.view(layout.sentences, -1, x.shape[1] // min(HEAD, x.shape[1]), min(HEAD, x.shape[1]))
+        short = -heads.shape[1] % block
+        blocks = F.pad(heads, (0, 0, 0, 0, 0, short)).unflatten(1, (-1, block)).transpose(2, 3)  # B n/r H r/2 K
+        padded = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 1))
+        keys = torch.cat([padded[:, :-2], padded[:, 1:-1], padded[:, 2:]], 3)
+        exists = (
+            F.pad(torch.ones(heads.shape[1], device=x.device), (block, block + short))
+            .bool()
+            .unfold(0, 3 * block, block)
+        )
+        scores = (blocks @ keys.transpose(3, 4) / math.sqrt(keys.shape[-1])).masked_fill(
+            ~exists[None, :, None, None], -math.inf
+        )
+        return (scores.softmax(-1) @ keys).transpose(2, 3).flatten(1, 2)[:, : heads.shape[1]].flatten(2).flatten(0, 1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.layer = PackedLSTM(d, d)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.layer(x, layout)
+
+
+class Convolution(nn.Module):
+    def __init__(self, d: int, dilation: int = 1) -> None:
+        super().__init__()
+        self.layer = PackedConvolution(nn.Linear(KERNEL * d, d), KERNEL, dilation=dilation, causal=False)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return self.layer(x, layout)
+
+
+@dataclass(frozen=True)
+class LayerType:
+    name: str
+    layer: Callable[[int], nn.Module]
+    complexity: str  # the paper's columns
+    sequential: str
+    path: str
+
+
+TYPES = (
+    LayerType("self-attention", SelfAttention, "O(n^2 d)", "O(1)", "O(1)"),
+    LayerType("recurrent (LSTM)", Recurrent, "O(n d^2)", "O(n)", "O(n)"),
+    LayerType("convolutional (k=3)", Convolution, "O(k n d^2)", "O(1)", "O(log_k n)"),
+    LayerType("restricted (r=32), banded", BandedAttention, "O(r n d)", "O(1)", "O(n/r)"),
+    LayerType("restricted (r=32), masked", MaskedAttention, "O(r n d)", "O(1)", "O(n/r)"),
+)
+
+
+# Time and operations
+
+
+def uniform(sentences: int, length: int, device: str) -> Layout:
+    return Layout(torch.full((sentences,), length, device=device), length, sentences * length)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    n: int
+    d: int
+    forward: float  # seconds for one sentence
+    backward: float
+    flop: float  # of products, forward and backward, for one sentence
+
+
+def measure(kind: LayerType, n: int, d: int, device: str, repeats: int) -> Measurement:
+    torch.manual_seed(0)
+    sentences = max(1, TOKENS // n)
+    layout = uniform(sentences, n, device)
+    layer = kind.layer(d).to(device)
+    x = torch.randn(layout.tokens, d, device=device, requires_grad=True)
+    gradient = torch.randn(layout.tokens, d, device=device)
+
+    def clock() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    forwards, backwards = [], []
+    for _ in range(repeats + 1):
+        begin = clock()
+        y = layer(x, layout)
+        middle = clock()
+        y.backward(gradient)
+        forwards.append(middle - begin)
+        backwards.append(clock() - middle)
+    # the library's fused LSTM hides its products from the counter
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        layer(x, layout).backward(gradient)
+    best = [statistics.median(times[1:]) / sentences for times in (forwards, backwards)]
+    return Measurement(n, d, *best, counter.get_total_flops() / sentences)
+
+
+def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
+    """Slope of the least-squares line through the logarithms of the larger half of the sizes."""
+    half = max(0, min(len(sizes) // 2, len(sizes) - 2))
+    return statistics.linear_regression(
+        [math.log(size) for size in sizes[half:]], [math.log(value) for value in values[half:]]
+    ).slope
+
+
+# What no clock shows
+
+
+def graph_depth(output: Tensor) -> int:
+    """Operations on the longest chain of the graph behind `output`."""
+    depth: dict[Any, int] = {}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack[-1]
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        waiting = [parent for parent in parents if parent not in depth]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        depth[node] = 1 + max((depth[parent] for parent in parents), default=0)
+        stack.pop()
+    return depth[output.grad_fn]
+
+
+def unrolled(lstm: nn.LSTM, x: Tensor) -> Tensor:
+    """An LSTM over one sentence [n, d] as single operations, which the library's kernel hides."""
+    h, c, outputs = x.new_zeros(1, lstm.hidden_size), x.new_zeros(1, lstm.hidden_size), []
+    fed = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
+    for gates in fed.split(1):
+        h, c = lstm_cell(gates + F.linear(h, lstm.weight_hh_l0, lstm.bias_hh_l0), c)
+        outputs.append(h)
+    return torch.stack(outputs, 1)[0]
+
+
+def sequential_operations(kind: LayerType, n: int) -> int:
+    """Length of the longest chain of operations that cannot run side by side, in one layer over n tokens."""
+    layer = kind.layer(8)
+    x = torch.randn(n, 8, requires_grad=True)
+    if isinstance(layer, Recurrent):
+        return graph_depth(unrolled(layer.layer.lstm, x))
+    return graph_depth(layer(x, uniform(1, n, "cpu")))
+
+
+def path_length(kind: LayerType, n: int) -> int:
+    """Fewest layers, or steps of a recurrent one, after which the last output depends on the first input.
+
+    Convolutions are dilated by k^i in layer i, without which the path is n / k (section 4).
+    """
+    layout, layers = uniform(1, n, "cpu"), 0
+    if kind.layer is Recurrent:
+        return n - 1
+    x = torch.randn(n, 8, requires_grad=True)
+    y = x
+    while True:
+        layer = Convolution(8, KERNEL**layers) if kind.layer is Convolution else kind.layer(8)
+        y, layers = layer(y, layout), layers + 1
+        (gradient,) = torch.autograd.grad(y[-1].sum(), x, retain_graph=True)
+        if gradient[0].any():
+            return layers
+
+
+# Tables and plot
+
+
+def report(results: dict[str, Any]) -> str:
+    lines = [
+        f"{'layer':<27}{'paper':>11}{'operations':>15}{'forward':>15}{'backward':>15}   seconds, largest n",
+        f"{'':<27}{'':>11}{'n^ . d^ .':>15}{'n^ . d^ .':>15}{'n^ . d^ .':>15}",
+    ]
+    for name, kind in results["types"].items():
+        growth = kind["exponents"]
+        cells = [f"n^{growth[what]['n']:.2f} d^{growth[what]['d']:.2f}" for what in ("flop", "forward", "backward")]
+        last = kind["over_n"][-1]
+        lines.append(
+            f"{name:<27}{kind['paper']['complexity']:>11}"
+            + "".join(f"{cell:>15}" for cell in cells)
+            + f"   {last['forward'] + last['backward']:.4f}"
+        )
+    lengths = results["counted_lengths"]
+    lines += [
+        "",
+        f"{'layer':<27}{'sequential operations':>32}{'longest path':>30}",
+        f"{'':<27}{'paper  n=' + ', '.join(map(str, lengths)):>32}{'paper  n=' + ', '.join(map(str, lengths)):>30}",
+    ]
+    for name, kind in results["types"].items():
+        sequential = kind["paper"]["sequential"] + "  " + ", ".join(map(str, kind["sequential_operations"]))
+        path = kind["paper"]["path"] + "  " + ", ".join(map(str, kind["path_length"]))
+        lines.append(f"{name:<27}{sequential:>32}{path:>30}")
+    return "\n".join(lines)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    for axis, title, panel in (("n", f"sentence length n (d = {FIXED_WIDTH})", panels[0]),
+                               ("d", f"width d (n = {FIXED_LENGTH})", panels[1])):  # fmt: skip
+        for (name, kind), marker in zip(results["types"].items(), "osD^v", strict=True):
+            rows = kind[f"over_{axis}"]
+            label = f"{name}: {axis}^{kind['exponents']['total'][axis]:.2f}, paper {kind['paper']['complexity']}"
+            panel.plot(
+                [row[axis] for row in rows], [1000 * (row["forward"] + row["backward"]) for row in rows],
+                marker=marker, label=label,
+            )  # fmt: skip
+        panel.set(xscale="log", yscale="log", xlabel=title)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    panels[0].set_ylabel("milliseconds per sentence, forward and backward")
+    figure.suptitle(f"One layer of each type, fp32, {results['device']}", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def run(device: str, repeats: int, lengths: Sequence[int], widths: Sequence[int]) -> dict[str, Any]:
+    name = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+    )
+    results: dict[str, Any] = {
+        "device": name,
+        "torch": torch.__version__,
+        "counted_lengths": COUNTED_LENGTHS,
+        "types": {},
+    }
+    for kind in TYPES:
+        over_n = [measure(kind, n, FIXED_WIDTH, device, repeats) for n in lengths]
+        over_d = [measure(kind, FIXED_LENGTH, d, device, repeats) for d in widths]
+        growth = {
+            what: {
+                "n": exponent(lengths, [value(row) for row in over_n]),
+                "d": exponent(widths, [value(row) for row in over_d]),
+            }
+            for what, value in (
+                ("flop", lambda row: row.flop),
+                ("forward", lambda row: row.forward),
+                ("backward", lambda row: row.backward),
+                ("total", lambda row: row.forward + row.backward),
+            )
+        }
+        results["types"][kind.name] = {
+            "paper": {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path},
+            "exponents": growth,
+            "sequential_operations": [sequential_operations(kind, n) for n in COUNTED_LENGTHS],
+            "path_length": [path_length(kind, n) for n in COUNTED_LENGTHS],
+            "over_n": [asdict(row) for row in over_n],
+            "over_d": [asdict(row) for row in over_d],
+        }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, default=5, help="the median of so many runs counts")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(""), help="without .json and .png")
+    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="leave out longer sentences")
+    parser.add_argument("--widest", type=int, default=WIDTHS[-1], help="leave out wider layers")
+    arguments = parser.parse_args()
+    lengths = [n for n in LENGTHS if n <= arguments.longest]
+    widths = [d for d in WIDTHS if d <= arguments.widest]
+    results = run(arguments.device, arguments.repeats, lengths, widths)
+    print(report(results))
+    arguments.output.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, arguments.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Table 2 of "Attention Is All You Need" in miniature: the Transformer and its rivals on one small task.
+
+    python benchmarks/rivals.py --runs runs/rivals               # the demo corpus, 1,000 updates of 2,000 tokens
+    python benchmarks/rivals.py --runs runs/rivals --minutes 3   # and, beside it, three minutes of training each
+    python benchmarks/rivals.py --data data-bin --batch-tokens 4096 --updates 2600 --runs runs/rivals-m30k
+    python benchmarks/rivals.py --runs runs/rivals --only gnmt_small,moe_small   # the table shows all that have run
+
+Every model is trained, averaged, and made to translate the test set by the commands a user has. Sizes are chosen to be
+of the order of the Transformer's; a run that is there already is not made again. FLOP are those of the matrix products
+of an update, forward and backward, by target token, counted while a model trains on one batch. Writes rivals.json.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NMTKIT = (sys.executable, "-m", "nmtkit")
+RECIPE = "--lr 0.003 --warmup-updates 200 --clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
+REFINEMENT = "--criterion expected_reward --candidates-per-sentence 8 --likelihood-weight 0.1 --lr-scheduler fixed"
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr."""
+
+    arch: str
+    flags: str
+    title: str
+    bleu: tuple[float | None, float | None]
+    flop: tuple[float | None, float | None]
+
+
+RIVALS = (
+    Rival(
+        "bytenet_small",
+        "--encoder-blocks 10 --decoder-blocks 10 --d-model 80",
+        "ByteNet",
+        (23.75, None),
+        (None, None),
+    ),
+    Rival(
+        "deep_att_small",
+        "--encoder-layers 2 --decoder-layers 2 --d-embedding 128 --d-model 96 --d-memory 256 --d-attention 96",
+        "Deep-Att + PosUnk",
+        (None, 39.2),
+        (None, 1.0e20),
+    ),
+    Rival(
+        "gnmt_small",
+        "--encoder-layers 3 --decoder-layers 3 --d-model 128 --d-attention 128 --initial-range 0.1",
+        "GNMT + RL",
+        (24.6, 39.92),
+        (2.3e19, 1.4e20),
+    ),
+    Rival(
+        "convs2s_small",
+        "--encoder-widths 128,128,128 --encoder-kernels 3,3,3 --decoder-widths 128,128,128 --decoder-kernels 3,3,3 "
+        "--d-embedding 128 --d-output 128 --max-positions 512",
+        "ConvS2S",
+        (25.16, 40.46),
+        (9.6e18, 1.5e20),
+    ),
+    Rival(
+        "moe_small",
+        "--d-model 128 --d-hidden 256 --d-expert 128 --experts 8 --active-experts 2",
+        "MoE",
+        (26.03, 40.56),
+        (2.0e19, 1.2e20),
+    ),
+    Rival(
+        "transformer_tiny",
+        "--encoder-layers 3 --decoder-layers 3",
+        "Transformer (base)",
+        (27.3, 38.1),
+        (3.3e18, 3.3e18),
+    ),
+    Rival(
+        "transformer_moe_tiny",
+        "--encoder-layers 3 --decoder-layers 3 --d-ff 128 --experts 4 --active-experts 2",
+        "-",
+        (None, None),
+        (None, None),
+    ),
+)
+
+
+def call(*arguments: str, output: Path | None = None) -> None:
+    print("$ nmtkit", shlex.join(arguments), f"> {output}" if output else "", file=sys.stderr, flush=True)
+    with (output or Path("/dev/null")).open("wb") as file:
+        subprocess.run([*NMTKIT, *arguments], stdout=file, check=True)
+
+
+def demo_data(folder: Path) -> Path:
+    """The demo corpus, binarized as the demo does it."""
+    from nmtkit.demo import corpus
+
+    text, binary = folder / "demo-text", folder / "demo-bin"
+    if not binary.exists():
+        text.mkdir(parents=True, exist_ok=True)
+        corpus.write(corpus.generate(), text)
+        files = [f"--{split}pref={text}/{split}" for split in ("train", "valid", "test")]
+        call("preprocess", "-s", "en", "-t", "de", *files, "--destdir", str(binary), "--vocab-size", "1000")
+    return binary
+
+
+def train(data: Path, save_dir: Path, flags: str, updates: int | None, minutes: float | None) -> None:
+    """Until `updates` or for `minutes`, whichever is given; asked to stop, a run saves and ends."""
+    interval = max(1, updates // 20) if updates else 100
+    arguments = ["train", str(data), *shlex.split(flags), *shlex.split(RECIPE), "--save-dir", str(save_dir)]
+    arguments += ["--max-update", str(updates or "none"), "--save-interval-updates", str(interval), "--keep-last", "3"]
+    print("$ nmtkit", shlex.join(arguments), file=sys.stderr, flush=True)
+    process = subprocess.Popen([*NMTKIT, *arguments])
+    try:
+        code = process.wait(minutes * 60 if minutes else None)
+        if code:
+            raise SystemExit(f"rivals.py: training {save_dir} failed")
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def evaluate(data: Path, folder: Path, models: Sequence[Path]) -> float:
+    """BLEU of the test set, by beam 4."""
+    output, scores = folder / "test.hyp", folder / "score.json"
+    call("generate", str(data), "--gen-subset", "test", "--path", *map(str, models[:1]),
+         *(word for model in models[1:] for word in ("--path", str(model))), output=output)  # fmt: skip
+    call("score", "--data", str(data), "--sys", str(output), "--metric", "bleu", "--format", "json", output=scores)
+    return float(find_bleu(json.loads(scores.read_text())))
+
+
+def find_bleu(contents: Any) -> float:
+    """The value beside the name BLEU, wherever the score command puts it."""
+    if isinstance(contents, dict):
+        if contents.get("name") == "BLEU":
+            return float(contents["value"] if "value" in contents else contents["score"])
+        contents = list(contents.values())
+    for item in contents if isinstance(contents, list) else ():
+        if isinstance(item, dict | list):
+            try:
+                return find_bleu(item)
+            except LookupError:
+                continue
+    raise LookupError("no BLEU among the scores")
+
+
+def complete_run(data: Path, folder: Path, flags: str, updates: int | None, minutes: float | None) -> dict[str, Any]:
+    """Trains, averages, translates and scores, unless that has been done; what came of it."""
+    result = folder / "result.json"
+    if not result.exists():
+        begin = time.monotonic()
+        train(data, folder / "checkpoints", flags, updates, minutes)
+        seconds = time.monotonic() - begin
+        averaged = folder / "averaged.pt"
+        kept = len(list((folder / "checkpoints").glob("update_*.pt")))
+        call("average-checkpoints", str(folder / "checkpoints"), "--last", str(min(3, kept)), "--output", str(averaged))
+        log = [json.loads(line) for line in (folder / "checkpoints" / "log.jsonl").read_text().splitlines()]
+        records = [record for record in log if record["kind"] == "train"]
+        facts = {
+            "bleu": evaluate(data, folder, [averaged]),
+            "updates": records[-1]["update"],
+            "seconds": round(seconds, 1),
+            "tokens_per_second": sorted(record["tokens_per_second"] for record in records)[len(records) // 2],
+        }
+        result.write_text(json.dumps(facts))
+    facts = json.loads(result.read_text())
+    assert isinstance(facts, dict)
+    return facts
+
+
+def size_and_flop(checkpoint: Path, data: Path) -> tuple[int, float]:
+    """Parameters, and FLOP of training per target token."""
+    import numpy as np
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from nmtkit.architectures.interface import parameter_count
+    from nmtkit.data.binarized import Dataset
+    from nmtkit.models import from_checkpoint
+
+    model, _ = from_checkpoint(checkpoint)
+    batch = Dataset.open(data)["train"].batch(np.arange(64))
+    model.train()
+    # the library's fused LSTM hides its products from the counter
+    with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
+        features = model(batch.source, batch.target_input)
+        torch.nn.functional.cross_entropy(model.output(features), batch.target_output, reduction="sum").backward()
+    return parameter_count(model), counter.get_total_flops() / batch.target_tokens
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+
+    def cell(value: float | None, form: str = ".1f") -> str:
+        return "" if value is None else format(value, form)
+
+    lines = [
+        "| model | parameters | MFLOP / token | tokens/s | BLEU, equal updates | BLEU, equal minutes (updates) "
+        "| paper's row | En-De | En-Fr | FLOP En-De | FLOP En-Fr |",
+        "|---|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        minutes = f"{row['minutes']['bleu']:.1f} ({row['minutes']['updates']:,})" if row.get("minutes") else ""
+        updates = row.get("updates", {})
+        lines.append(
+            f"| {row['model']} | {cell(row.get('parameters'), ',')} | {cell(row.get('mflop'))} "
+            f"| {cell(updates.get('tokens_per_second'), ',.0f')} | {cell(updates.get('bleu'))} | {minutes} "
+            f"| {row['title']} | {' | '.join(cell(value, '.2f') for value in row['paper_bleu'])} "
+            f"| {' | '.join(cell(value, '.1e') for value in row['paper_flop'])} |"
+        )
+    return "\n".join(lines)
+
+
+def refined(data: Path, runs: Path, base: Rival, batch: str, updates: int) -> dict[str, Any]:
+    """GNMT's second row: the same model, refined by expected reward."""
+    start = runs / base.arch / "updates" / "averaged.pt"
+    flags = f"--arch {base.arch} {base.flags} {REFINEMENT} {batch} --finetune-from {start}"
+    facts = complete_run(data, runs / base.arch / "refined", flags.replace(RECIPE, ""), updates, None)
+    return {"model": f"{base.arch} + expected_reward", "title": base.title, "updates": facts}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--data", type=Path, help="binarized dataset; the demo corpus when not given")
+    parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, help="also train for so long")
+    parser.add_argument("--batch-tokens", type=int, default=2000)
+    parser.add_argument("--only", help="architectures to run, with commas")
+    parser.add_argument("--refine", type=int, default=0, metavar="N", help="updates of GNMT's refinement by reward")
+    parser.add_argument("--flags", default="", help="further flags of every training")
+    arguments = parser.parse_args()
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    data = arguments.data or demo_data(arguments.runs)
+    batch = f"--batch-tokens {arguments.batch_tokens} {arguments.flags}"
+    wanted = arguments.only.split(",") if arguments.only else [rival.arch for rival in RIVALS]
+    rows = []
+    for rival in RIVALS:
+        folder, flags = arguments.runs / rival.arch, f"--arch {rival.arch} {rival.flags} {batch}"
+        row: dict[str, Any] = {"model": rival.arch, "title": rival.title}
+        row |= {"paper_bleu": rival.bleu, "paper_flop": rival.flop}
+        for name, updates, minutes in (("updates", arguments.updates, None), ("minutes", None, arguments.minutes)):
+            if (updates or minutes) and (rival.arch in wanted or (folder / name / "result.json").exists()):
+                row[name] = complete_run(data, folder / name, flags, updates, minutes)
+        if "updates" in row:
+            row["parameters"], flop = size_and_flop(folder / "updates" / "averaged.pt", data)
+            row["mflop"] = flop / 1e6
+            rows.append(row)
+    rows += extra_rows(data, arguments.runs, rows, batch, arguments.refine)
+    print(table(rows))
+    (arguments.runs / "rivals.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def extra_rows(data: Path, runs: Path, rows: Sequence[dict[str, Any]], batch: str, refine: int) -> list[dict[str, Any]]:
+    """GNMT refined by reward, and the ensemble of all models."""
+    empty: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}
+    done = {row["model"] for row in rows}
+    extra = []
+    gnmt = next(rival for rival in RIVALS if rival.arch == "gnmt_small")
+    if refine and gnmt.arch in done:
+        extra.append(empty | refined(data, runs, gnmt, batch, refine))
+    if len(rows) > 1:
+        folder = runs / "ensemble"
+        folder.mkdir(exist_ok=True)
+        bleu = evaluate(data, folder, [runs / row["model"] / "updates" / "averaged.pt" for row in rows])
+        extra.append(empty | {"model": f"ensemble of these {len(rows)}", "updates": {"bleu": bleu}})
+    return extra
+
+
+if __name__ == "__main__":
+    main()
