@@ -292,7 +292,9 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
 def run(device: str, repeats: int, lengths: Sequence[int], widths: Sequence[int]) -> dict[str, Any]:
     name = (
-        torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads"
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"{platform.machine()}, threads: {torch.get_num_threads()}"
     )
     results: dict[str, Any] = {
         "device": name,

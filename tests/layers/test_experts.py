@@ -44,9 +44,7 @@ def test_training_gates_with_noise_of_the_learned_deviation() -> None:
     gates = top_gates(scores, 2)
     torch.testing.assert_close(got, dense(experts, x, gates))
     importance = gates.sum(0)
-    torch.testing.assert_close(
-        experts.imbalance["importance"], importance.var(unbiased=False) / importance.mean() ** 2
-    )
+    torch.testing.assert_close(experts.imbalance["importance"], importance.var(unbiased=False) / importance.mean() ** 2)
 
 
 def test_load_is_the_chance_of_being_chosen_with_the_own_noise_drawn_again() -> None:
