@@ -14,7 +14,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("demo",),
-    ("inspection", "export"),
+    ("inspection", "export", "attention_page"),
     ("training",),
     ("criterions",),
     ("optimizers", "lr_schedulers"),

@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "Translate a dataset's subset, files, or standard input.",
     "score": "BLEU, chrF, TER and more; says if systems differ.",
     "attention": "A web page of what every attention head looks at.",
+    "export": "A checkpoint for CTranslate2, or as separate standard files.",
     "inspect": "What a checkpoint or a dataset is, and how to use it.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }

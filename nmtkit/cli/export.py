@@ -33,7 +33,7 @@ def command(
     """Write the checkpoint SOURCE to DESTINATION in another format.
 
     \b
-    nmtkit export --format ctranslate2 --quantization int8 averaged.pt averaged-ct2
+    nmtkit export --format ctranslate2 --quantization int8 averaged.pt ct2
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
     """  # fmt: skip

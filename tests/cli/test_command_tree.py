@@ -55,6 +55,11 @@ def help_of(option: click.Option) -> str:
     return re.sub(r"\s*\[default: .*\]$", "", record[1]).strip() if record else ""
 
 
+def test_every_file_of_a_command_is_registered() -> None:
+    files = {path.stem.replace("_", "-") for path in (ROOT / "nmtkit/cli").glob("*.py")}
+    assert files - {"--init--", "command"} == set(COMMANDS)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_says_what_it_does(name: str) -> None:
     command = subcommand(name)
