@@ -1,8 +1,9 @@
 """What a search can be asked for. The fields are the flags of `nmtkit generate` and the keywords of `translate`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from nmtkit.registry import option
+from nmtkit.registry import flag_name, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,25 +14,52 @@ class SearchOptions:
     """
 
     beam: int = option(4, "hypotheses kept open per sentence; 1 is greedy search")
-    nbest: int = option(1, "translations given per sentence, best first; at most the beam")
+    nbest: int = option(1, "translations found per sentence, best first; with --sampling, independent samples")
     lenpen: float = option(0.6, "length penalty: score = log probability / ((5 + pieces with eos) / 6) ** lenpen")
     max_len_a: float = option(1.0, "no output is longer than max-len-a x source pieces + max-len-b")
     max_len_b: int = option(50, "pieces; see --max-len-a")
     min_len: int = option(0, "no output is shorter than this, in pieces")
+    no_repeat_ngram: int = option(0, "no output has the same run of so many pieces twice; 0: it may")
+    diverse_groups: int = option(1, "groups of the beam, each kept from what earlier ones do (Vijayakumar et al. 2016)")
+    diversity: float = option(0.5, "what a token loses for each earlier group that took it in the same step")
+    sampling: bool = option(False, "draw from the model's distribution instead of searching for the best")
+    temperature: float = option(1.0, "sample from probabilities ** (1 / temperature)")
+    top_k: int = option(0, "sample among so many tokens; 0: all")
+    top_p: float = option(1.0, "sample among the fewest tokens that make up this probability")
+    seed: int = option(1, "of sampling: a line's samples depend on it, the line's number, and nothing else")
+    ordered_constraints: bool = option(False, "required phrases come in the order they are given in")
+    mbr: Literal["chrf", "bleu"] | None = option(
+        None, "sort the n-best or samples by their mean utility against each other (minimum Bayes risk)"
+    )
+    alignment: Literal["hard", "soft"] | None = option(
+        None, "cross-attention of each translation: for each target piece a source piece, or all weights"
+    )
+    replace_unknown: bool = option(False, "let the model produce <unk>, and put the source piece it attends to there")
 
     def __post_init__(self) -> None:
-        self._check(self.beam >= 1, "--beam", self.beam, "1 or more")
-        self._check(self.nbest >= 1, "--nbest", self.nbest, "1 or more")
-        if self.nbest > self.beam:
+        for name, least in (("beam", 1), ("nbest", 1), ("max_len_a", 0), ("max_len_b", 0), ("min_len", 0),
+                            ("no_repeat_ngram", 0), ("diverse_groups", 1), ("diversity", 0), ("top_k", 0)):  # fmt: skip
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{flag_name(name)} is {getattr(self, name)}; it must be {least} or more")
+        if not self.temperature > 0:
+            raise ValueError(f"--temperature is {self.temperature}; it must be more than 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"--top-p is {self.top_p}; it must be more than 0 and at most 1")
+        if self.nbest > self.beam and not self.sampling:
             raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest} or more; it is {self.beam}")
-        self._check(self.max_len_a >= 0, "--max-len-a", self.max_len_a, "0 or more")
-        self._check(self.max_len_b >= 0, "--max-len-b", self.max_len_b, "0 or more")
-        self._check(self.min_len >= 0, "--min-len", self.min_len, "0 or more")
+        if self.beam % self.diverse_groups:
+            raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
+        if self.sampling and self.diverse_groups > 1:
+            raise ValueError("--sampling and --diverse-groups cannot be combined: samples are independent")
+        if not self.sampling:
+            for name in ("temperature", "top_k", "top_p"):
+                if getattr(self, name) != getattr(SearchOptions, name):
+                    raise ValueError(f"{flag_name(name)} needs --sampling")
 
-    @staticmethod
-    def _check(right: bool, flag: str, value: object, allowed: str) -> None:
-        if not right:
-            raise ValueError(f"{flag} is {value}; it must be {allowed}")
+    @property
+    def rows(self) -> int:
+        """Hypotheses of a sentence that are open at a time."""
+        return self.nbest if self.sampling else self.beam
 
     def max_length(self, source_length: int) -> int:
         """The most pieces, without eos, that a source of so many pieces, without eos, may become."""

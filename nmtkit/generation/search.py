@@ -1,7 +1,8 @@
-"""Search for the translations a model scores best: beam search and, with a beam of one, greedy search.
+"""Search for the translations a model scores best: beam search, greedy search (a beam of one), diverse groups.
 
-Roles: the `Scorer` says how probable continuations are, `Search` keeps the open hypotheses and picks the best
-continuations, `Finished` keeps those that ended, `bound` says whether an open one can still be among the best.
+Roles: the `Scorer` says how probable continuations are, `Restrictions` which are allowed, `Search` keeps the open
+hypotheses and picks the best continuations, `Finished` keeps those that ended, and `bound` says whether an open one can
+still be among the best. Sampling and required phrases are searches of their own kind.
 """
 
 import logging
@@ -13,13 +14,15 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import BOS, EOS, UNK
+from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.scorer import Scorer
 from nmtkit.generation.topk import topk
+from nmtkit.generation.wishes import NO_WISHES, Restrictions, Wishes
 from nmtkit.packed import Packed
 
-# B sentences still in the search, K hypotheses (beam) of each, N = B x K rows, V target vocabulary, C candidates
+# B sentences still in the search, R hypotheses (rows) of each, N = B x R, G rows of a group, V target vocabulary,
+# C candidates
 
 COMPACT = 0.25  # finished sentences are dropped from the batch when they make up this share of it
 
@@ -35,6 +38,18 @@ class Hypothesis:
     log_probability: float  # natural logarithm, eos included
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Continuations of the hypotheses of each sentence, best first; each field is B C."""
+
+    log_probability: Tensor  # of the whole hypothesis, float64; -inf where there is none
+    rows: Tensor  # the hypothesis that is continued, 0 … R-1
+    tokens: Tensor  # with this token
+
+    def first(self, number: int) -> "Candidates":
+        return Candidates(self.log_probability[:, :number], self.rows[:, :number], self.tokens[:, :number])
+
+
 def penalty(length: Tensor | int, lenpen: float) -> Tensor:
     """What divides the log probability of an output of `length` pieces, eos included.
 
@@ -44,24 +59,41 @@ def penalty(length: Tensor | int, lenpen: float) -> Tensor:
 
 
 @torch.inference_mode()
-def beam_search(models: Sequence[Architecture], source: Packed, options: SearchOptions) -> list[list[Hypothesis]]:
+def beam_search(
+    models: Sequence[Architecture],
+    source: Packed,
+    options: SearchOptions,
+    wishes: Sequence[Wishes] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[list[Hypothesis]]:
     """The best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
-    They are distinct as piece sequences. A sentence whose every hypothesis overflowed gets one empty translation with
+    They are distinct as piece sequences, but for samples. `wishes` and `seeds` (of samples; by default the sentence's
+    place) are one for each sentence. A sentence whose every hypothesis overflowed gets one empty translation with
     score -inf, and a warning is logged.
     """
-    return Search(models, source, options).run()
+    from nmtkit.generation.constrained import ConstrainedSearch
+    from nmtkit.generation.sampling import SampleSearch
+
+    wishes = [NO_WISHES] * source.layout.sentences if wishes is None else wishes
+    if options.sampling:
+        return SampleSearch(models, source, options, wishes, seeds or range(len(wishes))).run()
+    if any(one.required for one in wishes):
+        return ConstrainedSearch(models, source, options, wishes).run()
+    return Search(models, source, options, wishes).run()
 
 
 class Finished:
     """The best `size` ended hypotheses of each of `sentences` sentences."""
 
-    def __init__(self, sentences: int, size: int) -> None:
-        self.size = size
+    def __init__(self, sentences: int, size: int, distinct: bool) -> None:
+        self.size, self.distinct = size, distinct
         self.best: list[list[Hypothesis]] = [[] for _ in range(sentences)]
 
     def add(self, sentence: int, hypothesis: Hypothesis) -> None:
         kept = self.best[sentence]
+        if self.distinct and any(one.tokens == hypothesis.tokens for one in kept):
+            return
         kept.append(hypothesis)
         kept.sort(key=lambda one: -one.score)
         del kept[self.size :]
@@ -75,73 +107,96 @@ class Finished:
 class Search:
     """One run over one batch."""
 
-    def __init__(self, models: Sequence[Architecture], source: Packed, options: SearchOptions) -> None:
+    distinct = True
+
+    def __init__(
+        self,
+        models: Sequence[Architecture],
+        source: Packed,
+        options: SearchOptions,
+        wishes: Sequence[Wishes],
+    ) -> None:
         self.options = options
         self.device = source.values.device
-        sentences, beam = source.layout.sentences, options.beam
-        self.scorer = Scorer(models, source, beam)
-        self.finished = Finished(sentences, options.nbest)
-        limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
+        sentences, rows = source.layout.sentences, options.rows
+        self.scorer = Scorer(models, source, rows)
+        self.finished = Finished(sentences, options.nbest, self.distinct)
+        limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
         longest = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # without eos
         # What search has to decide lives on the CPU: a few numbers per hypothesis and step.
-        self.max_length = torch.tensor([min([length, *(limit - 1 for limit in limits)]) for length in longest])
+        self.restrictions = Restrictions(options, [min([length, *limits]) for length in longest], wishes)
         self.sentence = torch.arange(sentences)  # B: which sentence of the source
-        self.history = torch.empty(sentences, beam, 0, dtype=torch.int64)  # B K t: the tokens so far
-        # B K, float64: sums of many small numbers; all hypotheses of a sentence but one are dead at first.
-        self.log_probability = torch.full((sentences, beam), -math.inf, dtype=torch.float64)
-        self.log_probability[:, 0] = 0.0
+        self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R t: the tokens so far
+        # B R, float64: sums of many small numbers; all hypotheses of a group but one are dead at first.
+        self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
+        self.log_probability[:, :: rows // options.diverse_groups] = 0.0
 
     def run(self) -> list[list[Hypothesis]]:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
-            scores, rows, tokens = self.candidates(self.restrict(self.scorer.step(tokens.to(self.device))))
-            self.finish(scores, rows, tokens)
-            parents, tokens = self.extend(scores, rows, tokens)
+            steps = self.scorer.step(tokens.to(self.device))
+            parents, tokens = self.advance(self.restrictions.apply(steps, self.history))
             over = self.over()
             if over.all():
-                break
+                return self.results()
             if over.sum() >= COMPACT * len(over):
-                parents, tokens = self.compact(~over, parents, tokens)
+                kept = (~over).nonzero().flatten()
+                self.keep(kept)
+                rows = self.options.rows
+                parents = (parents[kept] % rows) + torch.arange(len(kept))[:, None] * rows
+                tokens = tokens[kept]
             else:
                 self.log_probability[over] = -math.inf  # goes on as a dead weight until it is dropped
-            self.scorer.select(parents.to(self.device))
-        return self.results()
+            self.scorer.select(parents.flatten().to(self.device))
+            tokens = tokens.flatten()
 
-    def restrict(self, steps: Tensor) -> Tensor:
-        """Log probabilities N V with -inf where a continuation is not allowed; the others stay the model's."""
-        length = self.history.shape[2]
-        steps[:, UNK] = steps[:, BOS] = -math.inf
-        if length < self.options.min_len:
-            steps[:, EOS] = -math.inf
-        full = self.max_length <= length
-        if full.any():
-            rows = full.repeat_interleave(self.options.beam).to(self.device)
-            ending = steps[:, EOS].clone()
-            steps.masked_fill_(rows[:, None], -math.inf)
-            steps[:, EOS] = ending
-        return steps
+    def advance(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Ends and extends hypotheses, a group at a time; returns parent rows, among N, and tokens, each B R."""
+        sentences, rows = self.log_probability.shape
+        steps = steps.view(sentences, rows, -1)
+        size = rows // self.options.diverse_groups
+        taken: list[Candidates] = []
+        for start in range(0, rows, size):
+            group = steps[:, start : start + size]
+            if taken:
+                group = group - self.options.diversity * _counts([one.tokens for one in taken], steps)
+            candidates = self.candidates(group, start, steps)
+            self.finish(candidates.first(size))
+            taken.append(self.extended(candidates, size))
+        parents = torch.cat([one.rows for one in taken], 1)
+        tokens = torch.cat([one.tokens for one in taken], 1)
+        self.log_probability = torch.cat([one.log_probability for one in taken], 1)
+        past = self.history.gather(1, parents[:, :, None].expand(-1, -1, self.history.shape[2]))
+        self.history = torch.cat([past, tokens[:, :, None]], 2)
+        return parents + torch.arange(sentences)[:, None] * rows, tokens
 
-    def candidates(self, steps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The best continuations of each sentence, best first: log probabilities, hypotheses, tokens, each B C.
+    def candidates(self, group: Tensor, start: int, steps: Tensor) -> Candidates:
+        """The best continuations of the rows from `start` on, by `group` B G V: what is to be gained by each token.
 
-        There are enough of them to go on with `beam` hypotheses even if that many of them end here.
+        There are enough of them to go on with G hypotheses even if that many of them end here. `steps` B R V holds the
+        log probabilities, which differ from `group` when that favours diversity.
         """
-        beam = self.options.beam
-        values, tokens = topk(steps, beam + 1)  # N k; one of a row's may be eos
-        every = self.log_probability[:, :, None] + values.double().cpu().view(-1, beam, values.shape[1])
-        best, place = every.flatten(1).topk(min(2 * beam, every[0].numel()), dim=1)
-        return best, place // values.shape[1], tokens.cpu().view(len(every), -1).gather(1, place)
+        sentences, size = group.shape[:2]
+        values, tokens = topk(group.flatten(0, 1), size + 1)  # B*G k; one of a row's may be eos
+        width = values.shape[1]
+        before = self.log_probability[:, start : start + size, None]
+        ranked = (before + values.double().cpu().view(sentences, size, width)).flatten(1)
+        best, place = ranked.topk(min(2 * size, size * width), dim=1)
+        rows, tokens = start + place // width, tokens.cpu().view(sentences, -1).gather(1, place)
+        if self.options.diverse_groups > 1:
+            own = steps.cpu().flatten(1).gather(1, rows * steps.shape[2] + tokens)
+            best = torch.where(best.isfinite(), self.log_probability.gather(1, rows) + own.double(), best)
+        return Candidates(best, rows, tokens)
 
-    def finish(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> None:
-        """Puts by the candidates that end; one that is not among the `beam` best of its sentence may not."""
-        beam = self.options.beam
-        ending = (tokens[:, :beam] == EOS) & scores[:, :beam].isfinite()
+    def finish(self, candidates: Candidates) -> None:
+        """Puts by the candidates that end."""
+        ending = (candidates.tokens == EOS) & candidates.log_probability.isfinite()
         if not ending.any():
             return
         where, which = ending.nonzero(as_tuple=True)
-        log_probabilities = scores[where, which]
+        log_probabilities = candidates.log_probability[where, which]
         penalised = log_probabilities / penalty(self.history.shape[2] + 1, self.options.lenpen)
-        outputs = self.history[where, rows[where, which]]
+        outputs = self.history[where, candidates.rows[where, which]]
         for sentence, output, score, log_probability in zip(
             self.sentence[where].tolist(),
             outputs.tolist(),
@@ -152,22 +207,17 @@ class Search:
             if score > self.finished.threshold(sentence):
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
-    def extend(self, scores: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Goes on with the `beam` best that do not end; returns their parent rows [N] and their tokens [N]."""
-        beam = self.options.beam
-        open_scores = scores.masked_fill(tokens == EOS, -math.inf)
-        self.log_probability, place = open_scores.topk(beam, dim=1)
-        rows, tokens = rows.gather(1, place), tokens.gather(1, place)
-        past = self.history.gather(1, rows[:, :, None].expand(-1, -1, self.history.shape[2]))
-        self.history = torch.cat([past, tokens[:, :, None]], 2)
-        parents = rows + torch.arange(len(rows))[:, None] * beam
-        return parents.flatten(), tokens.flatten()
+    def extended(self, candidates: Candidates, size: int) -> Candidates:
+        """The `size` best candidates that do not end."""
+        going = candidates.log_probability.masked_fill(candidates.tokens == EOS, -math.inf)
+        first = going.isfinite().to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :size]
+        return Candidates(going.gather(1, first), candidates.rows.gather(1, first), candidates.tokens.gather(1, first))
 
     def over(self) -> Tensor:
         """Which sentences are done: B, bool."""
         threshold = torch.tensor([self.finished.threshold(sentence) for sentence in self.sentence.tolist()]).double()
         over = self.bound() <= threshold
-        if self.options.beam == 1:  # greedy: the first end is the end
+        if self.options.rows == 1:  # greedy: the first end is the end
             over |= threshold > -math.inf
         return over
 
@@ -177,18 +227,15 @@ class Search:
         Log probabilities only fall, so it is today's, divided by the largest penalty on the way to the longest output.
         """
         shortest = penalty(self.history.shape[2] + 1, self.options.lenpen)
-        longest = penalty(self.max_length + 1, self.options.lenpen)
+        longest = penalty(self.restrictions.max_length + 1, self.options.lenpen)
         return self.log_probability.amax(1) / torch.maximum(shortest, longest)
 
-    def compact(self, going: Tensor, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Drops the sentences that are done from the batch; returns the rows that go on, renumbered."""
-        kept = going.nonzero().flatten()
+    def keep(self, kept: Tensor) -> None:
+        """Drops all but these sentences from the batch."""
         self.scorer.keep(kept.to(self.device))
-        beam = self.options.beam
-        self.sentence, self.max_length = self.sentence[kept], self.max_length[kept]
+        self.restrictions.keep(kept)
+        self.sentence = self.sentence[kept]
         self.log_probability, self.history = self.log_probability[kept], self.history[kept]
-        rows = parents.view(-1, beam)[kept] % beam + torch.arange(len(kept))[:, None] * beam
-        return rows.flatten(), tokens.view(-1, beam)[kept].flatten()
 
     def results(self) -> list[list[Hypothesis]]:
         for hypotheses in self.finished.best:
@@ -196,3 +243,10 @@ class Search:
                 logger.warning("a sentence has no finite score (did the model overflow?); its translation is empty")
                 hypotheses.append(Hypothesis([], -math.inf, -math.inf))
         return self.finished.best
+
+
+def _counts(tokens: list[Tensor], like: Tensor) -> Tensor:
+    """How often each token of the vocabulary is among `tokens` [B, …]: B 1 V."""
+    chosen = torch.cat(tokens, 1).to(like.device)
+    counts = like.new_zeros(len(like), like.shape[2])
+    return counts.scatter_add_(1, chosen, torch.ones_like(chosen, dtype=counts.dtype))[:, None]

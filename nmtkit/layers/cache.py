@@ -59,7 +59,7 @@ class BeamCache:
         value = value.unflatten(0, (-1, self.new)).transpose(1, 2)
         keys, values = self.stores.get(layer) or (_room(key, ROOM), _room(value, ROOM))
         if keys.shape[2] < self.entries:
-            keys, values = _grown(keys), _grown(values)
+            keys, values = _grown(keys, 2 * self.entries), _grown(values, 2 * self.entries)
         self.stores[layer] = keys, values
         start = self.entries - self.new
         keys[:, :, start : self.entries] = key
@@ -112,9 +112,9 @@ def _room(like: Tensor, entries: int) -> Tensor:
     return like.new_zeros(like.shape[0], like.shape[1], entries, like.shape[3])
 
 
-def _grown(store: Tensor) -> Tensor:
-    """The same in twice the room."""
-    grown = _room(store, 2 * store.shape[2])
+def _grown(store: Tensor, entries: int) -> Tensor:
+    """The same with room for so many entries."""
+    grown = _room(store, entries)
     grown[:, :, : store.shape[2]] = store
     return grown
 

@@ -1,0 +1,223 @@
+"""Sampling, diverse groups, prefixes, required and avoided phrases, repeated n-grams: on tiny random models."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.sampling import draw
+from nmtkit.generation.search import beam_search
+from nmtkit.generation.wishes import Wishes
+from nmtkit.packed import Packed
+from nmtkit.registry import derive
+
+SIZE = 30
+CASES = 200
+
+
+@pytest.fixture(scope="module")
+def model() -> Architecture:
+    torch.manual_seed(3)
+    entry = ARCHITECTURES["transformer_tiny"]
+    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
+    model = entry.factory(derive(entry.preset, small, "test"), Vocabulary(source=SIZE, target=SIZE, joint=True)).eval()
+    with torch.no_grad():
+        model.output.weight.mul_(2.5)
+    return model
+
+
+def ids(number: int, longest: int, seed: int, shortest: int = 1) -> list[tuple[int, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (number,), generator=generator).tolist()
+    return [tuple(torch.randint(3, SIZE, (n,), generator=generator).tolist()) for n in lengths]
+
+
+SOURCE = Packed.from_lists([[*one, 2] for one in ids(CASES, 8, 1)])
+
+
+def places(phrase: tuple[int, ...], output: list[int]) -> list[int]:
+    return [i for i in range(len(output)) if tuple(output[i : i + len(phrase)]) == phrase]
+
+
+def holds_in_order(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> bool:
+    start = 0
+    for phrase in phrases:
+        place = next((i for i in places(phrase, output) if i >= start), None)
+        if place is None:
+            return False
+        start = place + len(phrase)
+    return True
+
+
+def holds(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> bool:
+    return any(holds_in_order(order, output) for order in itertools.permutations(phrases))
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_every_translation_holds_its_required_phrases(model, beam, ordered):
+    phrases = ids(3 * CASES, 3, 2)
+    wishes = [Wishes(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
+    options = SearchOptions(beam=beam, nbest=beam, max_len_b=4, ordered_constraints=ordered)
+    for wish, found in zip(wishes, beam_search([model], SOURCE, options, wishes), strict=True):
+        for one in found:
+            assert math.isfinite(one.score)
+            assert (holds_in_order if ordered else holds)(wish.required, one.tokens)
+
+
+def test_required_phrases_that_share_a_beginning_are_all_held(model):
+    wishes = [Wishes(required=((5, 6, 7), (5, 6, 8), (5,), (5, 6, 7)))] * 20
+    source = SOURCE.select(torch.arange(20))
+    for found in beam_search([model], source, SearchOptions(max_len_a=0, max_len_b=3), wishes):
+        assert holds(wishes[0].required, found[0].tokens)
+
+
+def test_without_required_phrases_the_neighbours_translations_are_as_ever(model):
+    plain = beam_search([model], SOURCE, SearchOptions())
+    wishes = [Wishes(required=((5, 6),)) if i % 2 else Wishes() for i in range(CASES)]
+    for i, found in enumerate(beam_search([model], SOURCE, SearchOptions(), wishes)):
+        if not i % 2:
+            assert found[0].tokens == plain[i][0].tokens
+
+
+@pytest.mark.parametrize("options", [SearchOptions(nbest=4), SearchOptions(sampling=True, nbest=3)])
+def test_no_translation_holds_an_avoided_phrase(model, options):
+    free = beam_search([model], SOURCE, SearchOptions())
+    wishes = []
+    for found, random in zip(free, ids(CASES, 3, 4), strict=True):
+        output = found[0].tokens
+        wishes.append(Wishes(avoided=tuple({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})))
+    changed = 0
+    for wish, before, found in zip(wishes, free, beam_search([model], SOURCE, options, wishes), strict=True):
+        assert not any(places(phrase, one.tokens) for one in found for phrase in wish.avoided)
+        changed += before[0].tokens != found[0].tokens
+    assert changed > CASES / 2
+
+
+@pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(beam=1), SearchOptions(sampling=True)])
+def test_every_translation_begins_with_its_prefix(model, options):
+    wishes = [Wishes(prefix=prefix if i % 3 else ()) for i, prefix in enumerate(ids(CASES, 4, 5))]
+    for wish, found in zip(wishes, beam_search([model], SOURCE, options, wishes), strict=True):
+        assert tuple(found[0].tokens[: len(wish.prefix)]) == wish.prefix
+
+
+def test_a_prefix_longer_than_the_limit_is_the_translation(model):
+    wishes = [Wishes(prefix=(5, 6, 7))] * CASES
+    for found in beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=1), wishes):
+        assert found[0].tokens == [5, 6, 7]
+
+
+def test_a_prefix_scores_as_the_search_that_chose_it(model):
+    """What the search finds anyway, forced from the start, keeps its score: the prefix counts in full."""
+    free = beam_search([model], SOURCE, SearchOptions())
+    wishes = [Wishes(prefix=tuple(found[0].tokens)) for found in free]
+    for before, found in zip(free, beam_search([model], SOURCE, SearchOptions(), wishes), strict=True):
+        assert found[0].score == pytest.approx(before[0].score, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_ngram_is_repeated(model, size):
+    options = SearchOptions(nbest=4, no_repeat_ngram=size, min_len=10, max_len_a=0, max_len_b=14)
+    for found in beam_search([model], SOURCE, options):
+        for one in found:
+            runs = Counter(tuple(one.tokens[i : i + size]) for i in range(len(one.tokens) - size + 1))
+            assert max(runs.values()) == 1
+
+
+def test_diverse_groups_are_sorted_distinct_and_more_diverse(model):
+    def distinct_tokens(options: SearchOptions) -> float:
+        total = 0
+        for found in beam_search([model], SOURCE, options):
+            assert len({tuple(one.tokens) for one in found}) == len(found) <= 4  # groups may find the same
+            assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+            total += len({one.tokens[0] if one.tokens else 2 for one in found})
+        return total / CASES
+
+    plain = distinct_tokens(SearchOptions(nbest=4, max_len_b=5))
+    assert distinct_tokens(SearchOptions(nbest=4, diverse_groups=2, diversity=2.0, max_len_b=5)) > plain
+    assert distinct_tokens(SearchOptions(nbest=4, diverse_groups=4, diversity=5.0, max_len_b=5)) > plain
+
+
+def test_diverse_scores_are_the_models(model):
+    diverse = SearchOptions(nbest=4, diverse_groups=4, diversity=1.0, max_len_b=5)
+    found = beam_search([model], SOURCE, diverse)
+    best = [Wishes(prefix=tuple(one[0].tokens)) for one in found]
+    again = beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=0), best)
+    for one, other in zip(found, again, strict=True):
+        assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
+
+
+def test_a_sample_depends_on_its_seed_alone(model):
+    options = SearchOptions(sampling=True, nbest=3, max_len_b=5)
+    together = beam_search([model], SOURCE, options, seeds=range(CASES))
+    order = torch.randperm(CASES, generator=torch.Generator().manual_seed(1))[:50]
+    parts = [beam_search([model], SOURCE.select(part), options, seeds=part.tolist()) for part in order.split(7)]
+    for place, found in zip(order.tolist(), itertools.chain.from_iterable(parts), strict=True):
+        assert [one.tokens for one in found] == [one.tokens for one in together[place]]
+    other = beam_search([model], SOURCE, SearchOptions(sampling=True, nbest=3, max_len_b=5, seed=2))
+    assert sum(a[0].tokens != b[0].tokens for a, b in zip(together, other, strict=True)) > CASES / 2
+
+
+def test_samples_follow_the_models_distribution(model):
+    """The first token of 4,000 samples of one sentence, against the probabilities of one step."""
+    source = SOURCE.select(torch.zeros(1, dtype=torch.int64))
+    found = beam_search([model], source, SearchOptions(sampling=True, nbest=4000, max_len_a=0, max_len_b=1))[0]
+    counts = Counter(one.tokens[0] if one.tokens else 2 for one in found)
+    with torch.no_grad():
+        logits = model.output(model(source, Packed.from_lists([[1]])))[0]
+    logits[:2] = -math.inf
+    for token, probability in enumerate(logits.softmax(0).tolist()):
+        assert abs(counts[token] / 4000 - probability) < 4 * math.sqrt(probability / 4000) + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.1, 0.2, 0.4, 0.3]),
+        ({"top_k": 2}, [0, 0, 4 / 7, 3 / 7]),
+        ({"top_p": 0.65}, [0, 0, 4 / 7, 3 / 7]),
+        ({"top_p": 0.71}, [0, 2 / 9, 4 / 9, 3 / 9]),
+        ({"temperature": 0.5}, [1 / 30, 4 / 30, 16 / 30, 9 / 30]),
+        ({"top_k": 1}, [0, 0, 1, 0]),
+    ],
+)
+def test_draw_shares_chance_out_by_probability(settings, expected):
+    chance = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
+    steps = torch.tensor([0.1, 0.2, 0.4, 0.3]).log().expand(3000, -1)
+    drawn = draw(steps, chance, SearchOptions(sampling=True, **settings))
+    shares = torch.bincount(drawn, minlength=4) / 3000
+    assert shares.tolist() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sampling": True, "diverse_groups": 2}, "--sampling and --diverse-groups"),
+        ({"top_k": 5}, "--top-k needs --sampling"),
+        ({"beam": 4, "diverse_groups": 3}, "--beam 4 is not a multiple"),
+        ({"sampling": True, "top_p": 0}, "--top-p is 0"),
+    ],
+)
+def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SearchOptions(**settings)
+
+
+@pytest.mark.parametrize(
+    ("wish", "settings", "message"),
+    [
+        (Wishes(required=((5,),)), {"sampling": True}, "required phrases and --sampling"),
+        (Wishes(required=((5,),)), {"diverse_groups": 2}, "required phrases and --diverse-groups"),
+        (Wishes(required=((5,),)), {"no_repeat_ngram": 2}, "required phrases and --no-repeat-ngram"),
+        (Wishes(required=((5,),), avoided=((6,),)), {}, "required phrases and avoided phrases"),
+        (Wishes(required=((5, 0),)), {}, "does not know"),
+        (Wishes(avoided=((),)), {}, "is empty"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_refused_by_name(wish, settings, message):
+    with pytest.raises(ValueError, match=message):
+        wish.check(SearchOptions(**settings))
