@@ -36,6 +36,9 @@ def attention(
     around it, |i - j| <= r // 2. `dropout` falls on the weights, while training.
     """
     p = dropout if training else 0.0
+    if torch.is_autocast_enabled(query.device.type):  # kernels want one type, whatever sums these come from
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     arguments = query, key, value, query_layout, key_layout, causal, window
     match _backend_of(query, value, p):
         case "rectangle":

@@ -96,3 +96,13 @@ def test_an_even_encoder_kernel_is_refused() -> None:
         ConvS2SConfig(encoder_widths=(4,), encoder_kernels=(2,))
     with pytest.raises(ValueError, match="must be as many"):
         ConvS2SConfig(decoder_widths=(4, 4), decoder_kernels=(3,))
+
+
+def test_its_attention_runs_in_the_type_of_autocast() -> None:
+    convs2s = model()
+    source, target = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 4], [1, 6, 7]])
+    with torch.autocast("cpu", torch.bfloat16):
+        convs2s(source, target).float().sum().backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in convs2s.encoder.parameters()
+    )

@@ -70,7 +70,8 @@ def test_sizes_match_the_published_or_derived_ones(name: str, capsys: pytest.Cap
     count = parameter_count(model)
     with capsys.disabled():
         stated = f"{published:,} M" if published else "no figure"
-        print(f"\n{name:<16} {count / 1e6:9.1f} M   by the paper's shapes {weights / 1e6:9.1f} M   published {stated}", end="")
+        shapes = f"by the paper's shapes {weights / 1e6:9.1f} M"
+        print(f"\n{name:<16} {count / 1e6:9.1f} M   {shapes}   published {stated}", end="")
     assert weights <= count <= 1.004 * weights  # biases, norms and gains are what the shapes leave out
     if published:
         assert abs(count / 1e6 - published) < 0.03 * published
