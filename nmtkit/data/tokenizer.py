@@ -151,6 +151,10 @@ class Tokenizer:
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
+    def source_surfaces(self, line: str) -> list[str]:
+        """The text that each piece of a source line stands for, without spaces; also of one that is unknown."""
+        return [piece.replace(SPACE_SIGN, "") for piece in self._source.encode(normalize(line), out_type=str)]
+
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._target.id_to_piece(int(token)) for token in ids]
 

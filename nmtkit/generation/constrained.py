@@ -1,7 +1,7 @@
 """Beam search for translations that hold required phrases.
 
-Source: the banks of Post and Vilar 2018 ("Fast Lexically Constrained Decoding with Dynamic Beam Allocation"): a hypothesis
-competes with those that hold as many required tokens. When what is left of the length is just enough for the
+Source: the banks of Post and Vilar 2018 ("Fast Lexically Constrained Decoding with Dynamic Beam Allocation"): a
+hypothesis competes with those that hold as many required tokens. When what is left of the length is just enough for the
 phrases that are missing, they are all that may come.
 """
 

@@ -34,6 +34,7 @@ class SearchOptions:
     alignment: Literal["hard", "soft"] | None = option(
         None, "cross-attention of each translation: for each target piece a source piece, or all weights"
     )
+    score_reference: bool = option(False, "score the given reference translations instead of searching")
     replace_unknown: bool = option(False, "let the model produce <unk>, and put the source piece it attends to there")
 
     def __post_init__(self) -> None:
@@ -51,6 +52,13 @@ class SearchOptions:
             raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
         if self.sampling and self.diverse_groups > 1:
             raise ValueError("--sampling and --diverse-groups cannot be combined: samples are independent")
+        if self.mbr is not None and self.nbest < 2:
+            raise ValueError(f"--mbr chooses among --nbest 2 or more; it is {self.nbest}")
+        if self.score_reference:
+            for name, wanted in (("sampling", self.sampling), ("mbr", self.mbr is not None), ("nbest", self.nbest > 1),
+                                 ("replace_unknown", self.replace_unknown)):  # fmt: skip
+                if wanted:
+                    raise ValueError(f"--score-reference and {flag_name(name)} cannot be combined: nothing is searched")
         if not self.sampling:
             for name in ("temperature", "top_k", "top_p"):
                 if getattr(self, name) != getattr(SearchOptions, name):

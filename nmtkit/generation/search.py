@@ -36,6 +36,7 @@ class Hypothesis:
     tokens: list[int]
     score: float
     log_probability: float  # natural logarithm, eos included
+    alignment: list[list[float]] | None = None  # where asked for: what each token gives each source token, eos included
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ for translation in Translator.load("averaged.pt").translate(["A dog runs.", "Hel
     print(translation.text)
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,83 +16,41 @@ import torch
 
 from nmtkit import models
 from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import EOS, Tokenizer
-from nmtkit.generation.long_lines import pieces_of
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.lines import Desk, Line, Output, Request, Sentence, Translation
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.search import Hypothesis, beam_search
+from nmtkit.generation.teacher_forced import align, score_references
 from nmtkit.layers.quantized import pack
 from nmtkit.packed import Packed
+
+__all__ = ["Output", "Request", "Translation", "Translator"]
 
 WINDOW = 8192  # lines sorted by length together; what a stream holds in memory
 MAX_TOKENS = {"cpu": 640, "cuda": 16384}  # source tokens of a batch
 
-logger = logging.getLogger("nmtkit")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One translation of a line.
-
-    `score` is the length-penalised log probability, which `hypotheses` are sorted by; both are summed over the parts of
-    a line that was split. `pieces` are the target vocabulary's, without eos.
-    """
-
-    text: str
-    pieces: list[str]
-    score: float
-    log_probability: float  # natural logarithm, eos included
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A line and its translations, best first; `id` counts lines from 0."""
-
-    id: int
-    source: str
-    hypotheses: list[Output]
-
-    @property
-    def text(self) -> str:
-        return self.hypotheses[0].text
-
-
-@dataclass(frozen=True)
-class Request:
-    """A line to translate; `ids` (eos last) where it is encoded already."""
-
-    source: str
-    ids: list[int] | None = None
-
-
-@dataclass(eq=False)
-class Line:
-    """A request on its way: the parts it was cut into, and what was found for each."""
-
-    id: int
-    source: str
-    parts: list[list[int]]  # source ids, eos last; none for an empty line
-    found: list[list[Hypothesis] | None]
-
-    def complete(self) -> bool:
-        return None not in self.found
+Precision = Literal["auto", "fp32", "bf16", "int8"]
+Job = list[Sentence]
+Found = list[list[Hypothesis]]
+# Searches batches, in any order, perhaps at the same time; says which batch (its number) each result is of.
+Runner = Callable[[Iterable[Job]], Iterator[tuple[int, Found]]]
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a batch is made of: part number `index` of a line."""
+    """Part number `index` of a line."""
 
     line: Line
     index: int
 
     @property
-    def ids(self) -> list[int]:
+    def sentence(self) -> Sentence:
         return self.line.parts[self.index]
 
-
-Job = list[list[int]]  # source ids of each sentence of a batch
-Found = list[list[Hypothesis]]
-# Searches batches, in any order, perhaps at the same time; says which batch (its number) each result is of.
-Runner = Callable[[Iterable[Job]], Iterator[tuple[int, Found]]]
+    @property
+    def tokens(self) -> int:
+        reference = self.sentence.reference
+        return max(len(self.sentence.ids), 0 if reference is None else len(reference) + 1)
 
 
 class Translator:
@@ -124,10 +81,7 @@ class Translator:
 
     @staticmethod
     def load(
-        path: str | Path | Sequence[str | Path],
-        device: str = "cpu",
-        precision: Literal["auto", "fp32", "bf16", "int8"] = "auto",
-        **settings: Any,
+        path: str | Path | Sequence[str | Path], device: str = "cpu", precision: Precision = "auto", **settings: Any
     ) -> "Translator":
         """From a checkpoint, or from several of one tokenizer: an ensemble. `settings` are those of the constructor.
 
@@ -143,14 +97,14 @@ class Translator:
                 raise ValueError(f"{other} and {paths[0]} have different tokenizers; an ensemble needs one for all")
         return Translator([prepared(model, device, precision) for model, _ in loaded], tokenizer, **settings)
 
-    def translate(self, lines: Iterable[str], **options: Any) -> list[Translation]:
+    def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
         """Translations of `lines`, in their order; `options` are fields of SearchOptions."""
         return list(self.stream(lines, SearchOptions(**options)))
 
-    def stream(self, lines: Iterable[str], options: SearchOptions) -> Iterator[Translation]:
+    def stream(self, lines: Iterable[str | Request], options: SearchOptions) -> Iterator[Translation]:
         """The same, a window of lines at a time, in bounded memory."""
-        iterator = iter(lines)
-        windows = iter(lambda: [Request(line) for line in islice(iterator, WINDOW)], [])
+        requests = (Request(line) if isinstance(line, str) else line for line in lines)
+        windows = iter(lambda: list(islice(requests, WINDOW)), [])
         return self.run(windows, options, self.runner(options))
 
     def runner(self, options: SearchOptions) -> Runner:
@@ -163,9 +117,17 @@ class Translator:
         return run
 
     def search(self, job: Job, options: SearchOptions) -> Found:
+        """The hypotheses of each sentence of a batch, best first."""
         if not job:
             return []
-        return beam_search(self.models, Packed.from_lists(job, self.device), options)
+        source = Packed.from_lists([sentence.ids for sentence in job], self.device)
+        if options.score_reference:
+            references = [sentence.reference or [] for sentence in job]
+            found = [[one] for one in score_references(self.models, source, references, options.lenpen)]
+        else:
+            wishes, seeds = [sentence.wishes for sentence in job], [sentence.seed for sentence in job]
+            found = beam_search(self.models, source, options, wishes, seeds)
+        return align(self.models, source, found) if options.alignment or options.replace_unknown else found
 
     def run(
         self, windows: Iterable[Sequence[Request]], options: SearchOptions, runner: Runner
@@ -174,83 +136,41 @@ class Translator:
 
         A window may be empty: that says no more than that nothing has come in yet, so what is ready goes out.
         """
+        desk = Desk(self.tokenizer, options, self.max_source_len, self.long_lines)
         waiting: deque[Line] = deque()
         batches: dict[int, list[Part]] = {}
 
         def jobs() -> Iterator[Job]:
             lines = number = 0
             for window in windows:
-                new = self.prepare(window, lines)
+                new = desk.lines(window, lines)
                 lines += len(new)
                 waiting.extend(new)
                 for batch in self.batches(new) or [[]]:
                     batches[number] = batch
                     number += 1
-                    yield [part.ids for part in batch]
+                    yield [part.sentence for part in batch]
 
         for number, found in runner(jobs()):
             for part, hypotheses in zip(batches.pop(number), found, strict=True):
                 part.line.found[part.index] = hypotheses
             while waiting and waiting[0].complete():
-                yield self.finish(waiting.popleft())
+                yield desk.translation(waiting.popleft())
         assert not waiting
-
-    # --- requests to batches ----------------------------------------------------------------------------------------
-
-    def prepare(self, window: Sequence[Request], first: int) -> list[Line]:
-        encoded = self.tokenizer.encode_source([request.source for request in window if request.ids is None])
-        fresh = iter(encoded.split())
-        lines = []
-        for id, request in enumerate(window, first):
-            ids = next(fresh).tolist() if request.ids is None else request.ids
-            parts = self.cut(ids[:-1], id) if len(ids) > 1 else []
-            lines.append(Line(id, request.source, parts, [None] * len(parts)))
-        return lines
-
-    def cut(self, ids: list[int], id: int) -> list[list[int]]:
-        """`ids` (without eos) in parts that the model can read, each with its eos."""
-        limit = self.max_source_len
-        if len(ids) <= limit:
-            return [[*ids, EOS]]
-        ends = pieces_of(self.tokenizer.source_pieces(ids), limit)
-        if self.long_lines == "cut":
-            logger.warning("line %d has %d pieces; all after the first %d are cut off", id + 1, len(ids), ends[0])
-            ends = ends[:1]
-        else:
-            logger.warning("line %d has %d pieces; it is translated in %d parts", id + 1, len(ids), len(ends))
-        return [[*ids[start:end], EOS] for start, end in zip([0, *ends], ends, strict=False)]
 
     def batches(self, lines: Sequence[Line]) -> list[list[Part]]:
         """Longest first, so that what takes long does not come last, and memory is claimed once."""
         parts = [Part(line, index) for line in lines for index in range(len(line.parts))]
-        parts.sort(key=lambda part: -len(part.ids))
+        parts.sort(key=lambda part: -part.tokens)
         batches: list[list[Part]] = []
         for part in parts:
-            if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].ids) > self.max_tokens:
+            if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens > self.max_tokens:
                 batches.append([])
             batches[-1].append(part)
         return batches
 
-    # --- hypotheses to text -----------------------------------------------------------------------------------------
 
-    def finish(self, line: Line) -> Translation:
-        if not line.parts:
-            return Translation(line.id, line.source, [Output("", [], 0.0, 0.0)])
-        found = [hypotheses for hypotheses in line.found if hypotheses is not None]
-        number = max(len(hypotheses) for hypotheses in found)
-        ranked = [[part[min(rank, len(part) - 1)] for part in found] for rank in range(number)]
-        return Translation(line.id, line.source, [self.output(parts) for parts in ranked])
-
-    def output(self, parts: list[Hypothesis]) -> Output:
-        return Output(
-            text=" ".join(self.tokenizer.decode_target(part.tokens) for part in parts),
-            pieces=[piece for part in parts for piece in self.tokenizer.target_pieces(part.tokens)],
-            score=sum(part.score for part in parts),
-            log_probability=sum(part.log_probability for part in parts),
-        )
-
-
-def prepared(model: Architecture, device: str, precision: Literal["auto", "fp32", "bf16", "int8"]) -> Architecture:
+def prepared(model: Architecture, device: str, precision: Precision) -> Architecture:
     """The model on its device, with weights laid out for inference. Raises ValueError for int8 off the CPU."""
     on_cpu = torch.device(device).type == "cpu"
     if precision == "auto":
