@@ -242,7 +242,7 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.dropout(self.inner(x).relu()))
+        return self.outer(self.dropout(self.inner(x).relu_()))
 
 
 # 3.4 Embeddings, 3.5 Positional encoding

@@ -101,4 +101,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         features, weight = ctx.gradients
         bias = ctx.bias_gradient
         scaled_bias = None if bias is None else bias * gradient
-        return (features * gradient.to(features.dtype)).to(ctx.feature_type), weight * gradient, scaled_bias, None, None
+        # in 32 bits, lest the rounding of `gradient` itself, 1 / tokens, scale all that lies below
+        scaled = (features.float() * gradient).to(ctx.feature_type)
+        return scaled, weight * gradient, scaled_bias, None, None

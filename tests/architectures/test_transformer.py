@@ -70,7 +70,7 @@ def test_embeddings_are_scaled_and_positions_added() -> None:
 def test_fresh_embeddings_have_unit_variance_once_scaled() -> None:
     torch.manual_seed(0)
     model = Transformer(replace(TINY, d_model=64), Vocabulary(source=2000, target=2000, joint=True))
-    assert float((model.output.weight * 8).std()) == pytest.approx(1, abs=0.02)
+    assert (model.output.weight * 8).std().item() == pytest.approx(1, abs=0.02)
     bound = math.sqrt(6 / (64 + 24))
     inner = model.encoder[0].feed_forward.inner
     assert inner.weight.abs().max() <= bound and inner.weight.abs().max() > 0.98 * bound

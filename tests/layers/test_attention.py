@@ -144,7 +144,7 @@ def test_dropout_gradients_equal_differences() -> None:
         direction = torch.randn_like(gradient)
         moved = [[x + sign * 1e-2 * direction if i == number else x for i, x in enumerate(inputs)] for sign in (1, -1)]
         slope = (loss(*moved[0]) - loss(*moved[1])) / 2e-2
-        assert float(slope) == pytest.approx(float((gradient * direction).sum()), rel=2e-2, abs=1e-3)
+        assert slope.item() == pytest.approx((gradient * direction).sum().item(), rel=2e-2, abs=1e-3)
 
 
 def test_weights_are_rows_that_sum_to_one_and_see_nothing_hidden() -> None:
@@ -200,13 +200,20 @@ def test_the_backend_is_chosen_by_shape(
     capability: tuple[int, int],
     right: Backend,
 ) -> None:
-    assert backend(device, dtype, key_width, value_width, dropout, capability=capability) == right
+    assert backend(device, dtype, key_width, value_width, 30, dropout, capability=capability) == right
 
 
 def test_a_compiler_gets_the_plain_path_on_a_cpu() -> None:
-    assert backend("cpu", torch.float32, 64, 64, 0.0, compiling=True) == "plain"
+    assert backend("cpu", torch.float32, 64, 64, 30, 0.0, compiling=True) == "plain"
 
 
+def test_long_sentences_leave_the_rectangle() -> None:
+    assert backend("cpu", torch.float32, 64, 64, 256, 0.0) == "rectangle"
+    assert backend("cpu", torch.float32, 64, 64, 257, 0.0) == "padded"
+    assert backend("cpu", torch.float32, 64, 64, 257, 0.1) == "rectangle"  # torch's kernel has no dropout on a CPU
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
 def test_flex_attention_equals_the_plain_path(
     lengths: list[int], key_lengths: list[int], causal: bool, window: int | None

@@ -76,8 +76,8 @@ def test_bfloat16_stays_near_float64() -> None:
     gradients = torch.autograd.grad(loss, [features, output.weight])
     right_loss, right_nll, right_gradients = expected(output, features, target, 0.1)
     assert loss.dtype == nll.dtype == torch.float32
-    assert float(loss) == pytest.approx(float(right_loss), rel=3e-3)
-    assert float(nll) == pytest.approx(float(right_nll), rel=3e-3)
+    assert loss.item() == pytest.approx(right_loss.item(), rel=3e-3)
+    assert nll.item() == pytest.approx(right_nll.item(), rel=3e-3)
     for ours, theirs in zip(gradients, right_gradients, strict=True):
         assert ours.dtype == torch.float32
         assert (ours - theirs).norm() / theirs.norm() < 0.02
@@ -88,7 +88,7 @@ def test_a_target_that_seems_impossible_costs_its_distance_and_not_infinity() ->
     with torch.no_grad():
         output.weight.copy_(torch.tensor([[300.0, 0.0], [0.0, 1.0], [-300.0, 0.0]]))
     loss, _ = output_cross_entropy(output, torch.tensor([[1.0, 0.0]]), torch.tensor([2]), 0.0)
-    assert float(loss) == pytest.approx(600.0)
+    assert loss.item() == pytest.approx(600.0)
 
 
 def test_without_gradients_only_values_are_computed() -> None:
