@@ -17,14 +17,19 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 NMTKIT = (sys.executable, "-m", "nmtkit")
-RECIPE = "--lr 0.003 --warmup-updates 200 --clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
-REFINEMENT = "--criterion expected_reward --candidates-per-sentence 8 --likelihood-weight 0.1 --lr-scheduler fixed"
+QUIET = "--clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
+RECIPE = f"--lr 0.003 --warmup-updates 200 {QUIET}"
+REFINEMENT = (
+    "--criterion expected_reward --candidates-per-sentence 8 --likelihood-weight 0.1 "
+    f"--lr-scheduler fixed --lr 0.0002 --warmup-updates 0 {QUIET}"
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ def demo_data(folder: Path) -> Path:
 def train(data: Path, save_dir: Path, flags: str, updates: int | None, minutes: float | None) -> None:
     """Until `updates` or for `minutes`, whichever is given; asked to stop, a run saves and ends."""
     interval = max(1, updates // 20) if updates else 100
-    arguments = ["train", str(data), *shlex.split(flags), *shlex.split(RECIPE), "--save-dir", str(save_dir)]
+    arguments = ["train", str(data), *shlex.split(flags), "--save-dir", str(save_dir)]
     arguments += ["--max-update", str(updates or "none"), "--save-interval-updates", str(interval), "--keep-last", "3"]
     print("$ nmtkit", shlex.join(arguments), file=sys.stderr, flush=True)
     process = subprocess.Popen([*NMTKIT, *arguments])
@@ -189,6 +194,7 @@ def size_and_flop(checkpoint: Path, data: Path) -> tuple[int, float]:
     batch = Dataset.open(data)["train"].batch(np.arange(64))
     model.train()
     # the library's fused LSTM hides its products from the counter
+    warnings.filterwarnings("ignore", "TF32 acceleration")
     with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
         features = model(batch.source, batch.target_input)
         torch.nn.functional.cross_entropy(model.output(features), batch.target_output, reduction="sum").backward()
@@ -222,7 +228,7 @@ def refined(data: Path, runs: Path, base: Rival, batch: str, updates: int) -> di
     """GNMT's second row: the same model, refined by expected reward."""
     start = runs / base.arch / "updates" / "averaged.pt"
     flags = f"--arch {base.arch} {base.flags} {REFINEMENT} {batch} --finetune-from {start}"
-    facts = complete_run(data, runs / base.arch / "refined", flags.replace(RECIPE, ""), updates, None)
+    facts = complete_run(data, runs / base.arch / "refined", flags, updates, None)
     return {"model": f"{base.arch} + expected_reward", "title": base.title, "updates": facts}
 
 
@@ -235,6 +241,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=2000)
     parser.add_argument("--only", help="architectures to run, with commas")
     parser.add_argument("--refine", type=int, default=0, metavar="N", help="updates of GNMT's refinement by reward")
+    parser.add_argument("--ensemble", action="store_true", help="also all models together")
     parser.add_argument("--flags", default="", help="further flags of every training")
     arguments = parser.parse_args()
     arguments.runs.mkdir(parents=True, exist_ok=True)
@@ -243,7 +250,7 @@ def main() -> None:
     wanted = arguments.only.split(",") if arguments.only else [rival.arch for rival in RIVALS]
     rows = []
     for rival in RIVALS:
-        folder, flags = arguments.runs / rival.arch, f"--arch {rival.arch} {rival.flags} {batch}"
+        folder, flags = arguments.runs / rival.arch, f"--arch {rival.arch} {rival.flags} {RECIPE} {batch}"
         row: dict[str, Any] = {"model": rival.arch, "title": rival.title}
         row |= {"paper_bleu": rival.bleu, "paper_flop": rival.flop}
         for name, updates, minutes in (("updates", arguments.updates, None), ("minutes", None, arguments.minutes)):
@@ -253,12 +260,14 @@ def main() -> None:
             row["parameters"], flop = size_and_flop(folder / "updates" / "averaged.pt", data)
             row["mflop"] = flop / 1e6
             rows.append(row)
-    rows += extra_rows(data, arguments.runs, rows, batch, arguments.refine)
+    rows += extra_rows(data, arguments.runs, rows, batch, arguments.refine, arguments.ensemble)
     print(table(rows))
     (arguments.runs / "rivals.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def extra_rows(data: Path, runs: Path, rows: Sequence[dict[str, Any]], batch: str, refine: int) -> list[dict[str, Any]]:
+def extra_rows(
+    data: Path, runs: Path, rows: Sequence[dict[str, Any]], batch: str, refine: int, ensemble: bool
+) -> list[dict[str, Any]]:
     """GNMT refined by reward, and the ensemble of all models."""
     empty: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}
     done = {row["model"] for row in rows}
@@ -266,7 +275,7 @@ def extra_rows(data: Path, runs: Path, rows: Sequence[dict[str, Any]], batch: st
     gnmt = next(rival for rival in RIVALS if rival.arch == "gnmt_small")
     if refine and gnmt.arch in done:
         extra.append(empty | refined(data, runs, gnmt, batch, refine))
-    if len(rows) > 1:
+    if ensemble and len(rows) > 1:
         folder = runs / "ensemble"
         folder.mkdir(exist_ok=True)
         bleu = evaluate(data, folder, [runs / row["model"] / "updates" / "averaged.pt" for row in rows])

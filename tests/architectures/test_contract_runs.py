@@ -17,7 +17,6 @@ from nmtkit.registry import derive
 from nmtkit.training import job as jobs
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
-from nmtkit.training.trainer import parameter_groups
 
 TINY: dict[str, dict[str, Any]] = {
     "transformer_moe_tiny": {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 16, "experts": 4},
@@ -95,5 +94,5 @@ def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: 
             changed = copy.deepcopy(model)
             for ours, theirs in zip(changed.parameters(), model.parameters(), strict=True):
                 ours.grad = theirs.grad
-            chosen.factory(chosen.preset, parameter_groups(changed)).step()
+            chosen.factory(chosen.preset, [{"params": list(changed.parameters())}]).step()
             assert all(parameter.isfinite().all() for parameter in changed.parameters())
