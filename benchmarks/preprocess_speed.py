@@ -1,0 +1,135 @@
+"""Pairs a second of `nmtkit preprocess`, against a plain script that calls SentencePiece line by line.
+
+    python benchmarks/preprocess_speed.py --text data/train -s en -t de            # data/train.en, .de, also .gz
+
+Makes its input: the text again and again, one word in --perturb with a letter changed, so that a cache of words does
+not see only repeats. The tokenizer is given, as in a second run on the same data; times are of whole processes, from
+start to exit, and every ratio is of runs that took turns. Both write the same ids, which is checked.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nmtkit.data import corpus
+
+LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+
+PLAIN = """
+import sys
+from array import array
+import numpy as np
+import sentencepiece
+model, source, target, out = sys.argv[1:]
+processor = sentencepiece.SentencePieceProcessor(model_file=model)
+for side, path in (("source", source), ("target", target)):
+    ids, lengths = array("H"), array("i")
+    with open(path, encoding="utf-8", newline="\\n") as file:
+        for line in file:
+            pieces = processor.encode(line.rstrip("\\n"), add_eos=True)
+            ids.extend(pieces)
+            lengths.append(len(pieces))
+    lengths = np.array(lengths)
+    np.array(ids).tofile(f"{out}/{side}.ids")
+    lengths.tofile(f"{out}/{side}.lengths")
+    (np.cumsum(lengths, dtype=np.int64) - lengths).tofile(f"{out}/{side}.offsets")
+"""
+
+
+def perturbed_text(path: Path, output: Path, pairs: int, one_word_in: int, seed: int) -> None:
+    """`pairs` lines: those of `path` over and over, with letters changed at random."""
+    with corpus.open_bytes(path) as file:
+        text = np.frombuffer(file.read(), np.uint8)
+    rng = np.random.default_rng(seed)
+    small_letters = np.flatnonzero((text >= ord("a")) & (text <= ord("z")))
+    words = int(np.count_nonzero(text == ord(" "))) + int(np.count_nonzero(text == ord("\n")))
+    ends = np.flatnonzero(text == ord("\n")) + 1
+    with output.open("wb") as file:
+        while pairs > 0:
+            copy = text.copy()
+            where = rng.choice(small_letters, words // one_word_in)
+            copy[where] = rng.choice(LETTERS, len(where))
+            file.write(copy[: ends[min(pairs, len(ends)) - 1]].tobytes())
+            pairs -= len(ends)
+
+
+def make_text(prefix: str, languages: tuple[str, str], pairs: int, one_word_in: int, folder: Path) -> Path:
+    """The prefix of perturbed files in `folder`."""
+    made = folder / f"text{pairs}"
+    for seed, language in enumerate(languages):
+        output = made.with_name(f"{made.name}.{language}")
+        perturbed_text(corpus.locate(prefix, language), output, pairs, one_word_in, seed)
+    return made
+
+
+def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: Path, workers: int) -> list[str]:
+    flags = ["-s", arguments.source_lang, "-t", arguments.target_lang, "--trainpref", str(text), "--spm-model", str(model)]
+    flags += ["--destdir", str(out), "--workers", str(workers), "--overwrite", "--quiet"]
+    return [sys.executable, "-m", "nmtkit", "preprocess", *flags]
+
+
+def seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return time.perf_counter() - started
+
+
+def train_tokenizer(arguments: argparse.Namespace, folder: Path) -> Path:
+    flags = ["-s", arguments.source_lang, "-t", arguments.target_lang, "--trainpref", arguments.text, "--quiet"]
+    flags += ["--vocab-size", str(arguments.vocab_size), "--destdir", str(folder / "tokenizer-data"), "--overwrite"]
+    subprocess.run([sys.executable, "-m", "nmtkit", "preprocess", *flags], check=True)
+    return folder / "tokenizer-data" / "tokenizer" / "joint.model"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", required=True, help="prefix of parallel text to repeat")
+    parser.add_argument("-s", "--source-lang", default="en")
+    parser.add_argument("-t", "--target-lang", default="de")
+    parser.add_argument("--vocab-size", type=int, default=10_000)
+    parser.add_argument("--perturb", type=int, default=33, metavar="N", help="change a letter in one word of N")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_flags(parser)
+    parser.add_argument("--pairs", type=int, default=600_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    languages = arguments.source_lang, arguments.target_lang
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = train_tokenizer(arguments, folder)
+        text = make_text(arguments.text, languages, arguments.pairs, arguments.perturb, folder)
+        plain_out = folder / "plain"
+        plain_out.mkdir()
+        files = [f"{text}.{language}" for language in languages]
+        commands = {
+            "plain": [sys.executable, "-c", PLAIN, str(model), *files, str(plain_out)],
+            "1 worker": nmtkit_command(arguments, text, model, folder / "one", 1),
+            "2 workers": nmtkit_command(arguments, text, model, folder / "two", 2),
+        }
+        taken: dict[str, list[float]] = {kind: [] for kind in commands}
+        for _ in range(arguments.rounds):
+            for kind, command in commands.items():
+                taken[kind].append(seconds(command))
+        for side in ("source", "target"):
+            same = (plain_out / f"{side}.ids").read_bytes() == (folder / "two" / f"train.{side}.ids.bin").read_bytes()
+            assert same, f"the {side} ids differ"
+        shutil.rmtree(folder / "one")
+    for kind, times in taken.items():
+        print(f"{kind:10} {arguments.pairs / statistics.median(times):10,.0f} pairs/s   seconds: {times}")
+    for title, slow, fast in (("2 workers / plain", "plain", "2 workers"), ("2 workers / 1", "1 worker", "2 workers")):
+        ratios = [a / b for a, b in zip(taken[slow], taken[fast], strict=True)]
+        print(f"{title}: {statistics.median(ratios):.2f} (rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,371 @@
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit.cli.preprocess import command
+from nmtkit.data import corpus
+from nmtkit.data.binarized import Dataset, verify
+from nmtkit.data.plan import Plan
+
+WORDS = "bado kelu miro sate vonu pika zulo tera gano feli".split()  # noqa: SIM905
+FLAGS = ["-s", "xx", "-t", "yy"]
+
+
+def lines(count: int, seed: int) -> list[list[str]]:
+    """Both sides of made-up pairs; the target is the source backwards, in capitals."""
+    rng = np.random.default_rng(seed)
+    sources = [[WORDS[index] for index in rng.integers(0, 10, rng.integers(2, 9))] for _ in range(count)]
+    return [[" ".join(words) for words in sources], [" ".join(words[::-1]).upper() for words in sources]]
+
+
+def write(prefix: Path, sides: list[list[str]]) -> str:
+    for language, side in zip(("xx", "yy"), sides, strict=True):
+        prefix.with_name(f"{prefix.name}.{language}").write_bytes("".join(line + "\n" for line in side).encode())
+    return str(prefix)
+
+
+def preprocess(*flags: str | Path) -> Result:
+    workers = [] if "--workers" in flags else ["--workers", "1"]
+    return CliRunner().invoke(command, [*FLAGS, *workers, *map(str, flags)])
+
+
+def refused(message: str, *flags: str | Path) -> str:
+    """Runs a preprocess that must fail as a user's mistake, saying `message`; gives all it said."""
+    result = preprocess(*flags)
+    assert result.exit_code == 2, result.output
+    text = " ".join(result.stderr.split())
+    assert message in text, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prefixes train, more, valid and test, and a tokenizer in the dataset `base` of train, valid and test."""
+    folder = tmp_path_factory.mktemp("corpora")
+    for seed, (name, count) in enumerate((("train", 300), ("more", 100), ("valid", 15), ("test", 12))):
+        write(folder / name, lines(count, seed))
+    flags = [f"--{name}pref={folder / name}" for name in ("train", "valid", "test")]
+    result = preprocess(*flags, "--destdir", folder / "base", "--vocab-size", "320", "--workers", "1")
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 16)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_says_what_it_did_and_what_comes_next(corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    result = preprocess(*flags)
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "300 training pairs read, 0 dropped" in result.stderr
+    assert f"next: nmtkit train {tmp_path / 'data'}" in result.stderr
+    assert preprocess(*flags, "--overwrite", "--quiet").stderr == ""
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_output_is_the_same_for_1_2_and_5_workers(corpora: Path, tmp_path: Path) -> None:
+    sides = lines(200, 7)
+    for side, other in ((0, 1), (1, 0)):
+        sides[side] += [*sides[side][:20], "", "bad\0", *sides[other][:3], "pika " * 300]
+    write(tmp_path / "odd", sides)
+    for language in ("xx", "yy"):
+        path = tmp_path / f"odd.{language}"
+        (tmp_path / f"odd.{language}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    for workers in (1, 2, 5):
+        flags = [f"--trainpref={corpora / 'train'},{tmp_path / 'odd'}", "--validpref", corpora / "valid"]
+        flags += ["--vocab-size", "320", "--drop-duplicates", "--weights", "1,2.5", "--workers", str(workers)]
+        result = preprocess(*flags, "--destdir", tmp_path / str(workers))
+        assert result.exit_code == 0, result.output
+    first = contents(tmp_path / "1")
+    assert first == contents(tmp_path / "2") == contents(tmp_path / "5")
+    report = json.loads(first["manifest.json"])["report"]["corpora"]
+    assert report[1]["dropped"].pop("duplicate pair") >= 20
+    assert report[1]["dropped"] == {"NUL byte": 1, "empty side": 1, "too many pieces": 1}
+
+
+def test_filters_touch_the_training_set_alone(corpora: Path, tmp_path: Path) -> None:
+    odd = write(tmp_path / "odd", [["", "a\0b", "x " * 400, "pika\r", "\u2028 a\x85"], ["A", "B", "C", "", "D"]])
+    result = preprocess(
+        "--trainpref", f"{corpora / 'train'},{odd}", "--validpref", odd, "--testpref", f"{corpora / 'test'},{odd}",
+        "--spm-model", corpora / "base", "--destdir", tmp_path / "data",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    dataset = Dataset.open(tmp_path / "data")
+    assert list(dataset.splits) == ["valid", "test", "test1", "train"]
+    for name in ("valid", "test1"):
+        assert len(dataset[name]) == 5
+        assert dataset[name].references() == ["A", "B", "C", "", "D"]
+        assert dataset[name].source_lines()[3:] == ["pika\r", "\u2028 a\x85"]
+        texts = [dataset.tokenizer.decode_source(dataset[name].source.sentence(row)) for row in range(5)]
+        assert texts == ["", "a\0b", " ".join("x" * 400), "pika\r", "\u2028 a\x85"]
+    assert len(dataset["train"]) == 301  # `\u2028 a\x85` is the only good pair of the odd ones
+
+
+def test_strict_names_the_first_bad_pair(corpora: Path, tmp_path: Path) -> None:
+    sides = lines(30, 5)
+    sides[1][17] = ""
+    odd = write(tmp_path / "odd", sides)
+    flags = ["--trainpref", odd, "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    refused("odd.xx:18 and " + str(tmp_path / "odd.yy") + ":18: empty side", *flags, "--strict")
+    assert not (tmp_path / "data").exists()
+    assert preprocess(*flags).exit_code == 0
+
+
+def bad_utf8(folder: Path) -> list[str]:
+    prefix = write(folder / "bad", lines(30, 5))
+    text = (folder / "bad.yy").read_bytes().split(b"\n")
+    text[11] += b"\xe4"
+    (folder / "bad.yy").write_bytes(b"\n".join(text))
+    return ["--trainpref", prefix]
+
+
+def unequal(folder: Path) -> list[str]:
+    sides = lines(30, 5)
+    return ["--trainpref", write(folder / "bad", [sides[0], sides[1][:-1]])]
+
+
+def all_dropped(folder: Path) -> list[str]:
+    return ["--trainpref", write(folder / "bad", [["a"] * 3, [""] * 3])]
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("bad.yy:12: byte", bad_utf8),
+        ("bad.xx has 30 lines, but", unequal),
+        ("no training pair is left: empty side: 3", all_dropped),
+        ("no such file:", lambda folder: ["--trainpref", str(folder / "absent")]),
+        ("bad.xx is empty", lambda folder: ["--trainpref", write(folder / "bad", [[], []])]),
+    ],
+)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_bad_input_is_named_and_nothing_is_left(
+    message: str, flags: Callable[[Path], list[str]], workers: str, corpora: Path, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    given = flags(tmp_path)
+    made = sorted(tmp_path.iterdir())
+    refused(message, *given, "--spm-model", corpora / "base", "--destdir", tmp_path / "data", "--workers", workers)
+    assert sorted(tmp_path.iterdir()) == made
+    assert before == []
+
+
+@pytest.mark.parametrize("kind", ["train", "valid"])
+def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Path, tmp_path: Path) -> None:
+    flags = bad_utf8(tmp_path) if kind == "train" else ["--trainpref", str(corpora / "train"), *bad_utf8(tmp_path)]
+    flags = flags if kind == "train" else [*flags[:2], "--validpref", flags[3]]
+    refused("bad.yy:12: byte", *flags, "--destdir", tmp_path / "data", "--vocab-size", "320")
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("message", "flags"),
+    [
+        ("there is nothing to do", []),
+        ("largest that would do is", ["--trainpref=train", "--vocab-size", "20000"]),
+        ("no such file", ["--trainpref=train", "--spm-model", "absent.model"]),
+        ("no SentencePiece model", ["--trainpref=train", "--spm-model", "train.xx"]),
+        ("--weights needs a number of at least 1 for each of the 1", ["--trainpref=train", "--weights", "1,2"]),
+        ("--weights needs a number of at least 1", ["--trainpref=train", "--weights", "0.5"]),
+        ("give one of them", ["--trainpref=train", "--weights", "2", "--temperature", "5"]),
+        ("--tag names 2 tags for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
+        ("no tag '<2yy>'", ["--trainpref=train", "--spm-model", "base", "--tag", "<2yy>"]),
+        ("--shard needs --spm-model", ["--trainpref=train", "--shard", "1/2"]),
+        ("'3/2' is not i/n", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),
+        ("leave no pair", ["--trainpref=train", "--min-len", "9", "--max-len", "8"]),
+        ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
+    ],
+)
+def test_flags_that_cannot_be_meant_are_refused(
+    message: str, flags: list[str], corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(corpora)
+    before = contents(corpora)
+    refused(message, *flags, "--destdir", tmp_path / "data", "--workers", "1")
+    assert list(tmp_path.iterdir()) == []
+    assert contents(corpora) == before
+
+
+def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", target]
+    target.mkdir()
+    assert preprocess(*flags).exit_code == 0  # an empty folder is as good as none
+    refused("holds a dataset; give --overwrite", *flags)
+    assert preprocess(*flags, "--overwrite").exit_code == 0
+    (target / "manifest.json").rename(target / "thesis.txt")
+    refused("no nmtkit dataset", *flags, "--overwrite")
+    assert (target / "thesis.txt").exists()
+    shutil.rmtree(target)
+    (tmp_path / "data.tmp").mkdir()
+    (tmp_path / "data.tmp" / "thesis.txt").touch()
+    refused("is in the way", *flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.tmp"]
+
+
+def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    for workers in ("1", "2"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            refused(
+                "No space left on device", "--trainpref", corpora / "train", "--spm-model", corpora / "base",
+                "--destdir", tmp_path / "data", "--workers", workers,
+            )  # fmt: skip
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_parts_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train", "--validpref", corpora / "valid", "--spm-model", corpora / "base"]
+    flags += ["--destdir", tmp_path / "data"]
+    for part in (1, 3, 2):
+        if part == 2:
+            with pytest.raises(ValueError, match="lacks part-2-of-3"):
+                Dataset.open(tmp_path / "data")
+        result = preprocess(*flags, "--shard", f"{part}/3")
+        assert result.exit_code == 0, result.output
+    parts, whole = Dataset.open(tmp_path / "data"), Dataset.open(corpora / "base")
+    assert parts["valid"].references() == whole["valid"].references()
+    split = parts["train"]
+    pairs = sorted((split.source.sentence(row), split.target.sentence(row)) for row in range(len(split)))
+    train = whole["train"]
+    assert pairs == sorted((train.source.sentence(row), train.target.sentence(row)) for row in range(len(train)))
+    updates = list(Plan(split.source.lengths, split.target.lengths, 100, 1).epoch(1))
+    assert sorted(np.concatenate(updates).tolist()) == list(range(300))
+    batch = split.batch(updates[0])
+    assert batch.target_output.tolist() == [token for row in updates[0] for token in split.target.sentence(row)]
+    assert "train: 300 pairs, checksums right" in verify(tmp_path / "data")
+
+    shutil.rmtree(tmp_path / "data" / "part-2-of-3")
+    write(tmp_path / "other", lines(300, 77))
+    other = ["--trainpref", tmp_path / "other", "--vocab-size", "310", "--destdir", tmp_path / "other-data"]
+    assert preprocess(*other).exit_code == 0
+    flags[5] = tmp_path / "other-data"
+    assert preprocess(*flags, "--shard", "2/3").exit_code == 0
+    with pytest.raises(ValueError, match=r"part-2-of-3 was made with another tokenizer"):
+        Dataset.open(tmp_path / "data")
+
+
+def test_a_part_without_text_is_an_empty_part(corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    for part in ("1/2", "2/2"):
+        assert preprocess(*flags, "--shard", part).exit_code == 0
+    assert len(Dataset.open(tmp_path / "data")["train"]) == 300
+
+
+def test_tags_come_before_the_source(corpora: Path, tmp_path: Path) -> None:
+    result = preprocess(
+        f"--trainpref={corpora / 'train'},{corpora / 'more'}", "--testpref", corpora / "test", "--vocab-size", "320",
+        "--tag", "<2yy>,", "--test-tag", "<2yy>", "--destdir", tmp_path / "data",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    dataset = Dataset.open(tmp_path / "data")
+    texts = [dataset.tokenizer.decode_source(dataset["train"].source.sentence(row)) for row in range(400)]
+    expected = [f"<2yy> {line}" for line in lines(300, 0)[0]] + lines(100, 1)[0]
+    assert sorted(texts) == sorted(expected)
+    tagged = [f"<2yy> {line}" for line in lines(12, 3)[0]]
+    assert dataset["test"].source_lines() == tagged
+    encoded = dataset.tokenizer.encode_source(tagged[:1]).ids.tolist()
+    assert dataset["test"].source.sentence(0) == encoded
+
+
+def test_leaked_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp_path: Path) -> None:
+    train, test = lines(50, 11), lines(12, 3)
+    write(tmp_path / "leaky", [train[side] + test[side][:4] for side in (0, 1)])
+    flags = ["--trainpref", tmp_path / "leaky", "--testpref", corpora / "test", "--spm-model", corpora / "base"]
+    flags += ["--report", tmp_path / "report.html"]
+    kept = preprocess(*flags, "--destdir", tmp_path / "kept")
+    assert "also in valid or test 4 kept" in " ".join(kept.stderr.split())
+    dropped = preprocess(*flags, "--destdir", tmp_path / "dropped", "--drop-leaked")
+    assert "also in valid or test 4 dropped" in " ".join(dropped.stderr.split())
+    assert len(Dataset.open(tmp_path / "dropped")["train"]) == 50
+    page = (tmp_path / "report.html").read_text()
+    assert "also in valid or test (dropped)" in page
+    assert test[0][0] in page
+    assert "<svg" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train"]
+    made = [*flags, "--separate-vocab", "--vocab-size", "300", "--destdir", tmp_path / "first"]
+    assert preprocess(*made).exit_code == 0
+    first = Dataset.open(tmp_path / "first")
+    assert not first.tokenizer.joint
+    models = f"{tmp_path}/first/tokenizer/source.model,{tmp_path}/first/tokenizer/target.model"
+    for name, model in (("again", tmp_path / "first"), ("files", models)):
+        assert preprocess(*flags, "--spm-model", model, "--destdir", tmp_path / name).exit_code == 0
+        again = Dataset.open(tmp_path / name)
+        assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
+        assert again["train"].source.ids.tolist() == first["train"].source.ids.tolist()
+
+
+# --- kill -9 --------------------------------------------------------------------------------------------------------
+
+DIE_AT = """
+import os, signal, sys
+from nmtkit.data import corpus, destination, encoding
+from nmtkit.cli import main
+corpus.BLOCK_LINES = 16
+name, calls = sys.argv[1].split(":")
+module, attribute = {"write": (encoding.os, "pwrite"), "rename": (destination.os, "rename")}[name]
+original, left = getattr(module, attribute), [int(calls)]
+def dying(*arguments):
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+setattr(module, attribute, dying)
+main(sys.argv[2:])
+"""
+
+
+def killed(point: str, *flags: str | Path) -> None:
+    result = subprocess.run([sys.executable, "-c", DIE_AT, point, "preprocess", *FLAGS, *map(str, flags)], check=False)
+    assert result.returncode == -signal.SIGKILL
+
+
+def check_after_kill(point: str, corpora: Path, folder: Path) -> None:
+    """Kills a preprocess at `point`; nothing may look finished, and the next run must make what was wanted."""
+    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", folder / "data"]
+    killed(point, *flags, "--workers", "1")
+    assert not (folder / "data").exists()
+    result = preprocess(*flags)
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in folder.iterdir()] == ["data"]
+    verify(folder / "data")
+    assert len(Dataset.open(folder / "data")["train"]) == 300
+
+
+@pytest.mark.parametrize("point", ["write:30", "write:0", "rename:4"])
+def test_a_killed_preprocess_leaves_nothing_that_looks_finished(point: str, corpora: Path, tmp_path: Path) -> None:
+    check_after_kill(point, corpora, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", np.random.default_rng(5).integers(1, 95, 20).tolist())
+def test_a_preprocess_killed_anywhere_leaves_nothing_that_looks_finished(
+    calls: int, corpora: Path, tmp_path: Path
+) -> None:
+    check_after_kill(f"write:{calls}", corpora, tmp_path)
