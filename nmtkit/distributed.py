@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 
 def launched() -> bool:
@@ -47,7 +48,7 @@ def join(device: torch.device, timeout_minutes: float) -> None:
     global _watch
     if not launched() or dist.is_initialized():
         return
-    store, own, ranks = next(dist.rendezvous("env://"))
+    store, own, ranks = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     # a minute more than the watch, which knows whom to blame
     limit = datetime.timedelta(minutes=timeout_minutes + 1)

@@ -129,15 +129,26 @@ def _component_flag(flag: str, kind: str, default: str) -> Callable[[Callable[..
 
 
 @click.command(cls=TrainCommand, params=[])
-@click.argument("data", type=Path)
+@click.argument("data", type=Path, required=False)
 @_component_flag("--arch", "architecture", "transformer_base")
 @_component_flag("--criterion", "criterion", "label_smoothed_cross_entropy")
 @_component_flag("--optimizer", "optimizer", "adam")
 @_component_flag("--lr-scheduler", "learning-rate scheduler", "inverse_sqrt")
 @click.option("--config", type=Path, metavar="FILE", help="TOML file of settings; flags go before it.")
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with further components.")
+@click.option("--dry-run", is_flag=True, help="Print what the run would take, and make no update.")
+@click.option("--dry-run-updates", type=click.IntRange(1), metavar="N", help="With --dry-run: make and time N updates.")
+@click.option("--vocab-size", type=click.IntRange(3), metavar="N", help="With --dry-run: pieces, without a dataset.")
 @click.pass_obj
-def command(chosen: Chosen, /, data: Path, **settings: Any) -> None:
+def command(
+    chosen: Chosen,
+    /,
+    data: Path | None,
+    dry_run: bool,
+    dry_run_updates: int | None,
+    vocab_size: int | None,
+    **settings: Any,
+) -> None:
     """Train a model on a binarized dataset. The same command again resumes where it stopped.
 
     \b
@@ -151,6 +162,15 @@ def command(chosen: Chosen, /, data: Path, **settings: Any) -> None:
         settings.pop(name)
     changes = {name: value for name, value in settings.items() if value is not None}
     resolved = job.resolve(chosen.tables, chosen.components, changes, chosen.plugins, chosen.place)
+    if dry_run:
+        from nmtkit.training.dry_run import dry_run as planned
+
+        click.echo("\n".join(planned(resolved, data, vocab_size, dry_run_updates or 0)))
+        return
+    if dry_run_updates or vocab_size:
+        raise ValueError("--dry-run-updates and --vocab-size go with --dry-run")
+    if data is None:
+        raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
     processes = _processes(resolved.run)
     if processes > 1:
         from nmtkit.training.launch import launch

@@ -10,6 +10,7 @@ from nmtkit.registry import option
 SECTIONS = {
     "batch_tokens": "Batches",
     "max_update": "Length of the run",
+    "finetune_from": "Weights",
     "precision": "Arithmetic and devices",
     "save_dir": "Checkpoints",
     "validate_interval": "Validation",
@@ -23,11 +24,17 @@ class RunConfig:
     max_tokens: int = option(4096, "Tokens a process takes at once, of the larger side.")
     update_freq: int | None = option(None, "Instead of --batch-tokens: N x max-tokens x processes; else 1.")
     clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.")
+    subword_alpha: float = option(0.0, "Segment anew each epoch, leaving out X of the merges (BPE-dropout); 0 is off.")
     seed: int = option(1, "Seed of parameters, data order and dropout.")
 
     max_update: int | None = option(100_000, "Updates to make.")
     max_epoch: int | None = option(None, "Passes over the training set to make.")
     patience: int | None = option(None, "Stop after N validations without a better score.")
+
+    finetune_from: Path | None = option(None, "Checkpoint to take weights from; pieces it does not know stay fresh.")
+    freeze: tuple[str, ...] = option((), "Parameters not to train, as patterns of names: encoder.*")
+    weight_decay_for: tuple[str, ...] = option((), "Other weight decays, as PATTERN=X of names; vectors have 0.")
+    ema_decay: float | None = option(None, "Validate and save a running mean of the weights; 0.999, say.")
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto", "Type of matrix products; auto is bf16 where the device has it, else fp32."
@@ -53,6 +60,7 @@ class RunConfig:
     valid_beam: int = option(4, "Beam of that translation.")
 
     log_interval: int = option(100, "Updates between log lines.")
+    tensorboard: Path | None = option(None, "Also log to this folder for TensorBoard (pip install tensorboard).")
 
     def __post_init__(self) -> None:
         if self.batch_tokens is not None and self.update_freq is not None:
@@ -65,6 +73,10 @@ class RunConfig:
             raise ValueError(f"--keep-best {self.keep_best} is negative; 0 keeps none for its score")
         if self.seed < 0:
             raise ValueError(f"--seed {self.seed} is negative")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"--ema-decay {self.ema_decay} is not between 0 and 1")
+        if not 0 <= self.subword_alpha < 1:
+            raise ValueError(f"--subword-alpha {self.subword_alpha} is not in [0, 1)")
         for name in ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and value <= 0:

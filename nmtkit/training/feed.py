@@ -45,15 +45,29 @@ class Update:
 
 
 class Feed:
-    """Endless updates from a position on. `close` it when done."""
+    """Endless updates from a position on. `close` it when done.
 
-    def __init__(self, split: Split, plan: Plan, max_tokens: int, rank: int, ranks: int, device: torch.device) -> None:
+    With `subword_alpha` every epoch sees the text segmented anew. The pairs of an update and of its slices are those
+    of the plan, whose lengths are of the fixed segmentation; a slice may then exceed `max_tokens` by some per cent.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        plan: Plan,
+        max_tokens: int,
+        rank: int,
+        ranks: int,
+        device: torch.device,
+        subword_alpha: float = 0.0,
+    ) -> None:
         self.split = split
         self.plan = plan
         self.max_tokens = max_tokens
         self.rank = rank
         self.ranks = ranks
         self.device = device
+        self.subword_alpha = subword_alpha
         self.closed = threading.Event()
 
     def updates(self, position: Position) -> Iterator[Update]:
@@ -97,11 +111,12 @@ class Feed:
     def update(self, position: Position, pairs: npt.NDArray[np.int64], ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
         cut = slices(pairs, source, target, self.max_tokens)
-        mine = [(number, self._batch(cut[number])) for number in range(self.rank, len(cut), self.ranks)]
+        mine = [(number, self._batch(cut[number], position.epoch)) for number in range(self.rank, len(cut), self.ranks)]
         return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), len(cut), mine, ends_epoch)
 
-    def _batch(self, pairs: npt.NDArray[np.int64]) -> Batch:
-        batch = self.split.batch(pairs)
+    def _batch(self, pairs: npt.NDArray[np.int64], epoch: int) -> Batch:
+        resample = (self.subword_alpha, self.plan.seed * 1_000_003 + epoch) if self.subword_alpha else None
+        batch = self.split.batch(pairs, resample=resample)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch

@@ -71,16 +71,24 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Writes each record as a line of `folder/log.jsonl`, with the seconds since the epoch, and shows it."""
+    """Writes each record as a line of `folder/log.jsonl`, with the seconds since the epoch, and shows it.
 
-    def __init__(self, folder: Path, display: Display) -> None:
+    With `tensorboard`, numbers go to that folder too. Raises ImportError when it is asked for and not installed.
+    """
+
+    def __init__(self, folder: Path, display: Display, tensorboard: Path | None = None) -> None:
         self.path = folder / "log.jsonl"
         self.display = display
         self._warned = False
+        self.curves = _summary_writer(tensorboard) if tensorboard else None
 
     def write(self, kind: str, **values: Any) -> None:
         record = {"kind": kind, **values, "time": int(time.time())}
         self.display.record(record)
+        if self.curves:
+            for name, value in values.items():
+                if isinstance(value, int | float) and name != "update":
+                    self.curves.add_scalar(f"{kind}/{name}", value, values["update"])
         finite = {name: _plain(value) for name, value in record.items()}
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -89,6 +97,14 @@ class RunLog:
             if not self._warned:
                 log.warning("cannot write %s (%s); training goes on without it", self.path, error.strerror)
             self._warned = True
+
+
+def _summary_writer(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs TensorBoard, which is not installed: pip install tensorboard") from error
+    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
 
 def _plain(value: Any) -> Any:

@@ -1,33 +1,28 @@
 """A training run from the dataset to the last checkpoint: set up or resume, update, log, validate, save, stop."""
 
-import hashlib
-import json
+import copy
 import logging
-import os
 import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import badness
-from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import Plan, check_sizes
-from nmtkit.lr_schedulers import LR_SCHEDULERS, RunFacts
-from nmtkit.training.config import RunConfig
+from nmtkit.data.plan import WINDOW_PAIRS, Plan, check_sizes
+from nmtkit.training import report
 from nmtkit.training.feed import Feed, Position, Update
 from nmtkit.training.job import Job
+from nmtkit.training.memory import try_largest
 from nmtkit.training.meter import Meter
 from nmtkit.training.progress import Display, RunLog
+from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, identity, set_threads
 from nmtkit.training.signals import StopSignal
 from nmtkit.training.skips import Skips
 from nmtkit.training.store import Store, same_run
-from nmtkit.training.trainer import Trainer
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
@@ -40,42 +35,6 @@ class Ending:
     reason: str
     updates: int
     received: signal.Signals | None = None
-
-
-def device_of(config: RunConfig) -> torch.device:
-    """This process's device. Raises ValueError when there is no such device."""
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here")
-    if distributed.local_rank() >= torch.cuda.device_count():
-        raise ValueError(
-            f"process {distributed.local_rank()} of this machine has no GPU of its own: it has "
-            f"{torch.cuda.device_count()}; lower --nproc-per-node"
-        )
-    device = torch.device("cuda", distributed.local_rank())
-    torch.cuda.set_device(device)
-    return device
-
-
-def set_threads(config: RunConfig, device: torch.device) -> None:
-    """On the CPU, the machine's cores shared out among its processes unless told otherwise."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    elif device.type == "cpu" and distributed.launched():
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
-
-
-def batch_tokens_of(config: RunConfig, world_size: int) -> int:
-    """Tokens of an update: as given, or from --update-freq (1 when neither is)."""
-    return config.batch_tokens or (config.update_freq or 1) * config.max_tokens * world_size
-
-
-def fingerprint(dataset: Dataset) -> str:
-    """What tells one dataset from another: 12 hexadecimal digits over the checksums of its files."""
-    facts = dataset.manifest.get("files", dataset.manifest)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class Run:
@@ -96,17 +55,19 @@ class Run:
         self.job = self._resolved(job, found[1] if found else None)
         config = self.job.run
         source, target = self.train_split.source.lengths, self.train_split.target.lengths
-        check_sizes(source, target, config.max_tokens, "--max-tokens")
+        for start in range(0, len(source), WINDOW_PAIRS):
+            end = min(start + WINDOW_PAIRS, len(source))
+            check_sizes(range(start, end), source[start:end], target[start:end], config.max_tokens, "--max-tokens")
         assert config.batch_tokens is not None
         self.plan = Plan(source, target, config.batch_tokens, config.seed)
-        self.trainer = self._trainer()
+        self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(found))
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since
         if found:
             self._resume(*found)
         self.validator = self._validator()
-        self.log = RunLog(config.save_dir, display)
+        self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_first() else None)
         self.skips = Skips(config.save_dir)
         self.meter = Meter(self.device, self.skips)
         self.agreement = distributed.Agreement()
@@ -133,36 +94,8 @@ class Run:
         run = replace(job.run, batch_tokens=tokens, update_freq=None, max_tokens=min(job.run.max_tokens, tokens))
         return replace(job, run=run)
 
-    def identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the one it goes on from."""
-        architecture = self.job.components["architecture"]
-        settings = self.job.tables()["architecture"]
-        return {
-            "architecture": architecture.name,
-            **{name: value for name, value in settings.items() if name != "name"},
-            "tokenizer": self.dataset.tokenizer.fingerprint[:12],
-            "dataset": fingerprint(self.dataset),
-            "optimizer": self.job.components["optimizer"].name,
-            "seed": self.job.run.seed,
-            "batch tokens": self.job.run.batch_tokens,
-        }
-
-    def _trainer(self) -> Trainer:
-        components = self.job.components
-        architecture = components["architecture"]
-        torch.manual_seed(self.job.run.seed)
-        vocabulary = models.vocabulary_of(self.dataset.tokenizer)
-        model = models.build(architecture.name, architecture.config, vocabulary).to(self.device)
-        criterion = CRITERIONS[components["criterion"].name].factory(
-            components["criterion"].config, self.dataset.tokenizer
-        )
-        facts = RunFacts(d_model=getattr(architecture.config, "d_model", None), max_update=self.job.run.max_update)
-        scheduler = components["lr-scheduler"]
-        schedule = LR_SCHEDULERS[scheduler.name].factory(scheduler.config, facts)
-        return Trainer(self.job, model, criterion.to(self.device), schedule, self.device)
-
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
-        same_run(contents, self.identity(), path)
+        same_run(contents, identity(self.job, self.dataset), path)
         state = contents["training"]
         self.trainer.model.load_state_dict(contents["model"])
         self.trainer.load_state(state, contents["update"])
@@ -187,6 +120,8 @@ class Run:
         ending = self._finished(None)
         if ending:
             return ending
+        if self.device.type == "cuda":
+            try_largest(self.trainer, self.train_split, self.plan, self.job.run.max_tokens)
         feed = Feed(
             self.train_split,
             self.plan,
@@ -194,6 +129,7 @@ class Run:
             distributed.rank(),
             distributed.world_size(),
             self.device,
+            self.job.run.subword_alpha,
         )
         try:
             with StopSignal() as stop:
@@ -294,7 +230,8 @@ class Run:
         assert self.validator is not None
         started = time.monotonic()
         self.display.note(f"validating at update {number} …")
-        scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
+        with self.trainer.averaged():
+            scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
         value = self._badness(scores)
         better = self.best is None or value < self.best
         self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
@@ -304,26 +241,32 @@ class Run:
         if distributed.is_first():
             epoch = self.position.epoch + (self.position.index > 0)
             self.log.write("valid", update=number, epoch=epoch, **scores, best=better, seconds=round(seconds, 3))
+            self._report()
         return scores
+
+    def _report(self) -> None:
+        assert self.validator is not None
+        try:
+            report.write(self.store.folder, self.job.toml(), self.validator.worst)
+        except OSError as error:
+            log.warning("report not written: %s", error)
 
     def _save(self, scores: dict[str, float] | None, must: bool) -> None:
         """Writes a checkpoint. A failure ends the run only when nothing would come after it."""
         started = time.monotonic()
         architecture = self.job.components["architecture"]
-        contents = models.to_checkpoint(
-            self.trainer.model,
-            architecture.name,
-            architecture.config,
-            self.dataset.tokenizer,
-            list(self.job.plugins),
-            self.trainer.done,
-        )
+        tokenizer, plugins = self.dataset.tokenizer, list(self.job.plugins)
+        model, done = self.trainer.model, self.trainer.done
+        contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
+        if self.trainer.average:
+            with self.trainer.averaged():
+                contents["model"] = copy.deepcopy(model.state_dict())
         contents["scores"] = scores or {}
         contents["training"] = self.trainer.state() | {
             "position": [self.position.epoch, self.position.index],
             "best": self.best,
             "waited": self.waited,
-            "identity": self.identity(),
+            "identity": identity(self.job, self.dataset),
             "run": self.job.tables(),
             "data": str(self.data),
         }

@@ -1,5 +1,6 @@
 """One update: forward and backward over this rank's slices, the sum over ranks, clipping, the optimizer's step."""
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,14 @@ from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.lr_schedulers import LRScheduler
-from nmtkit.optimizers import OPTIMIZERS, ParameterGroups
+from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Batch
 from nmtkit.training import precision as precisions
+from nmtkit.training.ema import MovingAverage
 from nmtkit.training.feed import Update
 from nmtkit.training.gradients import Gradients
 from nmtkit.training.job import Job
+from nmtkit.training.parameters import parameter_groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +51,11 @@ class Trainer:
         self.model = model
         self.criterion = criterion
         self.scheduler = scheduler
+        self.average = MovingAverage(model, job.run.ema_decay) if job.run.ema_decay else None
         self.gradients = Gradients(model.parameters())
         chosen = job.components["optimizer"]
-        self.optimizer = OPTIMIZERS[chosen.name].factory(chosen.config, parameter_groups(model))
+        groups = parameter_groups(model, job.run.weight_decay_for)
+        self.optimizer = OPTIMIZERS[chosen.name].factory(chosen.config, groups)
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.done = 0  # updates, skipped ones included
 
@@ -61,20 +66,31 @@ class Trainer:
         self.criterion.train()
         self.gradients.clear()
         self.model.begin_update(torch.Generator().manual_seed(key(self.job.run.seed, number, -1)))
-        weight = self.loss_scale.value / update.target_tokens
+        own = sum(batch.target_tokens for _, batch in update.batches)
+        tokens = update.target_tokens
+        if self.job.run.subword_alpha:  # segmented anew: only the rank that made a slice knows its tokens
+            tokens = int(distributed.all_sum(torch.tensor(own)))
+        weight = self.loss_scale.value / tokens
         sums: dict[str, Tensor] = {}
         for place, (slice_number, batch) in enumerate(update.batches, 1):
             if place == len(update.batches):
                 self.gradients.arm()
             torch.manual_seed(key(self.job.run.seed, number, slice_number))
-            self._backward(batch, weight, sums)
+            try:
+                self._backward(batch, weight, sums)
+            except torch.OutOfMemoryError as error:
+                raise ValueError(
+                    f"out of memory in update {number}, in a slice of {batch.source.layout.tokens} source and "
+                    f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
+                ) from error
         distributed.beat(number)
         self.gradients.reduce()
-        own = sum(batch.target_tokens for _, batch in update.batches)
         lr = self.scheduler.lr(number)
         norm, finite = self._apply(lr)
+        if self.average:
+            self.average.update(number)
         self.done = number
-        return Outcome(number, update.pairs, update.source_tokens, update.target_tokens, own, lr, sums, norm, finite)
+        return Outcome(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
 
     def _backward(self, batch: Batch, weight: Tensor, sums: dict[str, Tensor]) -> None:
         with precisions.autocast(self.precision, self.device):
@@ -83,6 +99,18 @@ class Trainer:
         (loss.sum * weight).backward()
         for name, value in {"loss": loss.sum.detach(), **loss.counts}.items():
             sums[name] = sums[name] + value if name in sums else value
+
+    def rehearse(self, batch: Batch) -> None:
+        """Forward and backward of one slice, with as much memory taken as Adam's state will take; changes nothing."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        reserved = [torch.empty_like(parameter) for parameter in trained for _ in range(2)]
+        self.model.train()
+        self.criterion.train()
+        with precisions.autocast(self.precision, self.device):
+            loss = self.criterion(self.model, batch)
+        loss.sum.backward()
+        del reserved
+        self.gradients.clear()
 
     def _apply(self, lr: float) -> tuple[Tensor, Tensor]:
         """Clips and steps, or skips when a gradient is not finite; without waiting for a GPU."""
@@ -105,9 +133,14 @@ class Trainer:
         self.loss_scale.update(finite)
         return norm, finite
 
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, the model has the weights to validate with and to save: the running means, if there are any."""
+        return self.average.in_place() if self.average else contextlib.nullcontext()
+
     def state(self) -> dict[str, Any]:
         """Beside the model, what the next update depends on."""
-        return {
+        state: dict[str, Any] = {} if self.average is None else {"weights": self.average.state()}
+        return state | {
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state(),
             "loss_scale": self.loss_scale.state(),
@@ -117,6 +150,8 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state(state["scheduler"])
         self.loss_scale.load_state(state["loss_scale"])
+        if self.average:
+            self.average.load_state(state["weights"])
         self.done = done
 
 
@@ -124,12 +159,3 @@ def key(seed: int, update: int, slice_number: int) -> int:
     """A seed for torch's generators that differs wherever one of the three does."""
     digest = hashlib.blake2b(f"{seed} {update} {slice_number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def parameter_groups(model: Architecture) -> ParameterGroups:
-    """Weights decay as the optimizer says; vectors (biases, gains of norms) never do."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [parameter for parameter in trained if parameter.dim() > 1]},
-        {"params": [parameter for parameter in trained if parameter.dim() <= 1], "weight_decay": 0.0},
-    ]

@@ -1,7 +1,7 @@
 """Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from nmtkit.data.binarized import Split
 from nmtkit.data.plan import slices
 from nmtkit.training import precision as precisions
 
+EXAMPLES = 20  # of the worst translations, kept for the report
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class Validator:
     """Scores a model on `split`; each rank takes its share, every rank gets the scores."""
 
@@ -24,6 +26,8 @@ class Validator:
     device: torch.device
     precision: str
     beam: int | None  # of the translation behind BLEU; None leaves BLEU out
+    worst: list[tuple[str, str, str, float]] = field(default_factory=list)
+    """Of the last translation: source, translation, reference and chrF of the sentences with the lowest chrF."""
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float]:
         """Per target token: loss, the criterion's counts by name; ppl = exp(nll); and bleu."""
@@ -47,7 +51,7 @@ class Validator:
 
     def shares(self) -> list[np.ndarray]:
         """This rank's slices of the split, each at most `max_tokens` where its longest sentence allows."""
-        source, target = self.split.source.lengths, self.split.target.lengths
+        source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))  # a long sentence is scored all the same
         cut = slices(np.arange(len(self.split)), source, target, limit)
         return cut[distributed.rank() :: distributed.world_size()]
@@ -56,7 +60,7 @@ class Validator:
         names = distributed.from_first(list(sums))
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         total = distributed.all_sum(torch.stack([sums.get(name, zero) for name in names])).tolist()
-        tokens = int(self.split.target.lengths.sum())
+        tokens = int(np.asarray(self.split.target.lengths).sum())
         return {name: value / tokens for name, value in zip(names, total, strict=True)}
 
     def bleu(self, model: Architecture) -> float:
@@ -72,4 +76,17 @@ class Validator:
         hypotheses = [""] * len(lines)
         for first, texts in enumerate(distributed.gather(mine)):
             hypotheses[first::ranks] = texts
-        return score(hypotheses, [self.split.references()], metrics=("bleu",))[0].value
+        references = self.split.references()
+        if distributed.is_first():
+            self.worst = _worst(lines, hypotheses, references)
+        return score(hypotheses, [references], metrics=("bleu",))[0].value
+
+
+def _worst(sources: list[str], hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str, float]]:
+    from sacrebleu import sentence_chrf
+
+    rated = [
+        (source, hypothesis, reference, float(sentence_chrf(hypothesis, [reference]).score))
+        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
+    ]
+    return sorted(rated, key=lambda row: row[3])[:EXAMPLES]

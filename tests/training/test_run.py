@@ -69,7 +69,9 @@ def test_resume_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Pa
     parts = checkpoint.load(tmp_path / "parts" / "last.pt")
     assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
     for index, state in whole["training"]["optimizer"]["state"].items():
-        assert all(torch.equal(value, parts["training"]["optimizer"]["state"][index][key]) for key, value in state.items())
+        assert all(
+            torch.equal(value, parts["training"]["optimizer"]["state"][index][key]) for key, value in state.items()
+        )
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(

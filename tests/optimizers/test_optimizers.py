@@ -1,0 +1,71 @@
+"""Each optimizer's first steps against its formula, by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.registry import derive
+
+
+def stepped(name: str, gradients: list[float], lr: float = 0.1, start: float = 1.0, **settings: Any) -> float:
+    """The one weight of a model after a step on each gradient."""
+    weight = torch.nn.Parameter(torch.tensor([[start]], dtype=torch.float32))
+    entry = OPTIMIZERS[name]
+    optimizer = entry.factory(derive(entry.preset, settings, "test"), [{"params": [weight]}])
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    for gradient in gradients:
+        weight.grad = torch.tensor([[gradient]])
+        optimizer.step()
+    return float(weight)
+
+
+def adam_by_hand(gradients: list[float], lr: float, start: float) -> float:
+    first = second = 0.0
+    for step, gradient in enumerate(gradients, 1):
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.98 * second + 0.02 * gradient**2
+        start -= lr * (first / (1 - 0.9**step)) / ((second / (1 - 0.98**step)) ** 0.5 + 1e-9)
+    return start
+
+
+def test_adam_has_the_papers_constants() -> None:
+    gradients = [0.5, -0.2, 1.5]
+    assert stepped("adam", gradients) == pytest.approx(adam_by_hand(gradients, 0.1, 1.0), abs=1e-6)
+
+
+def test_adamw_takes_its_decay_off_the_weight_and_not_the_gradient() -> None:
+    # one step: 1 - lr x decay x 1 - lr x sign of the gradient
+    assert stepped("adamw", [0.5], weight_decay=0.3) == pytest.approx(1 - 0.1 * 0.3 - 0.1, abs=1e-6)
+
+
+def test_sgd_has_nesterov_momentum() -> None:
+    # v1 = 2, step 2 + 0.5 x 2; v2 = 0.5 x 2 + 1 = 2, step 1 + 0.5 x 2
+    assert stepped("sgd", [2.0, 1.0], momentum=0.5) == pytest.approx(1 - 0.1 * 3 - 0.1 * 2, abs=1e-6)
+
+
+def test_sgd_without_momentum_is_gradient_descent() -> None:
+    assert stepped("sgd", [2.0, 1.0], momentum=0.0) == pytest.approx(0.7, abs=1e-6)
+
+
+def test_adafactor_scales_an_update_by_the_size_of_its_weights() -> None:
+    near, far = (1 - stepped("adafactor", [0.5], lr=0.01, start=1.0), 100 - stepped("adafactor", [0.5], 0.01, 100.0))
+    assert near > 0
+    assert far / near == pytest.approx(100, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("adam", {"adam_betas": (0.9,)}),
+        ("adam", {"adam_betas": (0.9, 1.0)}),
+        ("adamw", {"weight_decay": -1.0}),
+        ("sgd", {"momentum": 1.0}),
+        ("adafactor", {"beta2_decay": 0.8}),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--"):
+        derive(OPTIMIZERS[name].preset, setting, "test")

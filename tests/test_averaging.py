@@ -1,0 +1,86 @@
+"""Averages against arithmetic, and what must not be averaged."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit import averaging, checkpoint
+
+
+def write(path: Path, update: int, weight: torch.Tensor, **changes: Any) -> Path:
+    contents = {
+        "architecture": "some",
+        "config": {"d_model": 4},
+        "tokenizer": {"model": torch.tensor([1, 2], dtype=torch.uint8)},
+        "plugins": [],
+        "model": {"weight": weight, "tied": weight, "count": torch.tensor(update)},
+        "update": update,
+        "training": {"big": torch.zeros(3)},
+    }
+    checkpoint.save(path, contents | changes)
+    return path
+
+
+def test_weights_are_averaged_and_the_result_is_complete(tmp_path: Path) -> None:
+    values = [torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0]), torch.tensor([1.0, -1.0])]
+    paths = [write(tmp_path / f"{index}.pt", index, value) for index, value in enumerate(values)]
+    result = averaging.average(paths)
+    assert result["model"]["weight"].tolist() == [2.0, 3.0]
+    assert result["model"]["tied"] is result["model"]["weight"]
+    assert int(result["model"]["count"]) == 2
+    assert "training" not in result
+    assert result["averaged"] == ["0.pt", "1.pt", "2.pt"]
+    checkpoint.save(tmp_path / "averaged.pt", result)
+    assert checkpoint.load(tmp_path / "averaged.pt")["update"] == 2
+
+
+def test_sums_are_in_fp32_though_weights_are_not(tmp_path: Path) -> None:
+    # in bf16, 256 + 1 is 256
+    paths = [write(tmp_path / f"{index}.pt", index, torch.tensor([256.0]).bfloat16()) for index in range(2)]
+    paths += [write(tmp_path / f"{index}.pt", index, torch.tensor([1.0]).bfloat16()) for index in range(2, 4)]
+    weight = averaging.average(paths)["model"]["weight"]
+    assert weight.dtype == torch.bfloat16
+    assert float(weight) == float(torch.tensor(514 / 4).bfloat16())
+
+
+def test_the_files_are_not_changed(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{index}.pt", index, torch.ones(2) * index) for index in range(3)]
+    before = [path.read_bytes() for path in paths]
+    averaging.average(paths)
+    assert [path.read_bytes() for path in paths] == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"architecture": "other"}, "architecture some and other"),
+        ({"config": {"d_model": 8}}, "d_model 4 and 8"),
+        ({"tokenizer": {"model": torch.tensor([1, 3], dtype=torch.uint8)}}, "tokenizers"),
+        ({"model": {"weight": torch.zeros(3)}}, r"weight of shape \(2,\) and \(3,\)"),
+    ],
+)
+def test_files_of_different_models_are_refused_by_the_difference(
+    tmp_path: Path, changes: dict[str, Any], named: str
+) -> None:
+    one = write(tmp_path / "one.pt", 1, torch.zeros(2))
+    other = write(tmp_path / "other.pt", 2, torch.zeros(2), **changes)
+    with pytest.raises(ValueError, match=f"one.pt and .*other.pt.*{named}"):
+        averaging.average([one, other])
+
+
+def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
+    for update, (loss, bleu) in enumerate([(3.0, 20.0), (2.0, 21.0), (2.5, 25.0)], 1):
+        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scores={"loss": loss, "bleu": bleu})
+    write(tmp_path / checkpoint.file_name(4), 4, torch.zeros(1))
+    names = {update: tmp_path / checkpoint.file_name(update) for update in range(1, 5)}
+    assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
+    assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
+    assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
+    with pytest.raises(ValueError, match="4 checkpoints, not 5"):
+        averaging.last_of(tmp_path, 5)
+    with pytest.raises(ValueError, match="3 checkpoints with a validation loss"):
+        averaging.best_of(tmp_path, 4, "loss")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        averaging.last_of(tmp_path / "nowhere", 1)

@@ -1,0 +1,142 @@
+"""Several real processes on gloo: they walk the path of one, go on in other numbers, and fail together."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nmtkit import checkpoint, distributed
+from nmtkit.training.launch import launch
+
+FLAGS = shlex.split("""
+    --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
+    --batch-tokens 400 --max-tokens 80 --precision fp32 --device cpu --no-valid-bleu --lr 0.01 --warmup-updates 10
+    --clip-norm 1 --log-interval 1 --threads 1
+""")
+
+
+def train_flags(data: Path, save_dir: Path, *more: object) -> list[str]:
+    return ["train", str(data), *FLAGS, "--save-dir", str(save_dir), *map(str, more)]
+
+
+def run(data: Path, save_dir: Path, *more: object, code: str = "from nmtkit.cli import main; main()") -> int:
+    """One process; gives its exit code, negative for a signal."""
+    return subprocess.run([sys.executable, "-c", code, *train_flags(data, save_dir, *more)], check=False).returncode
+
+
+def updates_logged(save_dir: Path) -> list[int]:
+    path = save_dir / "log.jsonl"
+    if not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["update"] for line in lines if line["kind"] == "train"]
+
+
+def terminate_after(save_dir: Path, updates: int) -> None:
+    """Sends SIGTERM to this process, which passes it on, as soon as so many updates are logged."""
+
+    def wait() -> None:
+        while not updates_logged(save_dir)[updates - 1 :]:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_two_ranks_then_one_then_two_equal_one_throughout(mirror_data: Path, tmp_path: Path) -> None:
+    terminate_after(tmp_path / "parts", 3)
+    assert launch(train_flags(mirror_data, tmp_path / "parts"), 2) == 0
+    saved = checkpoint.load(tmp_path / "parts" / "last.pt")["update"]
+    assert saved >= 3
+    assert run(mirror_data, tmp_path / "parts", "--max-update", saved + 3) == 0
+    assert launch(train_flags(mirror_data, tmp_path / "parts", "--max-update", saved + 6), 2) == 0
+    assert run(mirror_data, tmp_path / "whole", "--max-update", saved + 6) == 0
+    assert updates_logged(tmp_path / "parts") == list(range(1, saved + 7))
+    whole, parts = (checkpoint.load(tmp_path / name / "last.pt") for name in ("whole", "parts"))
+    for name, tensor in whole["model"].items():
+        torch.testing.assert_close(parts["model"][name], tensor, atol=2e-4, rtol=1e-3)
+
+
+FAILING = """
+from nmtkit import distributed
+from nmtkit.criterions import CRITERIONS
+from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+
+@CRITERIONS.register("failing", CrossEntropyConfig())
+class Failing(CrossEntropy):
+    calls = 0
+    def forward(self, model, batch):
+        self.calls += 1
+        if distributed.rank() == 1 and self.calls == 5:
+            raise RuntimeError("the seventh seal")
+        return super().forward(model, batch)
+"""
+
+
+def test_a_rank_that_raises_ends_all_with_its_message(
+    mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plugin.py").write_text(FAILING)
+    flags = ["--plugin", tmp_path / "plugin.py", "--criterion", "failing", "--max-update", 100000]
+    assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) != 0
+    assert time.time() - (tmp_path / "run" / "log.jsonl").stat().st_mtime < 10
+    assert "rank 1: the seventh seal" in capfd.readouterr().err
+
+
+# The n-th call of a function of os ends the process at once, as kill -9 would.
+KILLED = """
+import os, signal
+from nmtkit.cli import main
+plain, left = os.{function}, [{calls}]
+def last_call(*arguments, **settings):
+    left[0] -= 1
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*arguments, **settings)
+os.{function} = last_call
+main()
+"""
+
+
+def test_killed_while_saving_and_restarted_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Path) -> None:
+    flags = ("--max-update", 9, "--save-interval-updates", 2)
+    # before a file is whole on disk, before it gets its name, after it has it but no link points at it
+    points = (("fsync", 4), ("replace", 3), ("replace", 4))
+    for function, calls in points:
+        code = run(mirror_data, tmp_path / "run", *flags, code=KILLED.format(function=function, calls=calls))
+        assert code == -signal.SIGKILL, f"not killed at {function}"
+    assert run(mirror_data, tmp_path / "run", *flags) == 0
+    assert run(mirror_data, tmp_path / "whole", *flags) == 0
+    whole, killed = (checkpoint.load(tmp_path / name / "last.pt") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, killed["model"][name]) for name, tensor in whole["model"].items())
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+class FakeStore(dict[str, bytes]):
+    def check(self, names: list[str]) -> bool:
+        return all(name in self for name in names)
+
+
+def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    watch = object.__new__(distributed.Watch)
+    watch.store = store = FakeStore({"beat 0": b"8 1", "beat 1": b"7 1", "beat 2": b"8 1"})
+    watch.timeout, watch.seen = 60.0, {}
+    assert watch._hanging() is None
+    now[0] = 59.0
+    assert watch._hanging() is None
+    now[0] = 61.0
+    assert watch._hanging() == "process 1 hangs after update 7: no sign of life for 1 minutes"
+    store["beat 1"] = b"8 2"
+    store["beat 0"] = store["beat 2"] = b"9 2"
+    assert watch._hanging() is None

@@ -1,0 +1,272 @@
+"""One update at a time: accumulation, clipping, skipped updates, running means, frozen parts."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.plan import Plan
+from nmtkit.training import job as jobs
+from nmtkit.training import memory
+from nmtkit.training.feed import Feed, Position
+from nmtkit.training.finetune import start_from
+from nmtkit.training.meter import Meter
+from nmtkit.training.parameters import parameter_groups
+from nmtkit.training.setup import build_trainer
+from nmtkit.training.skips import DivergedError, Skips
+from nmtkit.training.trainer import Trainer, key
+
+CPU = torch.device("cpu")
+TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+
+
+def trainer(data: Path, architecture: str = "transformer_tiny", **settings: Any) -> Trainer:
+    components = jobs.choose({}, {"architecture": architecture}, "test")
+    run = {"batch_tokens": 400, "precision": "fp32", "device": "cpu", "lr": 0.01, "warmup_updates": 1}
+    job = jobs.resolve({}, components, TINY | run | settings, (), "test")
+    return build_trainer(job, Dataset.open(data).tokenizer, CPU, resumed=False)
+
+
+def feed(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> Feed:
+    split = Dataset.open(data)["train"]
+    plan = Plan(split.source.lengths, split.target.lengths, 400, seed=1)
+    return Feed(split, plan, max_tokens, rank, ranks, CPU, **settings)
+
+
+def first_update(source: Feed) -> Any:
+    pairs = next(iter(source.plan.epoch(0)))
+    return source.update(Position(0, 0), pairs, ends_epoch=False)
+
+
+def gradient(one: Trainer) -> torch.Tensor:
+    return torch.cat([bucket.flat for bucket in one.gradients.buckets]).clone()
+
+
+def test_an_accumulated_update_equals_one_large_batch(mirror_data: Path) -> None:
+    whole, parts = trainer(mirror_data), trainer(mirror_data)
+    large = first_update(feed(mirror_data))
+    small = first_update(feed(mirror_data, max_tokens=60))
+    assert len(large.batches) == 1
+    assert len(small.batches) >= 7
+    whole.step(large)
+    parts.step(small)
+    torch.testing.assert_close(gradient(parts), gradient(whole), atol=1e-6, rtol=1e-4)
+    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        # Adam's first step is the learning rate times the sign, which rounding may turn where the gradient is 0
+        assert float((one - other).abs().mean()) < 1e-4
+
+
+def test_the_loss_is_divided_by_the_target_tokens_of_the_update(mirror_data: Path) -> None:
+    one = trainer(mirror_data, criterion="cross_entropy")
+    update = first_update(feed(mirror_data, max_tokens=60))
+    outcome = one.step(update)
+    fresh = trainer(mirror_data, criterion="cross_entropy")
+    fresh.gradients.clear()
+    total = sum(fresh.criterion(fresh.model, batch).sum for _, batch in update.batches)
+    assert isinstance(total, torch.Tensor)
+    (total / sum(batch.target_tokens for _, batch in update.batches)).backward()
+    assert float(outcome.norm) == pytest.approx(float(gradient(fresh).norm()), rel=1e-4)
+
+
+def test_ranks_take_every_slice_once(mirror_data: Path) -> None:
+    taken = [first_update(feed(mirror_data, 60, rank, 3)).batches for rank in range(3)]
+    numbers = sorted(number for batches in taken for number, _ in batches)
+    assert numbers == list(range(len(numbers)))
+    pairs = torch.cat([batch.pairs for batches in taken for _, batch in batches])
+    assert sorted(pairs.tolist()) == sorted(first_update(feed(mirror_data)).pairs.tolist())
+
+
+def test_clipping_bounds_the_norm_and_keeps_the_direction(mirror_data: Path) -> None:
+    plain, clipped = trainer(mirror_data), trainer(mirror_data, clip_norm=0.01)
+    plain.step(first_update(feed(mirror_data)))
+    outcome = clipped.step(first_update(feed(mirror_data)))
+    assert float(gradient(clipped).norm()) == pytest.approx(0.01, rel=1e-3)
+    cosine = torch.cosine_similarity(gradient(plain), gradient(clipped), dim=0)
+    assert float(cosine) == pytest.approx(1.0, abs=1e-5)
+    assert float(outcome.norm) == pytest.approx(float(gradient(plain).norm()), rel=1e-4)
+
+
+def poisoned(one: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on every loss is infinite, with gradients that are finite."""
+    forward = one.criterion.forward
+
+    def infinite(model: Any, batch: Any) -> Any:
+        loss = forward(model, batch)
+        object.__setattr__(loss, "sum", loss.sum + math.inf)
+        return loss
+
+    monkeypatch.setattr(one.criterion, "forward", infinite)
+
+
+def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    one = trainer(mirror_data)
+    source = feed(mirror_data)
+    meter = Meter(CPU, Skips(tmp_path))
+    meter.add(one.step(first_update(source)))
+    before = [parameter.clone() for parameter in one.model.parameters()]
+    state = {name: value.clone() for name, value in one.optimizer.state[next(one.model.parameters())].items()}
+    with monkeypatch.context() as patch:
+        poisoned(one, patch)
+        update = first_update(source)
+        meter.add(one.step(update))
+    assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
+    assert all(torch.equal(old, one.optimizer.state[next(one.model.parameters())][name]) for name, old in state.items())
+    assert "update 2 skipped" in caplog.text
+    assert str(update.pairs[0]) in caplog.text
+    record = meter.read()
+    assert record["skipped"] == 1
+    assert math.isfinite(record["loss"])
+
+
+def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "update_00000007.pt").touch()
+    (tmp_path / "last.pt").symlink_to("update_00000007.pt")
+    monkeypatch.setattr("nmtkit.training.skips.IN_A_ROW", 3)
+    one = trainer(mirror_data)
+    meter = Meter(CPU, Skips(tmp_path))
+    poisoned(one, monkeypatch)
+    update = first_update(feed(mirror_data))
+    meter.add(one.step(update))
+    meter.add(one.step(update))
+    with pytest.raises(DivergedError, match=r"3 updates in a row.*update_00000007.pt"):
+        meter.add(one.step(update))
+
+
+def test_running_means_are_swapped_in_and_out(mirror_data: Path) -> None:
+    one = trainer(mirror_data, ema_decay=0.5)
+    weight = next(one.model.parameters())
+    expected = weight.detach().clone()
+    update = first_update(feed(mirror_data))
+    for number in (1, 2, 3):
+        one.step(update)
+        decay = min(0.5, number / (number + 9))
+        expected = decay * expected + (1 - decay) * weight.detach()
+    raw = weight.detach().clone()
+    with one.averaged():
+        torch.testing.assert_close(weight.detach(), expected)
+    assert torch.equal(weight, raw)
+
+
+def test_frozen_parameters_stay_and_unknown_patterns_are_refused(mirror_data: Path) -> None:
+    one = trainer(mirror_data, freeze=("encoder.*",))
+    before = {name: parameter.clone() for name, parameter in one.model.named_parameters()}
+    one.step(first_update(feed(mirror_data)))
+    for name, parameter in one.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == name.startswith("encoder.")
+    with pytest.raises(ValueError, match=r"--freeze nothing.* matches no parameter"):
+        trainer(mirror_data, freeze=("nothing.*",))
+
+
+def test_weight_decay_spares_vectors_and_follows_rules(mirror_data: Path) -> None:
+    model = trainer(mirror_data).model
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = parameter_groups(model, ("decoder.*weight=0.5",))
+    decay = {names[id(it)]: group.get("weight_decay") for group in groups for it in group["params"]}
+    assert len(decay) == len(names)
+    for name, parameter in model.named_parameters():
+        if name.startswith("decoder.") and name.endswith("weight"):
+            assert decay[name] == 0.5
+        else:
+            assert decay[name] == (None if parameter.dim() > 1 else 0.0)
+    with pytest.raises(ValueError, match="PATTERN=NUMBER"):
+        parameter_groups(model, ("decoder",))
+
+
+def test_seeds_differ_by_each_of_run_update_and_slice() -> None:
+    seeds = {key(seed, update, part) for seed in range(3) for update in range(20) for part in range(-1, 20)}
+    assert len(seeds) == 3 * 20 * 21
+
+
+def test_subword_sampling_keeps_the_pairs_and_counts_the_tokens_there_are(mirror_data: Path) -> None:
+    source = feed(mirror_data, 60, subword_alpha=0.5)
+    pairs = next(iter(source.plan.epoch(0)))
+    first, again, later = (source.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
+    tokens = [[batch.target_output.tolist() for _, batch in update.batches] for update in (first, again, later)]
+    assert tokens[0] == tokens[1] != tokens[2]
+    assert np.array_equal(first.pairs, later.pairs)
+    one = trainer(mirror_data, subword_alpha=0.5)
+    assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
+
+
+def test_the_largest_slice_that_fits_is_found_by_halving() -> None:
+    tried = []
+
+    def attempt(count: int) -> None:
+        tried.append(count)
+        if count > 30:
+            raise torch.OutOfMemoryError("too much")
+
+    assert memory.most_that_fit(attempt, 100) == 25
+    assert tried == [100, 50, 25]
+    assert memory.most_that_fit(attempt, 30) == 30
+
+
+def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainer(mirror_data)
+    split = Dataset.open(mirror_data)["train"]
+    plan = Plan(split.source.lengths, split.target.lengths, 400, seed=1)
+    before = [parameter.clone() for parameter in one.model.parameters()]
+    memory.try_largest(one, split, plan, 400)
+    assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
+    assert not gradient(one).any()
+    plain = one.rehearse
+
+    def small(batch: Any) -> None:
+        if batch.target_tokens > 150:
+            raise torch.OutOfMemoryError("too much")
+        plain(batch)
+
+    monkeypatch.setattr(one, "rehearse", small)
+    with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
+        memory.try_largest(one, split, plan, 400)
+    assert 50 < int(str(caught.value).split()[-2]) <= 150
+
+
+def test_running_out_of_memory_later_names_the_slice(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = trainer(mirror_data)
+
+    def full(model: Any, batch: Any) -> Any:
+        raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(one.criterion, "forward", full)
+    with pytest.raises(ValueError, match=r"update 1, in a slice of \d+ source and \d+ target .* lower --max-tokens"):
+        one.step(first_update(feed(mirror_data)))
+
+
+def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Path) -> None:
+    from nmtkit import checkpoint, models
+    from nmtkit.cli import main
+
+    corpus = mirror_data.parent
+    smaller = ["-s", "xx", "-t", "yy", "--trainpref", str(corpus / "valid"), "--destdir", str(tmp_path / "small")]
+    main(["preprocess", *smaller, "--vocab-size", "300", "--separate-vocab"], standalone_mode=False)
+    tokenizer = Dataset.open(mirror_data).tokenizer
+    old = trainer(mirror_data)
+    chosen = old.job.components["architecture"]
+    contents = models.to_checkpoint(old.model, chosen.name, chosen.config, tokenizer, [], 5)
+    checkpoint.save(tmp_path / "old.pt", contents)
+
+    other = Dataset.open(tmp_path / "small").tokenizer
+    new = trainer(tmp_path / "small", finetune_from=tmp_path / "old.pt").model
+    fresh = trainer(tmp_path / "small").model
+    vocabulary = models.vocabulary_of(other)
+    found = start_from(fresh, chosen.name, chosen.config, vocabulary, other, tmp_path / "old.pt")
+    known = {piece: row for row, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
+    pieces = other.target_pieces(range(other.target_size))
+    shared = [row for row, piece in enumerate(pieces) if piece in known]
+    assert found["target"] == len(shared)
+    assert 250 < len(shared) < len(pieces)
+    weights, before = new.state_dict()["output.weight"], old.model.state_dict()["output.weight"]
+    assert all(torch.equal(weights[row], before[known[pieces[row]]]) for row in shared)
+    same = "encoder.0.feed_forward.inner.weight"
+    assert torch.equal(new.state_dict()[same], old.model.state_dict()[same])
