@@ -14,6 +14,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from nmtkit.cli import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WMT14 = EXAMPLES / "wmt14"
@@ -299,3 +302,48 @@ def test_each_multi30k_recipe_changes_only_what_its_name_says(recipe):
     assert bool(tables["run"]["subword_alpha"]) == ("bpe_dropout" in recipe.stem)
     changed = {name for name, value in tables["run"].items() if value != base["run"][name]}
     assert changed <= {"subword_alpha", "max_epoch"}
+
+
+# --- dry runs -------------------------------------------------------------------------------------------------------
+
+
+def flop_of_an_update(tokens, vocabulary, layers, d, ff):
+    """Of products with weights, forward and backward, for sources and targets of `tokens` each."""
+    encoder = layers * (4 * d * d + 2 * d * ff)
+    decoder = layers * (8 * d * d + 2 * d * ff)
+    return 6 * tokens * (encoder + decoder + d * vocabulary)
+
+
+def test_dry_runs_stand_beside_the_papers_figures():
+    command = [sys.executable, WMT14 / "dry_run.py"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[2:]
+    print(*lines, sep="\n")
+    shown = {line.split()[0]: line.split()[1:] for line in lines}
+    assert set(shown) == {f"table3/{row}" for row in ROWS} | {
+        f"configs/{pair}-{size}" for pair in ("en-de", "en-fr") for size in ("base", "big")
+    }
+    published = {"base": 65, "B_key_16": 58, "B_key_32": 60, "C_layers_2": 36, "C_layers_4": 50, "C_layers_8": 80}
+    published |= {"C_width_256": 28, "C_width_1024": 168, "C_inner_1024": 53, "C_inner_4096": 90, "big": 213}
+    for row, millions in published.items():
+        here, paper = shown[f"table3/{row}"][:2]
+        assert float(paper) == millions
+        assert abs(float(here) - millions) <= max(3, 0.03 * millions)
+    base = flop_of_an_update(25_000, 37_000, 6, 512, 2048)
+    big = flop_of_an_update(25_000, 37_000, 6, 1024, 4096)
+    for name, flop, updates, paper in (("en-de-base", base, 1e5, 3.3e18), ("en-de-big", big, 3e5, 2.3e19)):
+        columns = shown[f"configs/{name}"][2:]
+        assert [float(column.replace(",", "")) for column in columns] == pytest.approx(
+            [updates, 25_000, 25_000 * updates, flop, flop * updates, paper], rel=0.01
+        )
+
+
+CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name != "corpora.toml"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(EXAMPLES).with_suffix("")))
+def test_every_config_passes_a_dry_run(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["train", "--config", str(config), "--dry-run", "--vocab-size", "37000"])
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"^parameters +[\d.]+ M$", result.stdout, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@
     python table3.py base A_heads_1 --data data-bin/en-de --runs runs/table3
     python table3.py                # what is done so far, and all rows that are not, in the order of the table
     python table3.py base --seeds 1 2 3
-    python table3.py --dry-run      # the size and cost of each row, without training
 
 A row that is done is not trained again, one that broke off goes on where it stopped, and --print-only prints the table
 of what there is. What follows `--` is passed to `nmtkit train`: -- --max-tokens 12800, say. Other sets of rows, such
@@ -52,7 +51,6 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/table3"), help="folder for the rows' runs")
     parser.add_argument("--configs", type=Path, default=here / "table3", help="folder of the rows' TOML files")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--print-only", action="store_true")
     own, extra = split_at_dashes(sys.argv[1:])
     arguments = parser.parse_args(own)
@@ -60,12 +58,6 @@ def main() -> None:
     missing = [row for row in rows if not (arguments.configs / f"{row}.toml").is_file()]
     if missing:
         parser.error(f"no row {missing[0]} in {arguments.configs}")
-    if arguments.dry_run:
-        for row in rows:
-            print(f"\n{row}", flush=True)
-            config = ["--config", str(arguments.configs / f"{row}.toml")]
-            run("train", str(arguments.data), *config, "--save-dir", str(arguments.runs / row), "--dry-run", *extra)
-        return
     if not arguments.print_only:
         for row in rows:
             for seed in arguments.seeds:
