@@ -71,7 +71,16 @@ def make_text(prefix: str, languages: tuple[str, str], pairs: int, one_word_in: 
 
 
 def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: Path, workers: int) -> list[str]:
-    flags = ["-s", arguments.source_lang, "-t", arguments.target_lang, "--trainpref", str(text), "--spm-model", str(model)]
+    flags = [
+        "-s",
+        arguments.source_lang,
+        "-t",
+        arguments.target_lang,
+        "--trainpref",
+        str(text),
+        "--spm-model",
+        str(model),
+    ]
     flags += ["--destdir", str(out), "--workers", str(workers), "--overwrite", "--quiet"]
     return [sys.executable, "-m", "nmtkit", "preprocess", *flags]
 
