@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from nmtkit.demo.baselines import nearest_translations
 from nmtkit.demo.corpus import Corpus
 from nmtkit.demo.grammar import Pair
 
-SHOWN = 8  # translations in the closing table
+SHOWN = 6  # translations in the closing table
 
 # A small model, a high learning rate and few updates, so that two cores learn it in under two minutes.
 TRAIN_FLAGS = (
@@ -171,7 +172,7 @@ def show_translations(
 ) -> None:
     """The first few that fit the screen, and among them up to two that are not as the reference has it."""
     width = min(out.width, 120) - 14
-    fitting = [i for i, text in enumerate(references) if 40 <= len(text) <= width and len(sources[i]) <= width]
+    fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]
     right = [i for i in fitting if translations[i] == references[i]][: SHOWN - len(wrong)]
     out.print(heading("Translations beside their references"))
@@ -179,17 +180,21 @@ def show_translations(
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
     for index in right + wrong:
+        if table.row_count:
+            table.add_row()
         table.add_row("source", Text(sources[index], style="dim"))
-        table.add_row("translation", marked(translations[index], references[index]))
-        table.add_row("reference", references[index], end_section=True)
-        table.add_row()
+        table.add_row("translation", marked(translations[index], references[index], "bold red"))
+        table.add_row("reference", marked(references[index], translations[index], "bold green"))
     out.print(table)
 
 
-def marked(translation: str, reference: str) -> Text:
-    """The translation, with the words that its reference lacks set off."""
-    known = set(reference.split())
-    return Text(" ").join(Text(word, style="" if word in known else "bold red") for word in translation.split())
+def marked(text: str, other: str, style: str) -> Text:
+    """The text, with the words that `other` lacks in their place set off."""
+    words = text.split()
+    plain = set[int]()
+    for block in SequenceMatcher(None, words, other.split(), autojunk=False).get_matching_blocks():
+        plain.update(range(block.a, block.a + block.size))
+    return Text(" ").join(Text(word, style="" if index in plain else style) for index, word in enumerate(words))
 
 
 def show_scores(systems: dict[str, Sequence[str]], references: Sequence[str], out: Console) -> None:
