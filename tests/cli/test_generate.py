@@ -102,7 +102,107 @@ def test_mistakes_are_named_and_exit_with_2(folder, arguments, text, message):
 
 def test_a_reader_that_leaves_early_ends_the_run_quietly(folder):
     command = f"{sys.executable} -m nmtkit generate --device cpu --max-len-b 3 --max-len-a 0 --path {folder}/model.pt"
-    lines = "a dog runs .\n" * 20_000
+    lines = "a dog runs .\n" * 4_000
     result = subprocess.run(f"{command} | head -n 1", shell=True, input=lines.encode(), capture_output=True)
     assert result.stdout.count(b"\n") == 1
     assert result.stderr == b""
+
+
+def beside(folder: Path, name: str, lines: list[str]) -> Path:
+    (folder / name).write_text("".join(line + "\n" for line in lines))
+    return folder / name
+
+
+def test_files_beside_the_input_say_how_each_line_is_translated(folder):
+    wanted = ["the park\ttwo men", "", "dog", "", "", "a"]
+    prefixes = beside(folder, "prefixes", ["two", "", "the", "", "a", "men"])
+    lengths = ["--max-len-b", 20]
+    phrases = run("--path", folder / "model.pt", "--constraints", beside(folder, "phrases", wanted), *lengths,
+                  "--prefix", prefixes, text="\n".join(LINES))  # fmt: skip
+    assert phrases.exit_code == 0, phrases.stderr
+    lines = phrases.stdout.split("\n")
+    assert "the park" in lines[0] and "two men" in lines[0] and lines[0].startswith("two")
+    assert lines[1] == "" and lines[2].startswith("the") and "dog" in lines[2]
+    avoided = run("--path", folder / "model.pt", "--avoid", beside(folder, "avoid", [lines[0], *LINES[1:]]), *lengths,
+                  "--prefix", prefixes, text="\n".join(LINES))  # fmt: skip
+    assert avoided.exit_code == 0 and avoided.stdout.split("\n")[0] != lines[0]
+
+
+@pytest.mark.parametrize(
+    ("number", "message"), [(3, "has 3 lines, fewer than"), (9, "has more lines than the input, ")]
+)
+def test_a_file_of_another_length_than_the_input_is_an_error(folder, number, message):
+    result = run("--path", folder / "model.pt", "--prefix", beside(folder, "other", ["a"] * number), text="a\n" * 6)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+def test_references_are_scored_line_by_line(folder):
+    reference = beside(folder, "reference", ["two men", "a dog"])
+    result = run("--path", folder / "model.pt", "--score-reference", "--reference", reference, text="a\nthe cat\n")
+    assert result.exit_code == 0, result.stderr
+    scores = [float(line) for line in result.stdout.split()]
+    assert len(scores) == 2 and max(scores) < 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--sampling", "--top-k", "5", "--temperature", "0.7", "--seed", "3", "--nbest", "3"],
+        ["--sampling", "--top-p", "0.9", "--nbest", "4", "--mbr", "bleu"],
+        ["--diverse-groups", "2", "--nbest", "4", "--no-repeat-ngram", "2"],
+        ["--beam", "3", "--nbest", "2", "--min-len", "2", "--alignment", "soft"],
+        ["--nbest", "3", "--mbr", "chrf", "--alignment", "hard"],
+    ],
+)
+def test_every_mode_gives_the_same_from_one_process_and_from_two_workers(folder, flags):
+    flags = [*flags, "--path", folder / "model.pt", "--format", "jsonl", "--max-tokens", 20]
+    one, two = run(*flags, text="\n".join(LINES)), run(*flags, "--workers", 2, text="\n".join(LINES))
+    assert one.exit_code == two.exit_code == 0, one.stderr + two.stderr
+    for line, other in zip(one.stdout.splitlines(), two.stdout.splitlines(), strict=True):
+        ours, theirs = json.loads(line), json.loads(other)
+        assert [x["text"] for x in ours["hypotheses"]] == [x["text"] for x in theirs["hypotheses"]]
+
+
+def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
+    """Preprocessed with the checkpoint's own tokenizer; and again with another one."""
+    tokenizer = Tokenizer.from_state(checkpoint.load(folder / "model.pt")["tokenizer"])
+    tokenizer.save(tmp_path / "tokenizer")
+    beside(tmp_path, "train.en", [" ".join(WORDS)] * 3), beside(tmp_path, "train.de", [" ".join(WORDS)] * 3)
+    flags = ["preprocess", "-s", "en", "-t", "de", "--trainpref", str(tmp_path / "train"), "--testpref",
+             str(folder / "test"), "--destdir"]  # fmt: skip
+    own = CliRunner().invoke(
+        main, [*flags, str(tmp_path / "own"), "--spm-model", str(tmp_path / "tokenizer/joint.model")]
+    )
+    assert own.exit_code == 0, own.stderr
+    result = run(tmp_path / "own", "--path", folder / "model.pt")
+    assert result.stdout == run("--path", folder / "model.pt", "--input", folder / "test.en").stdout
+    scored = run(tmp_path / "own", "--path", folder / "model.pt", "--score-reference")
+    assert len(scored.stdout.split()) == len(LINES)
+    missing = run(tmp_path / "own", "--path", folder / "model.pt", "--gen-subset", "dev")
+    assert missing.exit_code == 2 and "no subset 'dev'" in missing.stderr and "test" in missing.stderr
+    other = CliRunner().invoke(main, [*flags, str(tmp_path / "other"), "--vocab-size", "300"])
+    assert other.exit_code == 0, other.stderr
+    result = run(tmp_path / "other", "--path", folder / "model.pt")
+    assert result.exit_code == 2 and "made with another tokenizer" in result.stderr
+
+
+def test_a_plug_in_that_is_not_loaded_is_named(folder, tmp_path):
+    contents = checkpoint.load(folder / "model.pt")
+    del contents["nmtkit"]
+    checkpoint.save(tmp_path / "plugged.pt", contents | {"architecture": "mine", "plugins": ["mine.py"]})
+    result = run("--path", tmp_path / "plugged.pt", text="a\n")
+    assert result.exit_code == 2 and "add --plugin mine.py" in result.stderr
+
+
+def test_a_slow_writer_gets_its_lines_while_it_waits(folder):
+    """Lines come out though the input has not ended."""
+    command = [sys.executable, "-m", "nmtkit", "generate", "--device", "cpu", "--max-len-b", "3", "--max-len-a", "0",
+               "--path", str(folder / "model.pt")]  # fmt: skip
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for line in (b"a dog runs .\n", b"\n", b"the cat\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"\n")
+        process.stdin.close()
+        assert process.stdout.read() == b""
+    assert process.returncode == 0

@@ -11,10 +11,13 @@ from nmtkit import Translator, checkpoint
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.mbr import utilities
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.translator import Request
+from nmtkit.generation.search import Hypothesis
+from nmtkit.generation.translator import WINDOW, Request
 from nmtkit.generation.workers import Workers
-from nmtkit.models import build, to_checkpoint, vocabulary_of
+from nmtkit.models import build, from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
 ODD_LINES = [
@@ -145,3 +148,116 @@ def test_every_precision_translates_alike_in_any_batch(checkpoint_file, precisio
 def test_int8_off_the_cpu_is_refused(checkpoint_file):
     with pytest.raises(ValueError, match="--precision int8 is for CPUs"):
         Translator.load(checkpoint_file, device="cuda", precision="int8")
+
+
+def log_probability_of(model, source: list[int], output: list[int]) -> float:
+    with torch.no_grad():
+        features = model(Packed.from_lists([source]), Packed.from_lists([[1, *output]]))
+        table = model.output(features).double().log_softmax(-1)
+    return sum(table[place, token].item() for place, token in enumerate([*output, 2]))
+
+
+def test_a_scored_reference_has_its_teacher_forced_log_probability(checkpoint_file, tokenizer):
+    pairs = [("a dog runs .", "two men"), ("the cat", ""), ("", "a street in the park"), ("a", "a " * 60)]
+    requests = [Request(source, reference=reference) for source, reference in pairs]
+    model, _ = from_checkpoint(checkpoint_file)
+    for (source, reference), one in zip(
+        pairs, Translator.load(checkpoint_file).translate(requests, score_reference=True), strict=True
+    ):
+        ids = [tokenizer.encode_source([source]).ids.tolist(), tokenizer.encode_target([reference]).ids.tolist()]
+        expected = log_probability_of(model, ids[0], ids[1][:-1])
+        assert one.hypotheses[0].log_probability == pytest.approx(expected, abs=1e-4)
+        assert one.hypotheses[0].score == pytest.approx(expected / ((5 + len(ids[1])) / 6) ** 0.6, abs=1e-4)
+        assert one.text == reference.strip()
+
+
+def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkpoint_file, tokenizer):
+    translator = Translator.load(checkpoint_file)
+    lines = ["a dog runs .", "", "two men sleeps in the park !"]
+    soft = translator.translate(lines, alignment="soft", nbest=2, **SHORT)
+    hard = translator.translate(lines, alignment="hard", nbest=2, **SHORT)
+    model, _ = from_checkpoint(checkpoint_file)
+    for line, one, other in zip(lines, soft, hard, strict=True):
+        if not line:
+            continue
+        ids = tokenizer.encode_source([line]).ids.tolist()
+        for output, peaks in zip(one.hypotheses, other.hypotheses, strict=True):
+            tokens = [tokenizer._target.piece_to_id(piece) for piece in output.pieces]
+            maps = model.attention_maps(Packed.from_lists([ids]), Packed.from_lists([[1, *tokens]]))
+            expected = maps["cross"][0][0].mean(0)[:-1]
+            torch.testing.assert_close(torch.tensor(output.alignment), expected.detach(), rtol=0, atol=1e-4)
+            best = expected[:, :-1].argmax(1).tolist()
+            assert peaks.alignment == [[source, target] for target, source in enumerate(best)]
+
+
+def test_the_alignment_of_a_split_line_counts_pieces_of_the_whole_line(checkpoint_file):
+    translator = Translator.load(checkpoint_file, max_source_len=6)
+    one = translator.translate(["a dog runs . " * 4], alignment="hard", **SHORT)[0].hypotheses[0]
+    assert len(one.alignment) == len(one.pieces)
+    sources = [source for source, _ in one.alignment]
+    assert sources[-1] >= 6 and max(sources) < len(translator.tokenizer.encode_source(["a dog runs . " * 4]).ids)
+
+
+def test_unknown_words_are_replaced_by_what_they_attend_to():
+    text = ["aa bb cc dd ee"] * 3
+    tokenizer = Tokenizer(train_model(text, 8, "word"))
+    torch.manual_seed(1)
+    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 8, "d_ff": 8, "heads": 1}
+    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
+    model = build("transformer_tiny", config, vocabulary_of(tokenizer)).eval()
+    translator = Translator([model], tokenizer)
+    request = [Request("aa Zebra cc", prefix="")]
+    with torch.no_grad():  # a model that says <unk>, then ends
+        model.output = torch.nn.Linear(8, tokenizer.target_size)
+        model.output.weight.zero_()
+        model.output.bias.copy_(torch.tensor([2.0] + [-9.0] * (tokenizer.target_size - 1)))
+    one = translator.translate(request, beam=1, max_len_a=0, max_len_b=1, replace_unknown=True, alignment="hard")[0]
+    assert one.hypotheses[0].pieces == ["<unk>"]
+    assert one.text == ["aa", "Zebra", "cc"][one.hypotheses[0].alignment[0][0]]
+
+
+def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
+    texts = ["a dog runs in the park", "a dog runs in a park", "nothing alike", "a dog runs in the park"]
+    for metric in ("chrf", "bleu"):
+        values = utilities(texts, metric)
+        assert max(values) == values[0] == values[3] and min(values) == values[2]
+    translations = Translator.load(checkpoint_file).translate(
+        ["a dog runs .", "", "the cat"], sampling=True, nbest=6, mbr="chrf", **SHORT
+    )
+    for one in translations:
+        values = [output.utility for output in one.hypotheses]
+        assert values == sorted(values, reverse=True)
+
+
+def test_wishes_are_granted_in_text(checkpoint_file):
+    requests = [
+        Request("a dog runs .", required=["the park", "two men"]),
+        Request("a dog runs .", prefix="the street"),
+        Request("", required=["the park"]),
+    ]
+    long = {"max_len_a": 0.0, "max_len_b": 20}
+    found = Translator.load(checkpoint_file).translate(requests, **long)
+    assert "the park" in found[0].text and "two men" in found[0].text
+    assert found[1].text.startswith("the street")
+    assert found[2].text == ""
+    with pytest.raises(ValueError, match="line 2: required phrases and --sampling cannot be combined"):
+        Translator.load(checkpoint_file).translate(["a", *requests], sampling=True)
+
+
+def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
+    class Instant(Translator):
+        def search(self, job, options):
+            return [[Hypothesis([5], -1.0, -1.0)] for _ in job]
+
+    taken = 0
+
+    def lines():
+        nonlocal taken
+        for number in range(100_000):
+            taken += 1
+            yield "" if number % 3 == 0 else "a dog"
+
+    loaded = Translator.load(checkpoint_file)
+    for given, one in enumerate(Instant(loaded.models, loaded.tokenizer).stream(lines(), SearchOptions())):
+        assert one.id == given and taken - given <= WINDOW
+    assert given == 99_999
