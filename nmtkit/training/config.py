@@ -43,7 +43,7 @@ class RunConfig:
     threads: int | None = option(None, "CPU threads of each process; none shares the cores out.")
     nproc_per_node: int | None = option(None, "Processes on this machine; none is one per GPU, or one on CPU.")
     timeout_minutes: float = option(10.0, "Minutes after which a process that hangs ends the run.")
-    compile: bool = option(True, "Compile the model, on CUDA.")
+    compile: bool = option(False, "Compile the model with torch.compile, for batches of a few fixed shapes.")
 
     save_dir: Path = option(Path("checkpoints"), "Folder of the checkpoints, the log and the resolved config.")
     save_interval: int | None = option(1, "Epochs between checkpoints.")

@@ -12,7 +12,7 @@ import torch
 
 from nmtkit.data.binarized import Split
 from nmtkit.data.plan import Plan, slices
-from nmtkit.packed import Batch
+from nmtkit.packed import Batch, Layout, Packed
 
 AHEAD = 4  # updates prepared beyond the one being computed
 
@@ -60,6 +60,7 @@ class Feed:
         ranks: int,
         device: torch.device,
         subword_alpha: float = 0.0,
+        fixed_shapes: bool = False,
     ) -> None:
         self.split = split
         self.plan = plan
@@ -68,6 +69,7 @@ class Feed:
         self.ranks = ranks
         self.device = device
         self.subword_alpha = subword_alpha
+        self.fixed_shapes = fixed_shapes
         self.closed = threading.Event()
 
     def updates(self, position: Position) -> Iterator[Update]:
@@ -111,20 +113,44 @@ class Feed:
     def update(self, position: Position, pairs: npt.NDArray[np.int64], ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
         cut = slices(pairs, source, target, self.max_tokens)
-        mine = [(number, self._batch(cut[number], position.epoch)) for number in range(self.rank, len(cut), self.ranks)]
+        mine = [(number, self.batch(cut[number], position.epoch)) for number in range(self.rank, len(cut), self.ranks)]
         return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), len(cut), mine, ends_epoch)
 
-    def _batch(self, pairs: npt.NDArray[np.int64], epoch: int) -> Batch:
+    def batch(self, pairs: npt.NDArray[np.int64], epoch: int) -> Batch:
+        """One slice, on the device."""
         resample = (self.subword_alpha, self.plan.seed * 1_000_003 + epoch) if self.subword_alpha else None
-        batch = self.split.batch(pairs, resample=resample)
+        fixed = self.fixed_shapes and not resample
+        batch = self._fixed(pairs) if fixed else self.split.batch(pairs, resample=resample)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch
 
+    def _fixed(self, pairs: npt.NDArray[np.int64]) -> Batch:
+        """A batch with a dead tail up to one of a few shapes, so that a compiled model is compiled a few times only."""
+        sentences = 1 << len(pairs).bit_length()  # more than there are
+        dead = sentences - len(pairs)
+        step = max(1, self.max_tokens // 4)
+        real = (int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
+        source, target = (-(-(tokens + dead) // step) * step for tokens in real)
+        batch = self.split.batch(pairs, source_tokens=source, target_tokens=target, sentences=sentences)
+        return Batch(
+            _bounded(batch.source),
+            _bounded(batch.target_input),
+            batch.target_output,
+            batch.target_tokens,
+            batch.pairs,
+        )
+
+
+def _bounded(packed: Packed) -> Packed:
+    """With a power of two, at least 32, as the bound of the longest sentence."""
+    layout = packed.layout
+    bound = max(32, 1 << (layout.max_length - 1).bit_length())
+    return Packed(packed.values, Layout(layout.lengths, bound, layout.tokens))
+
 
 def pinned(batch: Batch) -> Batch:
     """In page-locked memory, from where copies to the GPU do not wait."""
-    from nmtkit.packed import Layout, Packed
 
     def pin(packed: Packed) -> Packed:
         layout = packed.layout

@@ -9,6 +9,7 @@ import torch
 
 from nmtkit.data.binarized import Split
 from nmtkit.data.plan import Plan, slices
+from nmtkit.training.feed import Feed
 from nmtkit.training.trainer import Trainer
 
 UPDATES = 100  # of the plan, whose slices are looked at
@@ -23,12 +24,13 @@ def largest_slice(split: Split, plan: Plan, max_tokens: int) -> Pairs:
     return max(cut, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
 
 
-def try_largest(trainer: Trainer, split: Split, plan: Plan, max_tokens: int) -> None:
+def try_largest(trainer: Trainer, feed: Feed) -> None:
     """Raises ValueError when the largest slice does not fit, with the --max-tokens that would."""
-    pairs = largest_slice(split, plan, max_tokens)
+    split = feed.split
+    pairs = largest_slice(split, feed.plan, feed.max_tokens)
 
     def attempt(count: int) -> None:
-        trainer.rehearse(split.batch(pairs[:count]).to(trainer.device))
+        trainer.rehearse(feed.batch(pairs[:count], 0))
 
     fitting = most_that_fit(attempt, len(pairs))
     if fitting == len(pairs):
@@ -40,7 +42,7 @@ def try_largest(trainer: Trainer, split: Split, plan: Plan, max_tokens: int) -> 
         )
     kept = pairs[:fitting]
     tokens = max(int(split.source.lengths[kept].sum()), int(split.target.lengths[kept].sum()))
-    raise ValueError(f"--max-tokens {max_tokens} does not fit into the memory of {trainer.device}; {tokens} would")
+    raise ValueError(f"--max-tokens {feed.max_tokens} does not fit into the memory of {trainer.device}; {tokens} would")
 
 
 def most_that_fit(attempt: Callable[[int], None], count: int) -> int:

@@ -104,7 +104,7 @@ def _summary_writer(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard, which is not installed: pip install tensorboard") from error
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder))
 
 
 def _plain(value: Any) -> Any:

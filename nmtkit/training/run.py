@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.data.plan import WINDOW_PAIRS, Plan, check_sizes
 from nmtkit.training import report
 from nmtkit.training.feed import Feed, Position, Update
-from nmtkit.training.job import Job
-from nmtkit.training.memory import try_largest
+from nmtkit.training.job import Job, Tables
+from nmtkit.training.memory import largest_slice, try_largest
 from nmtkit.training.meter import Meter
 from nmtkit.training.progress import Display, RunLog
 from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, identity, set_threads
@@ -26,6 +27,8 @@ from nmtkit.training.store import Store, same_run
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
+
+EXPECTED_CHANGES = ("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard")
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ class Run:
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
         same_run(contents, identity(self.job, self.dataset), path)
         state = contents["training"]
+        if distributed.is_first():
+            changed = differences(state["run"], self.job.tables())
+            if changed:
+                log.info("other settings than before: %s", ", ".join(changed))
         self.trainer.model.load_state_dict(contents["model"])
         self.trainer.load_state(state, contents["update"])
         self.position = Position(*state["position"])
@@ -115,22 +122,18 @@ class Run:
     def run(self) -> Ending:
         """Trains to the end, or until asked to stop."""
         if distributed.is_first():
+            self.store.folder.mkdir(parents=True, exist_ok=True)
             (self.store.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
             self._announce()
         ending = self._finished(None)
         if ending:
             return ending
+        feed = self._feed()
+        if self.job.run.compile:
+            pairs = largest_slice(self.train_split, self.plan, self.job.run.max_tokens)
+            self.trainer.compile(feed.batch(pairs, 0))
         if self.device.type == "cuda":
-            try_largest(self.trainer, self.train_split, self.plan, self.job.run.max_tokens)
-        feed = Feed(
-            self.train_split,
-            self.plan,
-            self.job.run.max_tokens,
-            distributed.rank(),
-            distributed.world_size(),
-            self.device,
-            self.job.run.subword_alpha,
-        )
+            try_largest(self.trainer, feed)
         try:
             with StopSignal() as stop:
                 for update in feed.updates(self.position):
@@ -141,6 +144,12 @@ class Run:
             feed.close()
             self.display.close()
         raise AssertionError("the feed is endless")
+
+    def _feed(self) -> Feed:
+        config = self.job.run
+        rank, ranks = distributed.rank(), distributed.world_size()
+        shares = self.train_split, self.plan, config.max_tokens, rank, ranks
+        return Feed(*shares, self.device, config.subword_alpha, fixed_shapes=config.compile)
 
     def _announce(self) -> None:
         model = self.trainer.model
@@ -233,7 +242,7 @@ class Run:
         with self.trainer.averaged():
             scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
         value = self._badness(scores)
-        better = self.best is None or value < self.best
+        better = math.isfinite(value) and (self.best is None or value < self.best)
         self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
         self.trainer.scheduler.observe(value)
         seconds = time.monotonic() - started
@@ -279,6 +288,17 @@ class Run:
             log.warning("checkpoint not saved: %s; training goes on, the older ones are untouched", error)
         self.last_save = time.monotonic()
         self.meter.pause(time.monotonic() - started)
+
+
+def differences(before: Tables, now: Tables) -> list[str]:
+    """What a resumed run sets otherwise, for people; what says when to stop or where to run is no news."""
+    found = []
+    for table, settings in now.items():
+        for name, value in settings.items():
+            old = before.get(table, {}).get(name)
+            if old != value and name not in EXPECTED_CHANGES:
+                found.append(f"{name} {value} (was {old})")
+    return found
 
 
 def _due(count: int, interval: int | None) -> bool:

@@ -1,8 +1,11 @@
 """Being asked to stop: Ctrl-C, SIGTERM and SIGUSR1 let the update finish, then the run saves and ends."""
 
+import logging
 import signal
 from types import FrameType
 from typing import Any
+
+log = logging.getLogger("nmtkit")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -25,4 +28,6 @@ class StopSignal:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.received = self.received or signal.Signals(number)
+        if self.received is None:
+            self.received = signal.Signals(number)
+            log.info("%s: stopping after this update; Ctrl-C stops at once", self.received.name)

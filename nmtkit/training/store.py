@@ -33,11 +33,12 @@ class Store:
         self.badness: dict[str, float] = {}  # file name -> score, lower is better
 
     def open(self) -> None:
-        """Makes the folder, removes half-written files and reads the scores of what is there.
+        """Removes half-written files and reads the scores of what is there, if there is a folder yet.
 
         Raises ValueError for a folder that holds something else than a run.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.is_dir():
+            return
         contents = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         ours = ("config.toml", "log.jsonl")
         if contents and not any(NUMBERED.fullmatch(path.name) or path.name in ours for path in contents):
@@ -57,7 +58,7 @@ class Store:
 
         Raises ValueError when there are checkpoints and none will do.
         """
-        paths = numbered(self.folder)
+        paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):
             try:
                 contents = checkpoint.load(path)

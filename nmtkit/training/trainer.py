@@ -2,6 +2,8 @@
 
 import contextlib
 import hashlib
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from nmtkit.training.feed import Update
 from nmtkit.training.gradients import Gradients
 from nmtkit.training.job import Job
 from nmtkit.training.parameters import parameter_groups
+
+log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +103,22 @@ class Trainer:
         (loss.sum * weight).backward()
         for name, value in {"loss": loss.sum.detach(), **loss.counts}.items():
             sums[name] = sums[name] + value if name in sums else value
+
+    def compile(self, batch: Batch) -> None:
+        """Has torch compile the model and tries it on `batch`; on failure says why and leaves the model as it was."""
+        started = time.monotonic()
+        self.model.compile()
+        try:
+            self.rehearse(batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler raises what it likes
+            self.model._compiled_call_impl = None
+            self.gradients.clear()
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            log.warning("the model is not compiled: %s", reason[0])
+        else:
+            log.info("compiled the model in %.0f s", time.monotonic() - started)
 
     def rehearse(self, batch: Batch) -> None:
         """Forward and backward of one slice, with as much memory taken as Adam's state will take; changes nothing."""

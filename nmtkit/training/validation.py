@@ -72,7 +72,10 @@ class Validator:
         assert self.beam is not None
         lines = self.split.source_lines()
         translator = Translator([model], self.split.tokenizer)
-        mine = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
+        # on the CPU single rows gain nothing from bf16
+        precision = self.precision if self.device.type == "cuda" else "fp32"
+        with precisions.autocast(precision, self.device):
+            mine = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
         hypotheses = [""] * len(lines)
         for first, texts in enumerate(distributed.gather(mine)):
             hypotheses[first::ranks] = texts

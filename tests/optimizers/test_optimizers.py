@@ -19,7 +19,7 @@ def stepped(name: str, gradients: list[float], lr: float = 0.1, start: float = 1
     for gradient in gradients:
         weight.grad = torch.tensor([[gradient]])
         optimizer.step()
-    return float(weight)
+    return float(weight.detach())
 
 
 def adam_by_hand(gradients: list[float], lr: float, start: float) -> float:

@@ -213,10 +213,9 @@ def test_the_largest_slice_that_fits_is_found_by_halving() -> None:
 
 def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(mirror_data)
-    split = Dataset.open(mirror_data)["train"]
-    plan = Plan(split.source.lengths, split.target.lengths, 400, seed=1)
+    source = feed(mirror_data)
     before = [parameter.clone() for parameter in one.model.parameters()]
-    memory.try_largest(one, split, plan, 400)
+    memory.try_largest(one, source)
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert not gradient(one).any()
     plain = one.rehearse
@@ -228,8 +227,52 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
 
     monkeypatch.setattr(one, "rehearse", small)
     with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
-        memory.try_largest(one, split, plan, 400)
+        memory.try_largest(one, source)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
+
+
+def test_fixed_shapes_change_neither_the_loss_nor_the_gradient(mirror_data: Path) -> None:
+    plain, fixed = trainer(mirror_data), trainer(mirror_data)
+    outcomes = (
+        plain.step(first_update(feed(mirror_data, 60))),
+        fixed.step(first_update(feed(mirror_data, 60, fixed_shapes=True))),
+    )
+    assert float(outcomes[1].sums["loss"]) == pytest.approx(float(outcomes[0].sums["loss"]), rel=1e-5)
+    torch.testing.assert_close(gradient(fixed), gradient(plain), atol=1e-6, rtol=1e-4)
+
+
+def test_few_shapes_are_made_of_many_slices(mirror_data: Path) -> None:
+    source = feed(mirror_data, 60, fixed_shapes=True)
+    batches = [
+        batch
+        for pairs in source.plan.epoch(0)
+        for _, batch in source.update(Position(0, 0), pairs, ends_epoch=False).batches
+    ]
+    shapes = {(it.source.layout.tokens, it.target_input.layout.tokens, it.source.layout.sentences) for it in batches}
+    assert len(batches) > 60
+    assert len(shapes) <= 8
+    assert all(int(it.source.layout.lengths.max()) <= it.source.layout.max_length for it in batches)
+
+
+def test_a_model_that_cannot_be_compiled_trains_all_the_same(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    one, plain = trainer(mirror_data), trainer(mirror_data)
+
+    def broken() -> None:
+        def call(*_: Any) -> None:
+            raise RuntimeError("no compiler here\nsecond line")
+
+        one.model._compiled_call_impl = call
+
+    monkeypatch.setattr(one.model, "compile", broken)
+    update = first_update(feed(mirror_data))
+    one.compile(update.batches[0][1])
+    assert "not compiled: no compiler here" in caplog.text
+    one.step(update)
+    plain.step(update)
+    assert torch.equal(gradient(one), gradient(plain))
 
 
 def test_running_out_of_memory_later_names_the_slice(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

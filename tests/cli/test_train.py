@@ -1,0 +1,139 @@
+"""`nmtkit train` as it is typed: where settings come from, what help shows, and mistakes."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+
+TINY = (
+    "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
+    "--max-tokens 200 --precision fp32 --device cpu --no-valid-bleu --max-update 2"
+)
+
+
+def train(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["train", *map(str, arguments)])
+
+
+def resolved(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "config.toml").read_text())
+
+
+def test_a_run_talks_on_stderr_only_and_without_control_characters(mirror_data: Path, tmp_path: Path) -> None:
+    result = train(mirror_data, *TINY.split(), "--save-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == ""
+    assert "\x1b" not in result.stderr
+    assert "update 2/2" in result.stderr
+    assert checkpoint.load(tmp_path / "run" / "last.pt")["update"] == 2
+
+
+def test_flags_win_over_the_config_and_the_config_over_the_preset(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        '[run]\nmax_update = 9\nseed = 7\n[architecture]\nname = "transformer_tiny"\ndropout = 0.25\nd_ff = 48\n'
+        '[lr-scheduler]\nname = "fixed"\nlr = 0.125\n'
+    )
+    given = ["--config", tmp_path / "run.toml", "--save-dir", tmp_path / "run", *TINY.split()]
+    assert train(mirror_data, *given).exit_code == 0
+    tables = resolved(tmp_path / "run")
+    assert tables["run"]["max_update"] == 2
+    assert tables["run"]["seed"] == 7
+    assert tables["architecture"]["d_ff"] == 32
+    assert tables["architecture"]["dropout"] == 0.25
+    assert tables["lr-scheduler"] == {"name": "fixed", "lr": 0.125, "warmup_updates": 0}
+
+
+def test_a_table_belongs_to_the_name_it_was_written_for(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[lr-scheduler]\nname = "fixed"\nlr = 0.125\n')
+    flags = ["--lr-scheduler", "inverse_sqrt", "--config", tmp_path / "run.toml", "--save-dir", tmp_path / "run"]
+    assert train(mirror_data, *TINY.split(), *flags).exit_code == 0
+    assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == "none"
+
+
+def test_the_resolved_config_can_be_fed_back(mirror_data: Path, tmp_path: Path) -> None:
+    assert train(mirror_data, *TINY.split(), "--save-dir", tmp_path / "one").exit_code == 0
+    again = train(mirror_data, "--config", tmp_path / "one" / "config.toml", "--save-dir", tmp_path / "other")
+    assert again.exit_code == 0, again.stderr
+    one, other = resolved(tmp_path / "one"), resolved(tmp_path / "other")
+    one["run"].pop("save_dir"), other["run"].pop("save_dir")
+    assert one == other
+
+
+def test_help_shows_the_chosen_components_own_flags() -> None:
+    plain = train("--help").stdout
+    chosen = train("--arch", "transformer_tiny", "--lr-scheduler", "cosine", "--optimizer", "sgd", "--help").stdout
+    assert "--d-model" in chosen
+    assert "--end-lr" in chosen and "--end-lr" not in plain
+    assert "--momentum" in chosen and "--adam-betas" not in chosen
+    for name in ("transformer_big_en_fr", "r_drop", "adafactor", "plateau"):
+        assert name in plain.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--arch", "my_rnn"], "unknown architecture 'my_rnn'; known: "),
+        (["--criterion", "mine"], "unknown criterion 'mine'; known: "),
+        (["--optimizer", "lion"], "unknown optimizer 'lion'; known: "),
+        (["--lr-scheduler", "noam"], "unknown lr-scheduler 'noam'; known: "),
+        (["--plugin", "nowhere.py"], "plug-in nowhere.py: no such file"),
+        (["--config", "nowhere.toml"], "config nowhere.toml: no such file"),
+        (["--batch-tokens", "100", "--update-freq", "2"], "give one"),
+        (["--max-tokens", "5"], "--max-tokens 5; give --max-tokens"),
+        (["--label-smoothing", "1"], "--label-smoothing"),
+        (["--precision", "fp16"], "for GPUs"),
+        (["--valid-subset", "dev"], "no subset 'dev'"),
+        (["--freeze", "head.*"], "--freeze head.* matches no parameter"),
+        (["--finetune-from", "nowhere.pt"], "nowhere.pt: no such file"),
+        (["--vocab-size", "100"], "--dry-run"),
+    ],
+)
+def test_mistakes_exit_with_2_and_say_what_to_do(
+    mirror_data: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    result = train(mirror_data, *TINY.split(), "--save-dir", tmp_path / "run", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr.replace("\n", " ")
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_dataset_that_is_none_is_refused(tmp_path: Path) -> None:
+    for folder, said in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "no nmtkit dataset")):
+        result = train(folder, *TINY.split(), "--save-dir", tmp_path / "run")
+        assert result.exit_code == 2
+        assert said in result.stderr
+    assert "give the dataset" in train(*TINY.split()).stderr
+
+
+def test_a_setting_of_another_name_in_the_config_is_named(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[run]\nmax_updates = 3\n")
+    result = train(mirror_data, *TINY.split(), "--config", tmp_path / "run.toml")
+    assert result.exit_code == 2
+    assert "'max_updates'" in result.stderr
+    (tmp_path / "run.toml").write_text("[optimiser]\nname = 3\n")
+    assert "'optimiser' is no table" in train(mirror_data, "--config", tmp_path / "run.toml").stderr
+
+
+def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = ["--dry-run", "--vocab-size", 37000, "--batch-tokens", 25000, "--device", "cpu", "--max-update", 100000]
+    result = train(*flags, "--arch", "transformer_base")
+    assert result.exit_code == 0, result.stderr
+    assert "63.0 M" in result.stdout
+    # 2 x 3 x 25,000 x (6 (4 x 512^2 + 2 x 512 x 2048) + 12 x 512^2 + 6 (6 x 512^2 + 2 x 512 x 2048) + 512 x 37,000)
+    assert "9.45 TFLOP" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path) -> None:
+    result = train(mirror_data, *TINY.split(), "--dry-run", "--dry-run-updates", 2, "--save-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    assert "target tokens/s" in result.stdout
+    assert "device hours" in result.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,79 @@
+"""What a run says: log lines for people, the page of curves."""
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from nmtkit.training import report
+from nmtkit.training.progress import Lines, RunLog, duration, fields, fitting
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(3.21, "3.2 s"), (42, "42 s"), (60, "1 min"), (125, "2 min 5 s"), (11520, "3 h 12 min"), (187200, "2 d 4 h")],
+)
+def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_live_line_never_wraps() -> None:
+    record = {"update": 12345, "updates": 100000, "epoch": 12, "loss": 3.14159, "ppl": 23.1, "lr": 0.0007, "norm": 1.5}
+    record |= {"tokens_per_second": 123456.7, "seconds_left": 98765}
+    shown = fields(record)
+    for width in (40, 80, 120):
+        assert len(fitting(shown, width)) <= width
+    assert fitting(shown, 200) == "  ".join(shown)
+    assert fitting(shown, 40).startswith("update 12345/100000  epoch 12")
+
+
+def test_the_log_is_json_even_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Lines())
+    log.write("train", update=1, loss=float("nan"), ppl=1.23456789)
+    record = json.loads((tmp_path / "log.jsonl").read_text())
+    assert record["loss"] is None
+    assert record["ppl"] == 1.23457
+
+
+def page(tmp_path: Path, records: list[dict[str, object]]) -> str:
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    report.write(tmp_path, "[run]\nseed = 1\n", [("a <b>", "x & y", "z", 12.3)])
+    return (tmp_path / "report.html").read_text()
+
+
+def test_the_page_needs_no_network_and_escapes_text(tmp_path: Path) -> None:
+    records: list[dict[str, object]] = [
+        {"kind": "train", "update": 10, "loss": 5.0, "ppl": 100.0, "lr": 0.1},
+        {"kind": "train", "update": 20, "loss": 4.0, "ppl": 50.0, "lr": 0.2},
+        {"kind": "valid", "update": 20, "loss": 4.5, "ppl": 60.0, "bleu": 12.5, "best": True},
+    ]
+    text = page(tmp_path, records)
+    assert not re.search(r"(src|href)=|url\(|https?://|@import", text)
+    assert "a &lt;b&gt;" in text and "x &amp; y" in text
+    assert "seed = 1" in text
+    assert "20 updates; best validation after update 20: loss 4.500, BLEU 12.50" in text
+    drawings = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", text)]
+    assert [svg.get("aria-label", "").split(" by ")[0] for svg in drawings] == [
+        "loss",
+        "perplexity",
+        "BLEU",
+        "learning rate",
+    ]
+
+
+def test_curves_span_the_drawing_and_fall_when_values_fall() -> None:
+    svg = ElementTree.fromstring(report.chart("loss", {"train": [(0, 5.0), (10, 3.0), (20, 1.0)]}, False))
+    (line,) = svg.findall("polyline")
+    points = [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
+    assert points[0][0] == report.MARGIN and points[-1][0] == report.WIDTH - 8
+    assert points[1][0] == pytest.approx((points[0][0] + points[2][0]) / 2, abs=0.1)
+    assert points[0][1] < points[1][1] < points[2][1]  # rows count downwards
+
+
+def test_of_an_update_that_was_made_twice_the_later_record_counts(tmp_path: Path) -> None:
+    lines = [{"kind": "train", "update": 1, "loss": 9.0}, {"kind": "train", "update": 1, "loss": 8.0}]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
+    (tmp_path / "log.jsonl").write_text(text)
+    assert [record["loss"] for record in report.read_records(tmp_path / "log.jsonl")] == [8.0]
