@@ -42,7 +42,9 @@ class Command(click.Command):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
                 section = OUTPUT_SECTION if "--help" in parameter.opts else getattr(parameter, "section", "Options")
-                sections.setdefault(section, []).append((record[0], tidied(record[1])))
+                sections.setdefault(section, []).append(
+                    (re.sub(r"--(\S+) / --no-\1$", r"--[no-]\1", record[0]), tidied(record[1]))
+                )
         sections[OUTPUT_SECTION] = sections.pop(OUTPUT_SECTION)
         for title, records in sections.items():
             with formatter.section(title):

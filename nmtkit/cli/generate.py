@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16", "int8"]),
     default="auto",
-    help="Of the products.  [default: fp32 on a CPU, bf16 on a GPU]",
+    help="Type of matrix products.  [default: fp32 on a CPU, bf16 on a GPU]",
 )
 @click.option("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cuda if there is one]")
 @click.option(
@@ -106,7 +106,7 @@ def command(**settings: Any) -> None:
     """Translate a subset of DATA, files, or standard input.
 
     \b
-    nmtkit generate data-bin --gen-subset test --path averaged.pt | nmtkit score --data data-bin
+    nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit generate --path averaged.pt < raw.en > translated.de
     """
     generate(**settings)

@@ -206,7 +206,7 @@ assert not {"torch", "sacrebleu", "sentencepiece"} & set(sys.modules)"""
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("arguments", [["trian"], ["train"], ["score", "--widht", "2"], ["score", "--width", "two"]])
+@pytest.mark.parametrize("arguments", [["trian"], ["inspect"], ["score", "--widht", "2"], ["score", "--width", "two"]])
 def test_a_wrong_flag_or_command_is_one_line_and_exit_code_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, arguments, prog_name="nmtkit")
     assert result.exit_code == 2
