@@ -28,14 +28,20 @@ class GateConfig:
     """The layer of section 2, alike in both models."""
 
     experts: int = option(2048, "experts of each mixture layer")
-    active_experts: int = option(4, "experts each token is sent to (k)")
+    active_experts: int = option(2, "experts each token is sent to (k); with groups, so many of each of k groups")
+    expert_groups: int | None = option(16, "groups of experts, chosen by a gate before (appendix B); none: one level")
     importance_weight: float = option(0.01, "weight of the loss on unequal importance of experts (section 4)")
     load_weight: float = option(0.01, "weight of the loss on unequal load of experts (appendix A)")
 
     def __post_init__(self) -> None:
-        if not 0 < self.active_experts < self.experts:
+        groups = self.expert_groups
+        if groups is not None and (groups < 1 or self.experts % groups):
+            raise ValueError(f"expert_groups is {groups}; it must divide experts, {self.experts}")
+        most = min(groups, self.experts // groups) if groups else self.experts
+        if not 0 < self.active_experts < most:
             raise ValueError(
-                f"active_experts is {self.active_experts}; it must be at least 1 and less than experts, {self.experts}"
+                f"active_experts is {self.active_experts}; it must be at least 1, and less than there are experts to "
+                f"choose from, {most}"
             )
         for name in ("importance_weight", "load_weight"):
             if getattr(self, name) < 0:
@@ -43,7 +49,7 @@ class GateConfig:
 
     def layer(self, width: int, hidden: int, dropout: float = 0.0) -> Experts:
         weights = self.importance_weight, self.load_weight
-        return Experts(width, hidden, self.experts, self.active_experts, *weights, dropout)
+        return Experts(width, hidden, self.experts, self.active_experts, self.expert_groups, *weights, dropout)
 
 
 # Appendix E: between LSTM layers
@@ -80,14 +86,16 @@ PUBLISHED = MoEConfig()
 
 @ARCHITECTURES.register("moe", PUBLISHED)
 @ARCHITECTURES.register(
-    "moe_small", replace(PUBLISHED, experts=16, active_experts=2, d_expert=512, d_model=256, d_hidden=512, dropout=0.2)
+    "moe_small",
+    replace(PUBLISHED, experts=16, expert_groups=None, d_expert=512, d_model=256, d_hidden=512, dropout=0.2),
 )
 class MoE(Architecture):
     """A GNMT of few layers, with experts below the top layer of either stack, and a residual connection around every
     LSTM and mixture layer. Mixture outputs pass through a sigmoid. Only the decoder's bottom layer reads the context.
 
-    The paper gates 2,048 experts in two levels with a strictly balanced gate (appendices B and F); here the gate is
-    the flat, noisy one of section 2, with as many experts active. The two directions of the bottom layer share d_model.
+    The paper's translation models balance their gates strictly (appendix F); here they are the noisy ones of section 2,
+    whose losses do that, in two levels where there are thousands of experts. The directions of the bottom layer share
+    d_model.
     """
 
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:
@@ -175,7 +183,7 @@ class TransformerMoEConfig(TransformerConfig, GateConfig):
     """A Transformer whose feed-forward networks are mixtures of experts; each expert is `d_ff` wide."""
 
     experts: int = option(16, "experts of each mixture layer")
-    active_experts: int = option(2, "experts each token is sent to (k)")
+    expert_groups: int | None = option(None, "groups of experts, chosen by a gate before (appendix B); none: one level")
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)

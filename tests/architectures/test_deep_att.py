@@ -1,10 +1,17 @@
 """Deep-Att against a plain reading of section 3, one sentence and one token at a time."""
 
+from pathlib import Path
+
 import torch
+from conftest import write_corpus
 from torch import Tensor
 
 from nmtkit.architectures import Vocabulary
 from nmtkit.architectures.deep_att import Column, DeepAtt, DeepAttConfig
+from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.tokenizer import UNK
+from nmtkit.generation.translator import Translator
 from nmtkit.packed import Packed
 
 H = 4
@@ -80,3 +87,19 @@ def test_one_layer_on_either_side_is_allowed() -> None:
     state = model.start(model.encode(source), 1)
     for place, token in enumerate([1, 5]):
         torch.testing.assert_close(model.step(torch.tensor([token]), state)[0], logits[place])
+
+
+def test_unknown_words_are_replaced_by_the_words_they_attend_to(tmp_path: Path) -> None:
+    """PosUnk, on a word vocabulary: a model that knows nothing but <unk> copies source words."""
+    write_corpus(tmp_path / "train", 200, seed=1)
+    sides = ("preprocess", "-s", "xx", "-t", "yy", "--model-type", "word", "--separate-vocab", "--vocab-size", "13")
+    main([*sides, "--trainpref", str(tmp_path / "train"), "--destdir", str(tmp_path / "bin")], standalone_mode=False)
+    tokenizer = Dataset.open(tmp_path / "bin").tokenizer
+    model = DeepAtt(CONFIG, Vocabulary(source=tokenizer.source_size, target=tokenizer.target_size, joint=False))
+    torch.nn.init.constant_(model.output.bias[UNK], 100.0)
+    (translation,) = Translator([model.eval()], tokenizer).translate(
+        ["bado xylophon kelu"], beam=2, max_len_a=0.0, max_len_b=3, replace_unknown=True
+    )
+    words = translation.text.split()
+    assert len(words) == 3
+    assert set(words) <= {"bado", "xylophon", "kelu"}

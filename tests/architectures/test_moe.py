@@ -7,7 +7,7 @@ from nmtkit.layers.experts import Experts
 from nmtkit.packed import Packed
 
 CONFIG = MoEConfig(
-    encoder_layers=3, decoder_layers=2, d_model=4, d_hidden=7, d_expert=5, experts=6, active_experts=2, dropout=0.0
+    encoder_layers=3, decoder_layers=2, d_model=4, d_hidden=7, d_expert=5, experts=6, expert_groups=None, dropout=0.0
 )
 VOCABULARY = Vocabulary(source=11, target=13, joint=False)
 SOURCE, TARGET = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 4], [1, 6, 7, 8]])
@@ -46,6 +46,6 @@ def test_the_transformer_has_experts_in_every_layer_and_no_feed_forward_network(
 
 def test_more_active_experts_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="active_experts is 6"):
-        MoEConfig(experts=6, active_experts=6)
+        MoEConfig(experts=6, expert_groups=None, active_experts=6)
     with pytest.raises(ValueError, match="active_experts is 0"):
         TransformerMoEConfig(active_experts=0)

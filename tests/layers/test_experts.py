@@ -1,14 +1,17 @@
+import math
+
 import torch
 from torch import Tensor
 
 from nmtkit.layers.experts import Experts, take_imbalance, variation
 
 
-def layer(experts: int = 6, active: int = 2, **weights: float) -> Experts:
+def layer(experts: int = 6, active: int = 2, groups: int | None = None, importance: float = 1.0) -> Experts:
     torch.manual_seed(1)
-    result = Experts(5, 7, experts, active, weights.get("importance", 1.0), weights.get("load", 1.0), dropout=0.0)
-    torch.nn.init.normal_(result.gate)
-    torch.nn.init.normal_(result.noise)
+    result = Experts(5, 7, experts, active, groups, importance, load_weight=1.0, dropout=0.0)
+    for name, parameter in result.named_parameters():
+        if "gate" in name or "noise" in name:
+            torch.nn.init.normal_(parameter)
     return result
 
 
@@ -83,7 +86,7 @@ def test_losses_are_per_target_token_summed_over_layers_and_taken_once() -> None
 
 def test_a_fresh_gate_sends_tokens_everywhere() -> None:
     torch.manual_seed(2)
-    experts = Experts(5, 7, 4, 1, 1.0, 1.0, dropout=0.0).train()
+    experts = Experts(5, 7, 4, 1, None, 1.0, 1.0, dropout=0.0).train()
     assert not experts.gate.any() and not experts.noise.any()
     _, chosen = experts.gates(torch.randn(400, 5))
     counts = chosen.flatten().bincount(minlength=4)
@@ -98,3 +101,40 @@ def test_gradients_equal_the_dense_sums() -> None:
     dense(experts, x, top_gates(x @ experts.gate, 2)).square().sum().backward()
     for name, gradient in sparse.items():
         torch.testing.assert_close(gradient, experts.get_parameter(name).grad)
+
+
+def test_two_levels_multiply_their_weights() -> None:
+    experts, x = layer(experts=12, groups=4).eval(), torch.randn(9, 5)
+    primary, gates = top_gates(x @ experts.group_gate, 2), torch.zeros(9, 12)
+    for group in range(4):
+        own = slice(3 * group, 3 * group + 3)
+        gates[:, own] = primary[:, group, None] * top_gates(x @ experts.gate[:, own], 2)
+    torch.testing.assert_close(experts(x), dense(experts, x, gates))
+    assert ((gates > 0).sum(1) == 4).all()
+
+
+def test_load_of_two_levels_is_the_groups_load_times_the_share_within() -> None:
+    experts, x = layer(experts=6, active=1, groups=2).train(), torch.randn(7, 5)
+    with torch.no_grad():
+        experts.group_gate.zero_()
+        experts.group_noise.zero_()
+    torch.manual_seed(4)
+    experts(x)
+    torch.manual_seed(4)
+    first = torch.randn(7, 2) * math.log(2)  # softplus(0)
+    chosen = first.argmax(1)
+    within = torch.randn(7, 1, 3)
+    group_load, load = torch.zeros(2), torch.zeros(2, 3)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    for token in range(7):
+        for group in range(2):
+            group_load[group] += normal.cdf(-first[token, 1 - group] / math.log(2))
+        own = slice(3 * int(chosen[token]), 3 * int(chosen[token]) + 3)
+        clean, deviation = x[token] @ experts.gate[:, own], torch.log1p(torch.exp(x[token] @ experts.noise[:, own]))
+        noisy = clean + within[token, 0] * deviation
+        for index in range(3):
+            best = max(float(noisy[other]) for other in range(3) if other != index)
+            load[chosen[token], index] += normal.cdf((clean[index] - best) / deviation[index])
+    members = chosen.bincount(minlength=2).clamp(min=1)
+    expected = variation((group_load[:, None] * load / members[:, None]).flatten())
+    torch.testing.assert_close(experts.imbalance["load"], expected, rtol=1e-4, atol=1e-5)
