@@ -85,10 +85,13 @@ def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: 
     return [sys.executable, "-m", "nmtkit", "preprocess", *flags]
 
 
-def seconds(command: list[str]) -> float:
-    started = time.perf_counter()
+def seconds(command: list[str]) -> tuple[float, float]:
+    """By the clock, and of all cores."""
+    started, used = time.perf_counter(), os.times()
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return time.perf_counter() - started
+    now = os.times()
+    used_now = now.children_user + now.children_system - used.children_user - used.children_system
+    return time.perf_counter() - started, used_now
 
 
 def train_tokenizer(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -126,15 +129,21 @@ def main() -> None:
             "2 workers": nmtkit_command(arguments, text, model, folder / "two", 2),
         }
         taken: dict[str, list[float]] = {kind: [] for kind in commands}
+        used: dict[str, list[float]] = {kind: [] for kind in commands}
         for _ in range(arguments.rounds):
             for kind, command in commands.items():
-                taken[kind].append(seconds(command))
+                clock, cores = seconds(command)
+                taken[kind].append(clock)
+                used[kind].append(cores)
         for side in ("source", "target"):
             same = (plain_out / f"{side}.ids").read_bytes() == (folder / "two" / f"train.{side}.ids.bin").read_bytes()
             assert same, f"the {side} ids differ"
         shutil.rmtree(folder / "one")
     for kind, times in taken.items():
-        print(f"{kind:10} {arguments.pairs / statistics.median(times):10,.0f} pairs/s   seconds: {times}")
+        core = arguments.pairs / statistics.median(used[kind])
+        shown = ", ".join(f"{time:.1f}" for time in times)
+        rate = arguments.pairs / statistics.median(times)
+        print(f"{kind:10} {rate:10,.0f} pairs/s ({shown} s); {core:9,.0f} per core-second")
     for title, slow, fast in (("2 workers / plain", "plain", "2 workers"), ("2 workers / 1", "1 worker", "2 workers")):
         ratios = [a / b for a, b in zip(taken[slow], taken[fast], strict=True)]
         print(f"{title}: {statistics.median(ratios):.2f} (rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)})")

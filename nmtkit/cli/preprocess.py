@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from rich.status import Status
 from rich.table import Table
 
@@ -147,7 +148,12 @@ class PartOf(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
     metavar="N",
     help="Drop pairs with a line of more bytes.",
 )
-@option(CLEANING, "--drop-duplicates", is_flag=True, help="Drop pairs that came before; otherwise they are counted.")
+@option(
+    CLEANING,
+    "--drop-duplicates",
+    is_flag=True,
+    help="Drop pairs that came before (in the same part); otherwise they are counted.",
+)
 @option(
     CLEANING,
     "--drop-leaked",
@@ -228,15 +234,18 @@ def command(report_file: Path | None, workers: int | None, **settings: Any) -> N
     \b
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\
                       --testpref data/test --destdir data-bin
+    \b
+    On several machines, once a run on a sample has made the tokenizer:
+    nmtkit preprocess … --spm-model sample-bin --destdir data-bin \\
+                      --shard $SLURM_ARRAY_TASK_ID/64
     """
     from nmtkit.data.cleaning import Rules
     from nmtkit.data.preparation import Options, prepare
 
     started = time.monotonic()
+    check_no_idle_flags(settings["spm_model"])
     rules = Rules(**{name: settings.pop(name) for name in Rules.__dataclass_fields__})
-    options = Options(
-        rules=rules, workers=workers or len(os.sched_getaffinity(0)), count_pieces=report_file is not None, **settings
-    )
+    options = Options(rules=rules, workers=workers or usable_cores(), count_pieces=report_file is not None, **settings)
     if stderr.is_terminal:
         with stderr.status("preprocess") as status:
             report = prepare(options, lambda pairs: show_progress(status, pairs, started))
@@ -249,6 +258,19 @@ def command(report_file: Path | None, workers: int | None, **settings: Any) -> N
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
         stderr.print(f"next: nmtkit train {options.destdir} --save-dir checkpoints", soft_wrap=True, markup=False)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_no_idle_flags(spm_model: tuple[Path, ...]) -> None:
+    """Raises ValueError when flags for a new tokenizer are given although none is to be trained."""
+    context = click.get_current_context()
+    for name in ("vocab_size", "model_type", "separate_vocab", "spm_sample"):
+        if spm_model and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} is for a new tokenizer, and --spm-model takes one that is there; leave one out")
 
 
 def show_progress(status: Status, pairs: int, started: float) -> None:

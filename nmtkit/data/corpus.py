@@ -5,8 +5,10 @@ that names the file and the line.
 """
 
 import bz2
+import codecs
 import gzip
 import io
+import logging
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,11 +25,14 @@ BLOCK_LINES = 8192
 BLOCK_BYTES = 4 << 20  # of one side; a block holds at least one line, however long
 LINE_FEED = ord("\n")
 
+log = logging.getLogger("nmtkit")
+
 
 def locate(prefix: str, language: str) -> Path:
     """The file `prefix.language`, perhaps compressed.
 
-    Raises FileNotFoundError when there is none, ValueError when there are several or it is empty.
+    Raises FileNotFoundError when there is none, ValueError when there are several or it is empty. Warns of a
+    byte-order mark and of Windows line ends, which stay in the text.
     """
     plain = f"{prefix}.{language}"
     found = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
@@ -36,8 +41,13 @@ def locate(prefix: str, language: str) -> Path:
     if len(found) > 1:
         raise ValueError(f"both {found[0]} and {found[1]} exist; remove or rename one")
     with open_bytes(found[0]) as file:
-        if not read(file, 1, found[0]):
-            raise ValueError(f"{found[0]} is empty")
+        start = read(file, 1 << 16, found[0])
+    if not start:
+        raise ValueError(f"{found[0]} is empty")
+    if start.startswith(codecs.BOM_UTF8):
+        log.warning("%s starts with a byte-order mark, which stays in its first line", found[0])
+    if start.count(b"\r\n") == start.count(b"\n") > 0:
+        log.warning("the lines of %s end in \\r\\n; the \\r stays in the text (sed 's/\\r$//' takes it out)", found[0])
     return found[0]
 
 

@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import logging
 import lzma
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "t.en.gz").write_bytes(gzip.compress(b"a\n"))
     with pytest.raises(ValueError, match=r"both \S*t\.en and \S*t\.en\.gz exist"):
         corpus.locate(str(tmp_path / "t"), "en")
+
+
+def test_windows_files_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("nmtkit").propagate = True  # a command that ran before may have turned it off
+    (tmp_path / "t.en").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    corpus.locate(str(tmp_path / "t"), "en")
+    assert "byte-order mark" in caplog.text
+    assert "\\r stays in the text" in caplog.text
 
 
 def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,11 +52,11 @@ def unigram_tokenizer() -> Tokenizer:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(LINES, max_size=8), st.sampled_from([0, 3, 1000]))
+@given(st.lists(LINES, max_size=8), st.sampled_from([(0, "uint16"), (3, "uint32"), (1000, "uint16")]))
 def test_the_word_cache_gives_the_ids_of_whole_lines(
-    joint_tokenizer: Tokenizer, lines: list[str], capacity: int
+    joint_tokenizer: Tokenizer, lines: list[str], cache: tuple[int, str]
 ) -> None:
-    bulk = BulkEncoder(joint_tokenizer.source_model, "uint16", cached_words=capacity)
+    bulk = BulkEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
     assert bulk.exact_by_word
     plain = joint_tokenizer.encode_source(lines)
     for _ in range(2):  # with words new, and with words known
