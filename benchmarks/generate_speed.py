@@ -1,0 +1,161 @@
+"""nmtkit's decoding speed on a CPU beside CTranslate2's: same weights, same input, one run.
+
+    python benchmarks/generate_speed.py DATA --trained CHECKPOINT [--rounds 5] [--output results.json]
+
+DATA is a dataset of Multi30k as `nmtkit preprocess` makes it; CHECKPOINT a model trained on it. Needs `nmtkit[export]`.
+
+(a) transformer_base with random weights at DATA's vocabulary, beam 4, every output forced to 15 tokens: nmtkit's are 14
+    pieces and eos, CTranslate2's 15 pieces, so that both take 15 steps.
+(b) CHECKPOINT on the test set, beam 4, with BLEU. nmtkit searches until no open hypothesis can win, at its default
+    length penalty; CTranslate2 until 4 have ended, at its own.
+
+Two processes (nmtkit) or translators (CTranslate2) of one thread each. Systems take turns, round by round, so that a
+busy machine slows all of them alike; of each the median round counts. Processes, weights and graphs are warm.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import ctranslate2
+import torch
+
+from nmtkit import Translator, checkpoint, export, models
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.data.binarized import Dataset
+from nmtkit.generation.lines import Request
+from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.workers import Workers
+from nmtkit.scoring.metrics import score
+
+PROCESSES = 2
+BATCH = 32  # sentences; CTranslate2's best here, of 16, 32 and 64, and nmtkit's
+Outputs = list[list[str]]  # pieces
+System = Callable[[], Outputs]
+
+
+def random_base(data: Dataset, folder: Path) -> Path:
+    torch.manual_seed(1)
+    preset = ARCHITECTURES["transformer_base"].preset
+    model = models.build("transformer_base", preset, models.vocabulary_of(data.tokenizer))
+    path = folder / "base.pt"
+    checkpoint.save(path, models.to_checkpoint(model, "transformer_base", preset, data.tokenizer, [], 0))
+    return path
+
+
+def ours(
+    stack: ExitStack, path: Path, precision: str, lines: list[str], options: SearchOptions, max_tokens: int
+) -> System:
+    translator = Translator.load(path, precision=precision, max_tokens=max_tokens)
+    workers = stack.enter_context(Workers(translator, options, PROCESSES))
+    requests = [Request(line) for line in lines]
+
+    def run() -> Outputs:
+        return [one.hypotheses[0].pieces for one in translator.run([requests], options, workers.run)]
+
+    return run
+
+
+def theirs(folder: Path, path: Path, quantization: str, pieces: Outputs, **options: int) -> System:
+    place = folder / f"{path.stem}-{quantization}"
+    export.to_ctranslate2(path, place, quantization)
+    translator = ctranslate2.Translator(str(place), inter_threads=PROCESSES, intra_threads=1, compute_type=quantization)
+
+    def run() -> Outputs:
+        found = translator.translate_batch(pieces, beam_size=4, max_batch_size=BATCH, **options)
+        return [one.hypotheses[0] for one in found]
+
+    return run
+
+
+def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, dict[str, object]]:
+    """Seconds of each round, tokens per second of the median one, and the output; `extra` tokens count per sentence."""
+    outputs = {name: run() for name, run in systems.items()}  # warms up
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, run in systems.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    results: dict[str, dict[str, object]] = {}
+    for name, found in outputs.items():
+        tokens = sum(len(one) + (extra if name.startswith("nmtkit") else 0) for one in found)
+        results[name] = {
+            "tokens": tokens,
+            "seconds": [round(one, 3) for one in seconds[name]],
+            "tokens_per_second": round(tokens / statistics.median(seconds[name])),
+            "output": found,
+        }
+    return results
+
+
+def show(title: str, results: dict[str, dict[str, object]]) -> None:
+    print(f"\n{title}")
+    for name, one in results.items():
+        print(f"  {name:<22}{one['tokens_per_second']:>7} tok/s  {one.get('bleu', '')}  {one['seconds']}")
+    speed = {name: float(str(one["tokens_per_second"])) for name, one in results.items()}
+    print(f"  int8 / CTranslate2 int8: {speed['nmtkit int8'] / speed['CTranslate2 int8']:.2f}")
+    for precision in ("bf16", "fp32"):
+        print(f"  {precision} / CTranslate2 float32: {speed[f'nmtkit {precision}'] / speed['CTranslate2 float32']:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--trained", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=128, help="of the test set, in (a)")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # before anything is computed: workers are forked
+    data = Dataset.open(arguments.data)
+    lines, references = data["test"].source_lines(), data["test"].references()
+    encoded = data.tokenizer.encode_source(lines).split()
+    pieces = [data.tokenizer.source_pieces(ids[:-1]) for ids in encoded]
+    report: dict[str, dict[str, dict[str, object]]] = {}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        base, number = random_base(data, folder), arguments.sentences
+        longest = max(map(len, encoded[:number]))
+        forced = SearchOptions(beam=4, min_len=14, max_len_a=0, max_len_b=14)
+        systems = {
+            f"nmtkit {precision}": ours(stack, base, precision, lines[:number], forced, BATCH * longest * 3 // 4)
+            for precision in ("int8", "bf16", "fp32")
+        }
+        for quantization in ("int8", "float32"):
+            systems[f"CTranslate2 {quantization}"] = theirs(
+                folder, base, quantization, pieces[:number], min_decoding_length=15, max_decoding_length=15
+            )
+        report["base"] = measure(systems, 1, arguments.rounds)
+        show("(a) transformer_base, random weights, 15 forced tokens", report["base"])
+        if arguments.trained is not None:
+            systems = {
+                f"nmtkit {precision}": ours(stack, arguments.trained, precision, lines, SearchOptions(), 1024)
+                for precision in ("int8", "bf16", "fp32")
+            }
+            for quantization in ("int8", "float32"):
+                systems[f"CTranslate2 {quantization}"] = theirs(folder, arguments.trained, quantization, pieces)
+            report["trained"] = measure(systems, 1, arguments.rounds)
+            for one in report["trained"].values():
+                texts = [
+                    data.tokenizer.decode_target([data.tokenizer._target.piece_to_id(piece) for piece in output])
+                    for output in one["output"]
+                ]
+                one["bleu"] = f"BLEU {score(texts, [references])[0].value:.2f}"
+            plain, whole = report["trained"]["nmtkit fp32"]["output"], report["trained"]["nmtkit int8"]["output"]
+            show(f"(b) {arguments.trained.name} on the test set", report["trained"])
+            print(f"  int8 changes {sum(a != b for a, b in zip(plain, whole, strict=True))} of {len(lines)} sentences")
+    if arguments.output is not None:
+        for part in report.values():
+            for one in part.values():
+                del one["output"]
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
