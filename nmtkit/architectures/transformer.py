@@ -411,11 +411,14 @@ class TransformerState(DecoderState):
         return self.longest
 
     def project(self, memory: Packed) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's cross-attention keys B H M K and values B H M V."""
+        """Each layer's cross-attention keys B H M K and values B H M V, laid out as a step reads them."""
         projected = (layer.cross_attention.project(memory.values) for layer in self.model.decoder)
+        rectangles = [
+            (memory.with_values(key).rectangle(), memory.with_values(value).rectangle()) for key, value in projected
+        ]
         return [
-            tuple(memory.with_values(part).rectangle().transpose(1, 2).contiguous() for part in parts)  # type: ignore[misc]
-            for parts in projected
+            (key.permute(0, 2, 3, 1).contiguous().transpose(2, 3), value.transpose(1, 2).contiguous())
+            for key, value in rectangles
         ]
 
     def select(self, parents: Tensor) -> None:

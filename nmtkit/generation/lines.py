@@ -124,7 +124,7 @@ class Desk:
         ]
 
     def target(self, text: str) -> list[int]:
-        return self.tokenizer.encode_target([text]).ids[:-1].tolist()
+        return [] if not text else self.tokenizer.encode_target([text]).ids[:-1].tolist()
 
     def cut(self, ids: list[int], id: int) -> list[list[int]]:
         if len(ids) <= self.limit:

@@ -15,6 +15,8 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, p: float, traini
     the next product. Sums and statistics are still taken in 32 bits.
     """
     p = p if training else 0.0
+    if not p and x.dtype == change.dtype and not torch.is_grad_enabled():
+        return norm(x + change)
     if uses_bit_masks(change):
         return _AddAndNorm.apply(x, change, norm.weight, norm.bias, norm.eps, p)  # type: ignore[no-untyped-call]
     return norm(x + dropout(change, p))
