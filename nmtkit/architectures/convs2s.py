@@ -74,9 +74,9 @@ class Embedding(nn.Module):
     def of(self, sentences: Packed) -> Tensor:
         """Raises ValueError for a sentence longer than the positions learned."""
         layout, limit = sentences.layout, self.positions.num_embeddings
-        if layout.max_length > limit:
+        if layout.max_length > limit and int(layout.lengths.max()) > limit:  # the first may be no more than a bound
             raise ValueError(
-                f"a sentence of {layout.max_length} tokens is longer than the {limit} positions this model has "
+                f"a sentence of {int(layout.lengths.max())} tokens is longer than the {limit} positions this model has "
                 "learned; drop or split it, or train with a larger --max-positions"
             )
         return self(sentences.values, layout.position)

@@ -126,8 +126,8 @@ class DeepAtt(Architecture):
         self.forwards_first = Column(config, config.d_embedding, [layer % 2 == 1 for layer in layers])
         self.backwards_first = Column(config, config.d_embedding, [layer % 2 == 0 for layer in layers])
         self.interface = nn.Linear(2 * 5 * hidden, config.d_memory, bias=False)
-        self.attention = AdditiveAttention(hidden, config.d_memory, config.d_attention)
-        self.bottom = AttentiveLSTM(config.d_embedding, hidden, self.attention, config.d_memory)
+        attention = AdditiveAttention(hidden, config.d_memory, config.d_attention)
+        self.bottom = AttentiveLSTM(config.d_embedding, hidden, attention, config.d_memory)
         above = [False] * (config.decoder_layers - 1)
         self.decoder = Column(config, 3 * hidden, above) if above else None
         self.dropout = Dropout(config.dropout)
@@ -139,7 +139,7 @@ class DeepAtt(Architecture):
         x = self.source_embedding(source.values)
         tops = [column(x, source.layout) for column in (self.forwards_first, self.backwards_first)]
         e = self.interface(torch.cat(tops, -1))
-        return source.with_values(torch.cat([e, self.attention.keys(e)], -1))
+        return source.with_values(torch.cat([e, self.bottom.attention.keys(e)], -1))
 
     def parts(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Values … M and keys … A of the memory."""

@@ -112,8 +112,8 @@ class GNMT(Architecture):
         above = config.encoder_layers - 1
         self.encoder = Stack(config, [2 * width, *[width] * above][:above], residual_from=1)
         memory = width if above else 2 * width
-        self.attention = AdditiveAttention(width, memory, config.d_attention)
-        self.bottom_decoder = AttentiveLSTM(width, width, self.attention, memory)
+        attention = AdditiveAttention(width, memory, config.d_attention)
+        self.bottom_decoder = AttentiveLSTM(width, width, attention, memory)
         self.decoder = Stack(config, [width] * (config.decoder_layers - 1), residual_from=1, context=memory)
         self.output = nn.Linear(width, vocabulary.target)
         self.memory_width = memory
@@ -124,7 +124,7 @@ class GNMT(Architecture):
         """Values S (D + A): the top encoder layer, and what the attention's scores need of it."""
         x = self.dropout(self.source_embedding(source.values))
         x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
-        return source.with_values(torch.cat([x, self.attention.keys(x)], -1))
+        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
 
     def parts(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Values … D and keys … A of the memory."""

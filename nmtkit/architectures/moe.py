@@ -113,8 +113,8 @@ class MoE(Architecture):
         self.encoder, self.decoder = cast(Sequence[PackedLSTM], encoder), cast(Sequence[PackedLSTM], decoder)
         self.encoder_experts = config.layer(width, config.d_expert)
         self.decoder_experts = config.layer(width, config.d_expert)
-        self.attention = ProductAttention(width, width, width)
-        self.bottom_decoder = AttentiveLSTM(width, hidden, self.attention, width, projection=width)
+        attention = ProductAttention(width, width, width)
+        self.bottom_decoder = AttentiveLSTM(width, hidden, attention, width, projection=width)
         self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(width, vocabulary.target)
         self.target_tokens = 0
@@ -128,7 +128,7 @@ class MoE(Architecture):
         x = self.dropout(self.source_embedding(source.values))
         x = x + self.dropout(torch.cat([self.forwards(x, layout), self.backwards(x, layout)], -1))
         x = self._stack(x, layout, self.encoder, self.encoder_experts)
-        return source.with_values(torch.cat([x, self.attention.keys(x)], -1))
+        return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
 
     def _stack(self, x: Tensor, layout: Layout, layers: Sequence[PackedLSTM], experts: Experts) -> Tensor:
         for layer in layers:

@@ -13,7 +13,7 @@ from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.search import beam_search
-from nmtkit.packed import Packed
+from nmtkit.packed import Layout, Packed
 from nmtkit.registry import derive, plain
 
 SIZE = 13
@@ -108,6 +108,21 @@ def test_alone_equals_in_any_batch(name: str) -> None:
         alone = model(source.select(one), target.select(one))
         torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(again[turned.tolist().index(index)], alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TINY_NAMES)
+def test_a_dead_tail_and_a_loose_bound_change_nothing(name: str) -> None:
+    model = tiny(name).eval()
+    source, target = sentences(4, 9), sentences(7, 2, seed=6)
+    expected = model(source, target)
+
+    def tailed(packed: Packed) -> Packed:
+        lengths = torch.cat([packed.layout.lengths, torch.tensor([3, 2])])
+        values = torch.cat([packed.values, torch.tensor([2, 2, 2, 2, 2])])
+        return Packed(values, Layout(lengths, 64, len(values)))
+
+    got = model(tailed(source), tailed(target))
+    torch.testing.assert_close(got[: len(expected)], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)

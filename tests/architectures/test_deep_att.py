@@ -49,8 +49,8 @@ def test_features_are_those_of_the_paper() -> None:
 
     h, c, above = torch.zeros(H), torch.zeros(H), []
     for token in target:
-        hidden = torch.tanh(model.attention.query(h) + memory @ model.attention.key.weight.T)
-        context = (hidden @ model.attention.score.weight[0]).softmax(0) @ memory
+        hidden = torch.tanh(model.bottom.attention.query(h) + memory @ model.bottom.attention.key.weight.T)
+        context = (hidden @ model.bottom.attention.score.weight[0]).softmax(0) @ memory
         f = model.bottom.input(model.target_embedding.weight[token]) + model.bottom.context(context)
         into, keep, new, out = (f + model.bottom.recurrent(h)).split(H)
         c = keep.sigmoid() * c + into.sigmoid() * new.tanh()

@@ -40,8 +40,10 @@ def test_features_are_those_of_the_paper() -> None:
     bottom, outputs, contexts = gnmt.bottom_decoder, [], []
     h, c = torch.zeros(6), torch.zeros(6)
     for token in target:
-        hidden = torch.tanh(gnmt.attention.query(h) + memory @ gnmt.attention.key.weight.T)
-        context = (hidden @ gnmt.attention.score.weight[0]).softmax(0) @ memory
+        hidden = torch.tanh(
+            gnmt.bottom_decoder.attention.query(h) + memory @ gnmt.bottom_decoder.attention.key.weight.T
+        )
+        context = (hidden @ gnmt.bottom_decoder.attention.score.weight[0]).softmax(0) @ memory
         y = gnmt.target_embedding.weight[token]
         into, keep, new, out = (bottom.input(y) + bottom.context(context) + bottom.recurrent(h)).split(6)
         c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
