@@ -18,8 +18,8 @@ from torch.distributed.rendezvous import rendezvous
 
 
 def launched() -> bool:
-    """Whether a launcher started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether a launcher started this process, be it as the only one."""
+    return "WORLD_SIZE" in os.environ
 
 
 def rank() -> int:

@@ -201,14 +201,17 @@ def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
     first = distributed.is_first()
     if not first:
         logging.getLogger("nmtkit").setLevel(logging.WARNING)
-    display: Display = LiveLine(stderr) if stderr.is_terminal and first else Lines()
+    quiet = logging.getLogger("nmtkit").level > logging.INFO
+    display: Display = LiveLine(stderr) if stderr.is_terminal and first and not quiet else Lines()
     try:
         ending = Run(job, data, display).run()
     except BaseException as error:
-        display.close()
         if distributed.launched():
+            display.close()
             _fail_together(error)
         raise
+    finally:
+        display.close()
     distributed.leave()
     if not first:
         return 0

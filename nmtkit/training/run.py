@@ -65,6 +65,7 @@ class Run:
         self.plan = Plan(source, target, config.batch_tokens, config.seed)
         self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(found))
         self.position = Position(0, 0)
+        self.updates_per_epoch = self.plan.updates_per_epoch  # an estimate until an epoch has ended
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since
         if found:
@@ -114,6 +115,8 @@ class Run:
         if config.validate_interval is None and config.validate_interval_updates is None:
             return None
         split = self.dataset[config.valid_subset]
+        if not len(split):
+            raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
         beam = config.valid_beam if config.valid_bleu else None
         return Validator(split, config.max_tokens, self.device, self.trainer.precision, beam)
 
@@ -142,7 +145,6 @@ class Run:
                         return ending
         finally:
             feed.close()
-            self.display.close()
         raise AssertionError("the feed is endless")
 
     def _feed(self) -> Feed:
@@ -164,12 +166,21 @@ class Run:
         ]
         for line in lines:
             log.info("%s", line)
+        assert config.batch_tokens is not None
+        slices, ranks = -(-config.batch_tokens // config.max_tokens), distributed.world_size()
+        if slices < ranks:
+            log.warning(
+                "an update has %d slices of --max-tokens %d for %d processes; lower it to %d to give all of them work",
+                *(slices, config.max_tokens, ranks, config.batch_tokens // ranks),
+            )
         self.log.write("resume" if done else "start", update=done, config=self.job.tables())
 
     def _update(self, update: Update, stop: StopSignal) -> Ending | None:
         """One update and what is due after it."""
         outcome = self.trainer.step(update)
         self.position = update.next
+        if update.ends_epoch:
+            self.updates_per_epoch = update.position.index + 1
         self.meter.add(outcome)
         config, number = self.job.run, outcome.number
         self.display.tick(self._pace(update) | self.meter.glance())
@@ -216,7 +227,7 @@ class Run:
 
     def _updates_to_make(self) -> int | None:
         config = self.job.run
-        by_epoch = config.max_epoch and config.max_epoch * self.plan.updates_per_epoch
+        by_epoch = config.max_epoch and config.max_epoch * self.updates_per_epoch
         limits = [limit for limit in (config.max_update, by_epoch) if limit]
         return min(limits) if limits else None
 

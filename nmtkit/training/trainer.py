@@ -143,8 +143,8 @@ class Trainer:
             self.gradients.scale(factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.device.type == "cuda" and getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # fused optimizers look at this flag on the device and leave parameters and state alone when it is set
+        if getattr(self.optimizer, "_step_supports_amp_scaling", False):
+            # fused optimizers look at this flag, on the device, and leave parameters and state alone when it is set
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()

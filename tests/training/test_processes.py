@@ -2,12 +2,14 @@
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,81 @@ def test_killed_while_saving_and_restarted_equals_uninterrupted_bit_for_bit(mirr
     whole, killed = (checkpoint.load(tmp_path / name / "last.pt") for name in ("whole", "run"))
     assert all(torch.equal(tensor, killed["model"][name]) for name, tensor in whole["model"].items())
     assert not list((tmp_path / "run").glob(".*.tmp"))
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Path) -> None:
+    flags = train_flags(mirror_data, tmp_path / "run", "--max-update", 400, "--save-interval-updates", 3)
+    draw = random.Random(1)
+    kills = 0
+    while kills < 20:
+        seen = len(updates_logged(tmp_path / "run"))
+        process = subprocess.Popen([sys.executable, "-m", "nmtkit", *flags])
+        while len(updates_logged(tmp_path / "run")) <= seen and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0, 0.5))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed often enough"
+        kills += 1
+    assert run(mirror_data, tmp_path / "run", "--max-update", 400, "--save-interval-updates", 3) == 0
+    assert run(mirror_data, tmp_path / "whole", "--max-update", 400, "--save-interval-updates", 3) == 0
+    whole, killed = (checkpoint.load(tmp_path / name / "last.pt") for name in ("whole", "run"))
+    assert all(torch.equal(tensor, killed["model"][name]) for name, tensor in whole["model"].items())
+
+
+@pytest.fixture
+def two_machines() -> Iterator[dict[str, str]]:
+    """Two network namespaces joined by a cable, by name with the address of each."""
+    machines = {"nmtkit-a": "10.77.0.1", "nmtkit-b": "10.77.0.2"}
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+    try:
+        for name in machines:
+            ip("netns", "add", name)
+        ip(
+            "link",
+            "add",
+            "cable-a",
+            "netns",
+            "nmtkit-a",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable-b",
+            "netns",
+            "nmtkit-b",
+        )
+        for name, address in machines.items():
+            ip("-n", name, "address", "add", f"{address}/24", "dev", f"cable-{name[-1]}")
+            for link in (f"cable-{name[-1]}", "lo"):
+                ip("-n", name, "link", "set", link, "up")
+        yield machines
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    finally:
+        for name in machines:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_machines_under_torchrun_equal_one_process(
+    mirror_data: Path, tmp_path: Path, two_machines: dict[str, str]
+) -> None:
+    flags = ("--max-update", 4)
+    nodes = []
+    for rank, name in enumerate(two_machines):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += ["--node-rank", str(rank), "--master-addr", "10.77.0.1", "--master-port", "29533", "-m", "nmtkit"]
+        command = ["ip", "netns", "exec", name, *torchrun, *train_flags(mirror_data, tmp_path / "two", *flags)]
+        nodes.append(subprocess.Popen(command, env=os.environ | {"GLOO_SOCKET_IFNAME": f"cable-{name[-1]}"}))
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert run(mirror_data, tmp_path / "one", *flags) == 0
+    one, two = (checkpoint.load(tmp_path / name / "last.pt") for name in ("one", "two"))
+    for name, tensor in one["model"].items():
+        torch.testing.assert_close(two["model"][name], tensor, atol=2e-4, rtol=1e-3)
 
 
 class FakeStore(dict[str, bytes]):

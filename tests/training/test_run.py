@@ -60,18 +60,28 @@ def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: P
     assert contents["architecture"] == "transformer_tiny"
 
 
-def test_resume_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Path) -> None:
-    train(mirror_data, tmp_path / "whole", max_update=30)
-    train(mirror_data, tmp_path / "parts", max_update=7)
-    train(mirror_data, tmp_path / "parts", max_update=23)
-    train(mirror_data, tmp_path / "parts", max_update=30)
+OTHERWISE = {"ema_decay": 0.9, "subword_alpha": 0.1, "clip_norm": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [({}, {}), ({"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}, OTHERWISE)],
+    ids=["plain", "otherwise"],
+)
+def test_resume_equals_uninterrupted_bit_for_bit(
+    mirror_data: Path, tmp_path: Path, names: dict[str, str], settings: dict[str, Any]
+) -> None:
+    settings = settings | {"names": names, "validate_interval_updates": 4}
+    train(mirror_data, tmp_path / "whole", max_update=30, **settings)
+    train(mirror_data, tmp_path / "parts", max_update=8, **settings)
+    train(mirror_data, tmp_path / "parts", max_update=24, save_interval_updates=9, **settings)
+    train(mirror_data, tmp_path / "parts", max_update=30, **settings)
     whole = checkpoint.load(tmp_path / "whole" / "last.pt")
     parts = checkpoint.load(tmp_path / "parts" / "last.pt")
     assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
-    for index, state in whole["training"]["optimizer"]["state"].items():
-        assert all(
-            torch.equal(value, parts["training"]["optimizer"]["state"][index][key]) for key, value in state.items()
-        )
+    optimizers = [it["training"]["optimizer"]["state"] for it in (whole, parts)]
+    for index, state in optimizers[0].items():
+        assert all(torch.equal(value, optimizers[1][index][name]) for name, value in state.items())
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(

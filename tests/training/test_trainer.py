@@ -17,6 +17,7 @@ from nmtkit.training.feed import Feed, Position
 from nmtkit.training.finetune import start_from
 from nmtkit.training.meter import Meter
 from nmtkit.training.parameters import parameter_groups
+from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.skips import DivergedError, Skips
 from nmtkit.training.trainer import Trainer, key
@@ -140,6 +141,19 @@ def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
     meter.add(one.step(update))
     with pytest.raises(DivergedError, match=r"3 updates in a row.*update_00000007.pt"):
         meter.add(one.step(update))
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmtkit.training.precision.GROWTH_UPDATES", 3)
+    scale = LossScale("fp16", CPU)
+    seen = []
+    for finite in (False, True, True, True, True, False):
+        scale.update(torch.tensor(finite))
+        seen.append(float(scale.value) / 2**15)
+    assert seen == [0.5, 0.5, 0.5, 1.0, 1.0, 0.5]
+    resumed = LossScale("fp16", CPU)
+    resumed.load_state(scale.state())
+    assert resumed.state() == scale.state()
 
 
 def test_running_means_are_swapped_in_and_out(mirror_data: Path) -> None:
