@@ -16,8 +16,8 @@ import torch
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SIGN, Tokenizer
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import beam_search
 from nmtkit.packed import Packed
 
 # H heads, S source tokens, T target tokens, L queries, M keys; tokens include eos

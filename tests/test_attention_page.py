@@ -53,8 +53,8 @@ def test_every_row_of_every_head_sums_to_one_and_the_decoder_does_not_look_ahead
 
 def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
+    from nmtkit.generation.decoding import beam_search
     from nmtkit.generation.options import SearchOptions
-    from nmtkit.generation.search import beam_search
     from nmtkit.packed import Packed
 
     source = Packed.from_lists([tokenizer.encode_source(["a dog"]).ids.tolist()])

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from nmtkit.architectures import Architecture
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss, with_auxiliary
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import beam_search
 from nmtkit.layers.linear_cross_entropy import output_cross_entropy
 from nmtkit.packed import IGNORED, Batch, Layout, Packed
 from nmtkit.registry import option

@@ -18,7 +18,7 @@ from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.scorer import Scorer
 from nmtkit.generation.topk import topk
-from nmtkit.generation.wishes import NO_WISHES, Restrictions, Wishes
+from nmtkit.generation.wishes import Restrictions, Wishes
 from nmtkit.packed import Packed
 
 # B sentences still in the search, R hypotheses (rows) of each, N = B x R, G rows of a group, V target vocabulary,
@@ -57,31 +57,6 @@ def penalty(length: Tensor | int, lenpen: float) -> Tensor:
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
     return ((5.0 + torch.as_tensor(length, dtype=torch.float64)) / 6.0) ** lenpen
-
-
-@torch.inference_mode()
-def beam_search(
-    models: Sequence[Architecture],
-    source: Packed,
-    options: SearchOptions,
-    wishes: Sequence[Wishes] | None = None,
-    seeds: Sequence[int] | None = None,
-) -> list[list[Hypothesis]]:
-    """The best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
-
-    They are distinct as piece sequences, but for samples. `wishes` and `seeds` (of samples; by default the sentence's
-    place) are one for each sentence. A sentence whose every hypothesis overflowed gets one empty translation with
-    score -inf, and a warning is logged.
-    """
-    from nmtkit.generation.constrained import ConstrainedSearch
-    from nmtkit.generation.sampling import SampleSearch
-
-    wishes = [NO_WISHES] * source.layout.sentences if wishes is None else wishes
-    if options.sampling:
-        return SampleSearch(models, source, options, wishes, seeds or range(len(wishes))).run()
-    if any(one.required for one in wishes):
-        return ConstrainedSearch(models, source, options, wishes).run()
-    return Search(models, source, options, wishes).run()
 
 
 class Finished:

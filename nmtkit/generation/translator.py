@@ -17,9 +17,10 @@ import torch
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.lines import Desk, Line, Output, Request, Sentence, Translation
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis, beam_search
+from nmtkit.generation.search import Hypothesis
 from nmtkit.generation.teacher_forced import align, score_references
 from nmtkit.layers.quantized import pack
 from nmtkit.packed import Packed

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import beam_search
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import derive, plain
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import draw
-from nmtkit.generation.search import beam_search
 from nmtkit.generation.wishes import Wishes
 from nmtkit.packed import Packed
 from nmtkit.registry import derive

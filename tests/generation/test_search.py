@@ -8,8 +8,9 @@ import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis, beam_search
+from nmtkit.generation.search import Hypothesis
 from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
