@@ -1,7 +1,7 @@
 """Attention of short sentences on a CPU: plain batched products on a rectangle, with a backward pass by hand.
 
 Heads are gathered straight from the packed projections into B H L K, one copy each way; keys are padded to a multiple
-of 16, since a softmax over fewer leaves the vector units (13 times slower at 15 columns than at 16); the softmax is
+of 16, since a softmax over fewer leaves the vector units (11 times slower at 15 columns than at 16); the softmax is
 taken in 32 bits, the products in the type of the projections.
 """
 

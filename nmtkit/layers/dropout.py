@@ -2,7 +2,7 @@
 
 `F.dropout` on a CPU draws one random number for each element, at 6 ns each on one core; 64 random bits hold four
 decisions of 15 bits, and taking the mask as bits makes applying it one bitwise AND. Dropping 2 M bf16 elements then
-takes 2.0 ms where F.dropout takes 13.2.
+takes a quarter of the time: 4.3 ms for 17.9, in one run.
 """
 
 import torch
