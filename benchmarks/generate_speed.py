@@ -4,8 +4,8 @@
 
 DATA is a dataset of Multi30k as `nmtkit preprocess` makes it; CHECKPOINT a model trained on it. Needs `nmtkit[export]`.
 
-(a) transformer_base with random weights at DATA's vocabulary, beam 4, every output forced to 15 tokens: nmtkit's are 14
-    pieces and eos, CTranslate2's 15 pieces, so that both take 15 steps.
+(a) transformer_base with random weights at DATA's vocabulary, sources of about 15 tokens in batches of 32, beam 4, every
+    output forced to 15 tokens: nmtkit's are 14 pieces and eos, CTranslate2's 15 pieces, so that both take 15 steps.
 (b) CHECKPOINT on the test set, beam 4, with BLEU. nmtkit searches until no open hypothesis can win, at its default
     length penalty; CTranslate2 until 4 have ended, at its own.
 
@@ -121,15 +121,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         base, number = random_base(data, folder), arguments.sentences
-        longest = max(map(len, encoded[:number]))
+        middle = sorted(range(len(lines)), key=lambda line: abs(len(encoded[line]) - 15))[:number]
+        longest = max(len(encoded[line]) for line in middle)
         forced = SearchOptions(beam=4, min_len=14, max_len_a=0, max_len_b=14)
         systems = {
-            f"nmtkit {precision}": ours(stack, base, precision, lines[:number], forced, BATCH * longest * 3 // 4)
+            f"nmtkit {precision}": ours(stack, base, precision, [lines[i] for i in middle], forced, BATCH * longest)
             for precision in ("int8", "bf16", "fp32")
         }
         for quantization in ("int8", "float32"):
             systems[f"CTranslate2 {quantization}"] = theirs(
-                folder, base, quantization, pieces[:number], min_decoding_length=15, max_decoding_length=15
+                folder, base, quantization, [pieces[i] for i in middle], min_decoding_length=15, max_decoding_length=15
             )
         report["base"] = measure(systems, 1, arguments.rounds)
         show("(a) transformer_base, random weights, 15 forced tokens", report["base"])
