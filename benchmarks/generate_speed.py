@@ -4,8 +4,8 @@
 
 DATA is a dataset of Multi30k as `nmtkit preprocess` makes it; CHECKPOINT a model trained on it. Needs `nmtkit[export]`.
 
-(a) transformer_base with random weights at DATA's vocabulary, sources of about 15 tokens in batches of 32, beam 4, every
-    output forced to 15 tokens: nmtkit's are 14 pieces and eos, CTranslate2's 15 pieces, so that both take 15 steps.
+(a) transformer_base with random weights at DATA's vocabulary, sources of about 15 tokens in batches of 32, beam 4,
+    every output forced to 15 tokens: nmtkit's are 14 pieces and eos, CTranslate2's 15 pieces: both take 15 steps.
 (b) CHECKPOINT on the test set, beam 4, with BLEU. nmtkit searches until no open hypothesis can win, at its default
     length penalty; CTranslate2 until 4 have ended, at its own.
 
