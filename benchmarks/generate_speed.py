@@ -18,13 +18,13 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import ctranslate2
 import torch
+from turns import in_turns
 
 from nmtkit import Translator, checkpoint, export, models
 from nmtkit.architectures import ARCHITECTURES
@@ -74,13 +74,7 @@ def theirs(folder: Path, path: Path, quantization: str, pieces: Outputs, **optio
 
 def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, dict[str, object]]:
     """Seconds of each round, tokens per second of the median one, and the output; `extra` tokens count per sentence."""
-    outputs = {name: run() for name, run in systems.items()}  # warms up
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, run in systems.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
+    outputs, seconds = in_turns(systems, rounds)
     results: dict[str, dict[str, object]] = {}
     for name, found in outputs.items():
         tokens = sum(len(one) + (extra if name.startswith("nmtkit") else 0) for one in found)

@@ -14,12 +14,12 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from turns import in_turns
 
 from nmtkit import export
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -140,13 +140,7 @@ def systems_of(name: str, vocabulary: int, arguments: argparse.Namespace, folder
 
 
 def measure(systems: dict[str, System], rounds: int) -> dict[str, dict[str, object]]:
-    tokens = {name: run() for name, run in systems.items()}  # warms up, and records graphs
-    seconds: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, run in systems.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
+    tokens, seconds = in_turns(systems, rounds)  # graphs are recorded in the first call
     return {
         name: {
             "tokens": tokens[name],

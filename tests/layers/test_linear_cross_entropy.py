@@ -10,17 +10,6 @@ from nmtkit.layers.linear_cross_entropy import cross_entropy, output_cross_entro
 from nmtkit.packed import IGNORED
 
 
-class Sum(nn.Module):
-    """An output that is no nn.Linear, hence takes the plain path."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.linear = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
-
-
 def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn.Linear, Tensor, Tensor]:
     torch.manual_seed(0)
     output = nn.Linear(11, vocabulary, bias=bias)
@@ -51,7 +40,7 @@ def test_values_and_gradients_equal_float64(
     monkeypatch.setattr(linear_cross_entropy, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, features, target = case(bias=bias)
     target[[3, 4, 20]] = IGNORED
-    loss, nll = output_cross_entropy(output if fused else Sum(output), features, target, smoothing)
+    loss, nll = output_cross_entropy(output if fused else nn.Sequential(output), features, target, smoothing)
     assert not nll.requires_grad
     gradients = torch.autograd.grad(loss * 0.5, [features, *output.parameters()])
     right_loss, right_nll, right_gradients = expected(output, features, target, smoothing)
