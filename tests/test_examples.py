@@ -4,7 +4,9 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -294,14 +296,76 @@ def test_the_multi30k_baseline_is_the_published_one():
     assert tables["criterion"]["label_smoothing"] == 0.1
 
 
-def test_the_second_multi30k_recipe_goes_on_from_the_baseline_with_r_drop():
+def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     recipes = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k").glob("*.toml")}
-    base, r_drop = recipes.pop("baseline"), recipes.pop("r_drop")
-    assert not recipes  # a new recipe needs its own line here
-    assert r_drop["architecture"] == base["architecture"] and r_drop["optimizer"] == base["optimizer"]
-    assert r_drop["criterion"] == {"name": "r_drop", "label_smoothing": 0.1, "r_drop_alpha": 5.0}
-    assert r_drop["run"]["finetune_from"] == "runs/baseline/averaged.pt"
-    assert r_drop["run"]["max_update"] == 2700
+    base, more = recipes.pop("baseline"), recipes.pop("diversified")
+    assert not recipes  # a new recipe needs its own lines here
+    assert {table: more[table] for table in ("architecture", "criterion", "optimizer")} == {
+        table: base[table] for table in ("architecture", "criterion", "optimizer")
+    }
+    assert more["run"]["finetune_from"] == "runs/baseline/averaged.pt" and more["run"]["max_epoch"] is None
+
+
+STUB = """#!{python}
+import json, sys
+from pathlib import Path
+
+command, *rest = sys.argv[1:]
+with open("{log}", "a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+named = dict(zip(rest, rest[1:]))
+if command == "preprocess":
+    Path(named["--destdir"]).mkdir()
+    Path(named["--destdir"], "manifest.json").touch()
+elif command == "train":
+    Path(named["--save-dir"]).mkdir(parents=True, exist_ok=True)
+elif command == "average-checkpoints":
+    Path(named["--output"]).touch()
+else:
+    print("translated")
+"""
+
+
+def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path, monkeypatch):
+    """Run for real, but with an nmtkit that only notes what it was asked, and whether the real one knows the flags."""
+    folder, text, log = tmp_path / "multi30k", tmp_path / "text", tmp_path / "log"
+    shutil.copytree(EXAMPLES / "multi30k", folder, ignore=shutil.ignore_patterns("data*", "runs"))
+    text.mkdir()
+    for name, lines in {"train": 29_000, "val": 1_014, "test_2016_flickr": 1_000}.items():
+        for side in ("en", "de"):
+            (text / f"{name}.{side}.gz").write_bytes(gzip.compress(b"a\n" * lines))
+    (tmp_path / "nmtkit").write_text(STUB.format(python=sys.executable, log=log))
+    (tmp_path / "nmtkit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MULTI30K", str(text))
+    monkeypatch.chdir(folder)
+
+    def commands(*script, **env):
+        log.write_text("")
+        subprocess.run(script, check=True, capture_output=True, env={**os.environ, **env})
+        made = [json.loads(line) for line in log.read_text().splitlines()]
+        for one in made:
+            assert CliRunner().invoke(main, [*one, "--help"]).exit_code == 0, one
+        return made
+
+    made = commands("./diversify.sh", "--workers", "2")
+    trained = [(one[1], one[one.index("--save-dir") + 1]) for one in made if one[0] == "train"]
+    assert trained == [("data-bin", "runs/baseline"), ("data-bin-de-en", "runs/baseline-de-en")]
+    assert made[-1][0] == "preprocess" and "--drop-duplicates" in made[-1]
+    for prefix in made[-1][made[-1].index("--trainpref") + 1].split(","):
+        name = Path(prefix).name
+        assert all(list(Path(prefix).parent.glob(f"{name}.{side}*")) for side in ("en", "de")), prefix
+    assert not commands("./diversify.sh")
+
+    made = commands("./run.sh", "diversified", "--test", "--threads", "1")
+    assert [one[0] for one in made] == ["train", "average-checkpoints", *["generate", "score"] * 2]
+    assert all("data-bin-diversified" in one for one in made if one[0] != "average-checkpoints")
+    shutil.rmtree(folder / "runs/baseline")
+    made = commands("./run.sh", "diversified")
+    assert [(one[1], one[3]) for one in made if one[0] == "train"] == [
+        ("data-bin", "baseline.toml"),
+        ("data-bin-diversified", "diversified.toml"),
+    ]
 
 
 # --- dry runs -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Data diversification (Nguyen et al. 2020): makes data-bin-diversified, which holds the training set three times: as it is,
+# with its English translated by the baseline, and with its German translated back by a baseline of the other direction. Pairs that
+# come out the same twice stand there once. Both baselines are trained, if they are not there.
+#
+#   ./diversify.sh               # run it again to resume; ./run.sh diversified does so, too
+#
+# MULTI30K=/path/to/files as for prepare.sh; --workers 2, --precision bf16 and other flags go to `nmtkit generate`.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+folder=${MULTI30K:-data}
+./prepare.sh
+if [[ -e data-bin-diversified/manifest.json ]]; then
+    echo "data-bin-diversified is there already"
+    exit
+fi
+if [[ ! -e data-bin-de-en/manifest.json ]]; then
+    nmtkit preprocess --source-lang de --target-lang en --trainpref "$folder/train" --validpref "$folder/val" \
+        --testpref "$folder/test_2016_flickr" --spm-model data-bin --destdir data-bin-de-en
+fi
+[[ -e runs/baseline/averaged.pt ]] || ./run.sh baseline
+[[ -e runs/baseline-de-en/averaged.pt ]] || DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline --max-epoch 35
+mkdir -p data
+translate() { # direction, source language, target language, flags
+    local output=data/$1.$3
+    if [[ ! -e $output ]]; then
+        nmtkit generate --path "runs/$1/averaged.pt" --input "$folder/train.$2.gz" --beam 5 --lenpen 1.4 "${@:4}" > "$output.part"
+        mv "$output.part" "$output"
+    fi
+    gzip -dc "$folder/train.$2.gz" > "data/$1.$2"
+}
+translate baseline en de "$@"
+translate baseline-de-en de en "$@"
+nmtkit preprocess --source-lang en --target-lang de --trainpref "$folder/train,data/baseline,data/baseline-de-en" \
+    --validpref "$folder/val" --testpref "$folder/test_2016_flickr" --spm-model data-bin --drop-duplicates \
+    --destdir data-bin-diversified
