@@ -74,12 +74,13 @@ class Feed:
         self.fixed_shapes = fixed_shapes
         self.equal_passes = equal_passes
         self.closed = threading.Event()
+        self.thread: threading.Thread | None = None
 
     def updates(self, position: Position) -> Iterator[Update]:
         """The updates from `position` on; an error of the preparing thread is raised here."""
         ready: queue.Queue[Any] = queue.Queue(AHEAD)
-        thread = threading.Thread(target=self._prepare, args=(position, ready), name="feed", daemon=True)
-        thread.start()
+        self.thread = threading.Thread(target=self._prepare, args=(position, ready), name="feed", daemon=True)
+        self.thread.start()
         while True:
             item = ready.get()
             if isinstance(item, BaseException):
@@ -87,7 +88,10 @@ class Feed:
             yield item
 
     def close(self) -> None:
+        """Waits for the preparing thread: the interpreter aborts when it ends while a thread is inside torch."""
         self.closed.set()
+        if self.thread is not None:
+            self.thread.join()
 
     def _prepare(self, position: Position, ready: "queue.Queue[Any]") -> None:
         try:

@@ -44,6 +44,14 @@ def first_update(source: Feed) -> Any:
     return source.update(Position(0, 0), pairs, ends_epoch=False)
 
 
+def test_a_closed_feed_leaves_no_thread(mirror_data: Path) -> None:
+    source = feed(mirror_data)
+    next(source.updates(Position(0, 0)))
+    assert source.thread is not None and source.thread.is_alive()
+    source.close()
+    assert not source.thread.is_alive()
+
+
 def gradient(one: Trainer) -> torch.Tensor:
     return torch.cat([bucket.flat for bucket in one.gradients.buckets]).clone()
 
