@@ -11,6 +11,7 @@ cd "$(dirname "$0")"
 
 folder=${MULTI30K:-data}
 ./prepare.sh
+[[ -e runs/baseline/averaged.pt ]] || ./run.sh baseline
 if [[ -e data-bin-diversified/manifest.json ]]; then
     echo "data-bin-diversified is there already"
     exit
@@ -19,7 +20,6 @@ if [[ ! -e data-bin-de-en/manifest.json ]]; then
     nmtkit preprocess --source-lang de --target-lang en --trainpref "$folder/train" --validpref "$folder/val" \
         --testpref "$folder/test_2016_flickr" --spm-model data-bin --destdir data-bin-de-en
 fi
-[[ -e runs/baseline/averaged.pt ]] || ./run.sh baseline
 [[ -e runs/baseline-de-en/averaged.pt ]] || DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline --max-epoch 35
 mkdir -p data
 translate() { # direction, source language, target language, flags

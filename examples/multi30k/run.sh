@@ -26,10 +26,6 @@ if [[ $recipe == diversified ]]; then
 fi
 folder=runs/${RUN:-$recipe}
 last=${AVERAGE:-$(sed -n 's/^keep_last = //p' "$recipe.toml")}
-start=$(sed -n 's/^finetune_from = "\(.*\)"$/\1/p' "$recipe.toml")
-if [[ -n $start && ! -e $start ]]; then
-    RUN= ./run.sh "$(basename "$(dirname "$start")")"
-fi
 nmtkit train "$data" --config "$recipe.toml" --save-dir "$folder" "$@"
 nmtkit average-checkpoints "$folder" --last "$last" --output "$folder/averaged.pt"
 for subset in "${subsets[@]}"; do
