@@ -3,15 +3,16 @@
     python benchmarks/rivals.py --runs runs/rivals               # the demo corpus: 600 updates of 2,000 tokens
     python benchmarks/rivals.py --runs runs/rivals --minutes 2   # and, beside it, two core-minutes of training each
     python benchmarks/rivals.py --runs runs/rivals --minutes 2 --refine 40 --ensemble
-    python benchmarks/rivals.py --data data-bin --batch-tokens 4096 --updates 2600 --runs runs/rivals-m30k
     python benchmarks/rivals.py --runs runs/rivals --only gnmt_small,moe_small   # the table shows all that have run
+    python benchmarks/rivals.py --runs runs/rivals-m30k --text m30k --vocab-size 4000 --batch-tokens 4096
 
 Every model is trained, averaged, and made to translate the test set by the commands a user has. Sizes are chosen to be
-of the order of the Transformer's; a run that is there already is not made again. One training serves both columns of
-BLEU: the learning rate does not know when it will end, so it is scored where it first meets a limit, and goes on to
-the other. Minutes are of one core's time, start-up included, whatever else the machine does (Linux only). FLOP are
-those of the matrix products of an update, forward and backward, by target token, counted while a model trains on one
-batch, and tokens per core-second those of the same batch. Writes rivals.json.
+of the order of the Transformer's; a run that is there already is not made again. All read one BPE vocabulary, but that
+ByteNet, which was published on characters, reads these too, in batches of as many sentences. One training serves both
+columns of BLEU: the learning rate does not know when it will end, so it is scored where it first meets a limit, and
+goes on to the other. Minutes are of one core's time, start-up included, whatever else the machine does (Linux only).
+FLOP are those of the matrix products of an update, forward and backward, by target token, counted while a model trains
+on one batch, and tokens per core-second those of the same batch. Writes rivals.json.
 """
 
 import argparse
@@ -31,7 +32,9 @@ from typing import Any
 NMTKIT = (sys.executable, "-m", "nmtkit")
 QUIET = "--clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
 RECIPE = f"--lr 0.003 --warmup-updates 200 --dropout 0.1 {QUIET}"
+CHARACTERS_PER_PIECE = 5  # of both corpora, about
 INTERVAL = 25  # updates between checkpoints, of which the last three are averaged
+REFINED = "gnmt_small"
 REFINEMENT = (
     "--criterion expected_reward --candidates-per-sentence 8 --likelihood-weight 0.1 "
     f"--lr-scheduler fixed --lr 0.0002 --warmup-updates 0 {QUIET}"
@@ -40,22 +43,38 @@ REFINEMENT = (
 
 @dataclass(frozen=True)
 class Rival:
-    """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr."""
+    """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr.
+
+    `piece` is what it reads: "bpe" or "char".
+    """
 
     arch: str
     flags: str
     title: str
     bleu: tuple[float | None, float | None]
     flop: tuple[float | None, float | None]
+    piece: str = "bpe"
+
+    @property
+    def name(self) -> str:
+        return self.arch if self.piece == "bpe" else f"{self.arch}_{self.piece}"
 
 
 RIVALS = (
     Rival(
         "bytenet_small",
         "--encoder-blocks 10 --decoder-blocks 10 --d-model 80",
+        "-",
+        (None, None),
+        (None, None),
+    ),
+    Rival(
+        "bytenet_small",
+        "--encoder-blocks 10 --decoder-blocks 10 --d-model 80",
         "ByteNet",
         (23.75, None),
         (None, None),
+        "char",
     ),
     Rival(
         "deep_att_small",
@@ -104,22 +123,33 @@ RIVALS = (
 )
 
 
+EMPTY: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}  # no row of the paper's
+
+
 def call(*arguments: str, output: Path | None = None) -> None:
     print("$ nmtkit", shlex.join(arguments), f"> {output}" if output else "", file=sys.stderr, flush=True)
     with (output or Path("/dev/null")).open("wb") as file:
         subprocess.run([*NMTKIT, *arguments], stdout=file, check=True)
 
 
-def demo_data(folder: Path) -> Path:
-    """The demo corpus, binarized as the demo does it."""
+def demo_text(folder: Path) -> Path:
+    """The demo corpus, as the demo writes it."""
     from nmtkit.demo import corpus
 
-    text, binary = folder / "demo-text", folder / "demo-bin"
-    if not binary.exists():
-        text.mkdir(parents=True, exist_ok=True)
+    text = folder / "text"
+    if not text.exists():
+        text.mkdir()
         corpus.write(corpus.generate(), text)
+    return text
+
+
+def binarized(text: Path, runs: Path, piece: str, vocab_size: int) -> Path:
+    """`text` (train, valid and test .en and .de) in pieces of a kind."""
+    binary = runs / f"data-{piece}"
+    if not binary.exists():
         files = [f"--{split}pref={text}/{split}" for split in ("train", "valid", "test")]
-        call("preprocess", "-s", "en", "-t", "de", *files, "--destdir", str(binary), "--vocab-size", "1000")
+        vocabulary = ("--model-type", piece, "--vocab-size", str(vocab_size), "--max-len", "1000")
+        call("preprocess", "-s", "en", "-t", "de", *files, "--destdir", str(binary), *vocabulary)
     return binary
 
 
@@ -261,61 +291,59 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def refined(data: Path, runs: Path, base: Rival, batch: str, updates: int) -> dict[str, Any]:
+def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -> dict[str, Any]:
+    """A row of the table; with `limits`, trains to where they are not reached yet."""
+    batch = arguments.batch_tokens * (CHARACTERS_PER_PIECE if rival.piece == "char" else 1)
+    flags = f"--arch {rival.arch} {rival.flags} {RECIPE} --batch-tokens {batch} {arguments.flags}"
+    folder = arguments.runs / rival.name
+    facts = complete_run(data, folder, flags, *((arguments.updates, arguments.minutes) if limits else (None, None)))
+    row = {"model": rival.name, "title": rival.title, "paper_bleu": rival.bleu, "paper_flop": rival.flop}
+    return row | facts | size_and_cost(next(folder.glob("*.pt")), data)
+
+
+def refined(rival: Rival, arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
     """GNMT's second row: the same model, refined by expected reward."""
-    start = runs / base.arch / "updates.pt"
-    flags = f"--arch {base.arch} {base.flags} {REFINEMENT} {batch} --finetune-from {start}"
-    facts = complete_run(data, runs / f"{base.arch}_refined", flags, updates, None)
-    return {"model": f"{base.arch} + expected_reward", "title": base.title, "updates": facts["updates"]}
+    start = arguments.runs / rival.name / "updates.pt"
+    flags = f"--arch {rival.arch} {rival.flags} {REFINEMENT} --batch-tokens {arguments.batch_tokens} {arguments.flags}"
+    folder = arguments.runs / f"{rival.name}_refined"
+    facts = complete_run(data, folder, f"{flags} --finetune-from {start}", arguments.refine, None)
+    return EMPTY | {"model": f"{rival.name} + expected_reward", "updates": facts["updates"]}
+
+
+def ensemble(rivals: Sequence[Rival], arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
+    """All that share a vocabulary, together."""
+    folder = arguments.runs / "ensemble"
+    folder.mkdir(exist_ok=True)
+    bleu = evaluate(data, folder, [arguments.runs / rival.name / "updates.pt" for rival in rivals])
+    return EMPTY | {"model": f"ensemble of the {len(rivals)} of one vocabulary", "updates": {"bleu": bleu}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--data", type=Path, help="binarized dataset; the demo corpus when not given")
+    parser.add_argument("--text", type=Path, help="folder of train, valid and test .en and .de; else the demo corpus")
+    parser.add_argument("--vocab-size", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=600)
     parser.add_argument("--minutes", type=float, help="also train for so many of one core")
     parser.add_argument("--batch-tokens", type=int, default=2000)
-    parser.add_argument("--only", help="architectures to run, with commas")
+    parser.add_argument("--only", help="rivals to run, with commas")
     parser.add_argument("--refine", type=int, default=0, metavar="N", help="updates of GNMT's refinement by reward")
-    parser.add_argument("--ensemble", action="store_true", help="also all models together")
+    parser.add_argument("--ensemble", action="store_true", help="also all models of one vocabulary together")
     parser.add_argument("--flags", default="", help="further flags of every training")
     arguments = parser.parse_args()
-    arguments.runs.mkdir(parents=True, exist_ok=True)
-    data = arguments.data or demo_data(arguments.runs)
-    batch = f"--batch-tokens {arguments.batch_tokens} {arguments.flags}"
-    wanted = arguments.only.split(",") if arguments.only else [rival.arch for rival in RIVALS]
-    rows = []
-    for rival in RIVALS:
-        folder = arguments.runs / rival.arch
-        if rival.arch not in wanted and not (folder / "result.json").exists():
-            continue
-        flags = f"--arch {rival.arch} {rival.flags} {RECIPE} {batch}"
-        limits = (arguments.updates, arguments.minutes) if rival.arch in wanted else (None, None)
-        row: dict[str, Any] = {"model": rival.arch, "title": rival.title}
-        row |= {"paper_bleu": rival.bleu, "paper_flop": rival.flop} | complete_run(data, folder, flags, *limits)
-        rows.append(row | size_and_cost(next(folder.glob("*.pt")), data))
-    rows += extra_rows(data, arguments.runs, rows, batch, arguments.refine, arguments.ensemble)
+    runs = arguments.runs
+    runs.mkdir(parents=True, exist_ok=True)
+    text = arguments.text or demo_text(runs)
+    data = {piece: binarized(text, runs, piece, arguments.vocab_size) for piece in ("bpe", "char")}
+    wanted = arguments.only.split(",") if arguments.only else [rival.name for rival in RIVALS]
+    shown = [rival for rival in RIVALS if rival.name in wanted or (runs / rival.name / "result.json").exists()]
+    rows = [run(rival, arguments, data[rival.piece], rival.name in wanted) for rival in shown]
+    if arguments.refine:
+        rows += [refined(rival, arguments, data["bpe"]) for rival in shown if rival.arch == REFINED]
+    if arguments.ensemble:
+        rows.append(ensemble([rival for rival in shown if rival.piece == "bpe"], arguments, data["bpe"]))
     print(table(rows))
-    (arguments.runs / "rivals.json").write_text(json.dumps(rows, indent=1) + "\n")
-
-
-def extra_rows(
-    data: Path, runs: Path, rows: Sequence[dict[str, Any]], batch: str, refine: int, ensemble: bool
-) -> list[dict[str, Any]]:
-    """GNMT refined by reward, and the ensemble of all models."""
-    empty: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}
-    done = {row["model"] for row in rows}
-    extra = []
-    gnmt = next(rival for rival in RIVALS if rival.arch == "gnmt_small")
-    if refine and gnmt.arch in done:
-        extra.append(empty | refined(data, runs, gnmt, batch, refine))
-    if ensemble and len(rows) > 1:
-        folder = runs / "ensemble"
-        folder.mkdir(exist_ok=True)
-        bleu = evaluate(data, folder, [runs / row["model"] / "updates.pt" for row in rows])
-        extra.append(empty | {"model": f"ensemble of these {len(rows)}", "updates": {"bleu": bleu}})
-    return extra
+    (runs / "rivals.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

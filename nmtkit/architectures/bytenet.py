@@ -21,7 +21,7 @@ from nmtkit.registry import option
 
 @dataclass(frozen=True, kw_only=True)
 class ByteNetConfig:
-    """The defaults are the English-German model of section 6.2; its characters are the data's business."""
+    """The defaults are the English-German model of section 6.2, on characters (`preprocess --model-type char`)."""
 
     encoder_blocks: int = option(30, "residual blocks of the encoder")
     decoder_blocks: int = option(30, "residual blocks of the decoder")

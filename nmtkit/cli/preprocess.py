@@ -104,10 +104,10 @@ class PartOf(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
 @option(
     VOCABULARY,
     "--model-type",
-    type=click.Choice(["bpe", "unigram", "word"]),
+    type=click.Choice(["bpe", "unigram", "word", "char"]),
     default="bpe",
     show_default=True,
-    help="Kind of SentencePiece model; a word vocabulary has unknown words.",
+    help="Kind of SentencePiece model; a word vocabulary has unknown words, and one of characters at most N entries.",
 )
 @option(VOCABULARY, "--separate-vocab", is_flag=True, help="A vocabulary for each side.")
 @option(

@@ -1,9 +1,10 @@
 """Text to ids, many lines at a time: the fast path of preprocessing, to the same ids as `Tokenizer.encode_source`.
 
-Where a word's pieces do not depend on its neighbours (a BPE model that splits at spaces and has byte fallback), words
-are looked up: a dictionary from word to the bytes of its ids, joined. Words not seen before go to SentencePiece in one
-call per block. Measured on 29,000 English and as many German lines of 12 words, one core: 0.7 M lines/s when all words
-are known, against 0.11 M lines/s of SentencePiece's batch call; see benchmarks/preprocess_speed.py for real figures.
+Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces and has byte
+fallback), words are looked up: a dictionary from word to the bytes of its ids, joined. Words not seen before go to
+SentencePiece in one call per block. Measured on 29,000 English and as many German lines of 12 words, one core: 0.7 M
+lines/s when all words are known, against 0.11 M lines/s of SentencePiece's batch call; see
+benchmarks/preprocess_speed.py for real figures.
 """
 
 from itertools import pairwise

@@ -39,7 +39,7 @@ def model_facts(model: bytes) -> ModelFacts:
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
     # A unigram model adds up scores along the whole line, where near-ties may fall otherwise; and without byte fallback
     # SentencePiece makes one unknown of several in a row, across words.
-    stand_alone = spaces_mark_words and not rewrites and byte_fallback and model_type == "bpe"
+    stand_alone = spaces_mark_words and not rewrites and byte_fallback and model_type in ("bpe", "char")
     return ModelFacts(model_type, byte_fallback, rewrites, stand_alone)
 
 

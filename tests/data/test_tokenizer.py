@@ -29,6 +29,14 @@ def survives(line: str) -> str:
     return " ".join(part for part in unicodedata.normalize("NFC", line).split(" ") if part)
 
 
+def words(line: str) -> list[str]:
+    return [word for word in normalize(line).split(" ") if word]
+
+
+def pieces(char: str, known: set[str]) -> int:
+    return 1 if char in known else len(char.encode())
+
+
 @settings(max_examples=100, deadline=None)
 @given(LINES)
 def test_text_round_trips_but_for_runs_of_spaces(joint_tokenizer: Tokenizer, line: str) -> None:
@@ -46,9 +54,29 @@ def test_text_round_trips_with_a_unigram_model(unigram_tokenizer: Tokenizer, lin
     assert decoded == [survives(line) for line in lines]
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(LINES, max_size=8))
+def test_characters_round_trip_and_come_one_by_one(character_tokenizer: Tokenizer, lines: list[str]) -> None:
+    encoded = character_tokenizer.encode_target(lines)
+    assert [character_tokenizer.decode_target(ids.tolist()) for ids in encoded.split()] == list(map(survives, lines))
+    # a character of the vocabulary is one piece, any other its bytes, a space one before each word
+    known = set("amnwlkshoetgru")
+    cost = {line: sum(1 + sum(pieces(char, known) for char in word) for word in words(line)) for line in lines}
+    assert encoded.lengths.tolist() == [cost[line] + 1 for line in lines]
+    bulk = BulkEncoder(character_tokenizer.target_model, "uint16")
+    assert bulk.exact_by_word
+    assert bulk.encode("".join(line + "\n" for line in lines))[0].tolist() == encoded.ids.tolist()
+
+
 @pytest.fixture(scope="session")
 def unigram_tokenizer() -> Tokenizer:
     return Tokenizer(train_model(["a man walks home", "the man sees a green house"] * 50, 275, "unigram"))
+
+
+@pytest.fixture(scope="session")
+def character_tokenizer() -> Tokenizer:
+    """Its vocabulary is what there is: for characters the size asked for is only a limit."""
+    return Tokenizer(train_model(["a man walks home", "the man sees a green house"] * 50, 10_000, "char"))
 
 
 @settings(max_examples=80, deadline=None)
