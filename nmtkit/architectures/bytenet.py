@@ -69,16 +69,22 @@ def unfolded(source: Packed, factor: float, extra: int) -> Packed:
 
 
 class Block(nn.Module):
-    """Figure 3, left: 1x1, dilated and 1x1 convolution from 2D to D to 2D, each behind a layer norm and a ReLU."""
+    """Figure 3, left: 1x1, dilated and 1x1 convolution from 2D to D to 2D, each behind a layer norm and a ReLU.
 
-    def __init__(self, config: ByteNetConfig, kernel: int, dilation: int, causal: bool) -> None:
+    `depth` is the number of blocks of its stack: what the block adds at first is that much smaller.
+    """
+
+    def __init__(self, config: ByteNetConfig, kernel: int, dilation: int, causal: bool, depth: int) -> None:
         super().__init__()
         inner = config.d_model
         self.narrow = nn.Sequential(nn.LayerNorm(2 * inner), nn.ReLU(), nn.Linear(2 * inner, inner))
         self.norm = nn.Sequential(nn.LayerNorm(inner), nn.ReLU())
         taps = nn.Linear(kernel * inner, inner)
         self.convolution = PackedConvolution(taps, kernel, dilation=dilation, causal=causal)
-        self.widen = nn.Sequential(nn.LayerNorm(inner), nn.ReLU(), nn.Linear(inner, 2 * inner))
+        last = nn.Linear(inner, 2 * inner)
+        for parameter in last.parameters():
+            parameter.data.div_(depth)
+        self.widen = nn.Sequential(nn.LayerNorm(inner), nn.ReLU(), last)
         self.dropout = Dropout(config.dropout)
         self.state_shapes = ((self.convolution.reach, inner),)
 
@@ -94,7 +100,8 @@ class Block(nn.Module):
 
 def blocks(config: ByteNetConfig, count: int, kernel: int, causal: bool) -> Sequence[Block]:
     dilations = [config.dilations[index % len(config.dilations)] for index in range(count)]
-    return cast(Sequence[Block], nn.ModuleList(Block(config, kernel, dilation, causal) for dilation in dilations))
+    stack = nn.ModuleList(Block(config, kernel, dilation, causal, depth=count) for dilation in dilations)
+    return cast(Sequence[Block], stack)
 
 
 # 3.1 Encoder-decoder stacking, 3.3 Input embedding
@@ -111,6 +118,10 @@ class ByteNet(Architecture):
     """A decoder of masked convolutions stacked on an encoder of convolutions: target token t sees column t of the
     source representation through the stack, and so the source at and around its own place, but no attention over it.
 
+    The paper does not say how its weights begin. Here embeddings have a deviation of (2D)^-1/2, and the last weights
+    of a block are divided by the number of blocks, so that a stack of any depth begins near the identity, as Zhang et
+    al. (2019, "Fixup") ask of residual networks. It learns faster so: benchmarks/RESULTS.md.
+
     The paper stacks without saying how column and target embedding, both 2D wide, meet; here they are added. Beyond
     the last column the decoder goes on with the embedding alone (section 3.2).
     """
@@ -121,6 +132,8 @@ class ByteNet(Architecture):
         width = 2 * config.d_model
         self.source_embedding = nn.Embedding(vocabulary.source, width)
         self.target_embedding = nn.Embedding(vocabulary.target, width)
+        for embedding in (self.source_embedding, self.target_embedding):
+            nn.init.normal_(embedding.weight, 0, width**-0.5)
         self.encoder = blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
         # the stream is a sum that nothing has normalised yet; then the network's two last 1x1 convolutions
