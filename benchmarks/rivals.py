@@ -63,14 +63,14 @@ class Rival:
 RIVALS = (
     Rival(
         "bytenet_small",
-        "--encoder-blocks 10 --decoder-blocks 10 --d-model 80",
+        "--dilations 1,2,4 --d-model 128 --dropout 0.3 --lr 0.004",
         "-",
         (None, None),
         (None, None),
     ),
     Rival(
         "bytenet_small",
-        "--encoder-blocks 10 --decoder-blocks 10 --d-model 80",
+        "--d-model 80 --dropout 0.3 --lr 0.004",
         "ByteNet",
         (23.75, None),
         (None, None),
@@ -294,7 +294,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -> dict[str, Any]:
     """A row of the table; with `limits`, trains to where they are not reached yet."""
     batch = arguments.batch_tokens * (CHARACTERS_PER_PIECE if rival.piece == "char" else 1)
-    flags = f"--arch {rival.arch} {rival.flags} {RECIPE} --batch-tokens {batch} {arguments.flags}"
+    flags = f"--arch {rival.arch} {RECIPE} {rival.flags} --batch-tokens {batch} {arguments.flags}"
     folder = arguments.runs / rival.name
     facts = complete_run(data, folder, flags, *((arguments.updates, arguments.minutes) if limits else (None, None)))
     row = {"model": rival.name, "title": rival.title, "paper_bleu": rival.bleu, "paper_flop": rival.flop}

@@ -31,7 +31,7 @@ class ByteNetConfig:
     dilations: tuple[int, ...] = option((1, 2, 4, 8, 16), "dilation of each block of a set; sets repeat (section 3.5)")
     unfold_factor: float = option(1.2, "columns of the source representation per source token (equation 2, a)")
     unfold_extra: int = option(0, "further columns of the source representation (equation 2, b)")
-    dropout: float = option(0.0, "dropout on what each block adds")
+    dropout: float = option(0.0, "dropout on embeddings and on what each block adds")
 
     def __post_init__(self) -> None:
         for name in ("encoder_blocks", "decoder_blocks", "d_model", "encoder_kernel", "decoder_kernel"):
@@ -134,6 +134,7 @@ class ByteNet(Architecture):
         self.target_embedding = nn.Embedding(vocabulary.target, width)
         for embedding in (self.source_embedding, self.target_embedding):
             nn.init.normal_(embedding.weight, 0, width**-0.5)
+        self.dropout = Dropout(config.dropout)
         self.encoder = blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
         # the stream is a sum that nothing has normalised yet; then the network's two last 1x1 convolutions
@@ -142,7 +143,7 @@ class ByteNet(Architecture):
 
     def encode(self, source: Packed) -> Packed:
         """Values M 2D on a layout of M = a S + b columns."""
-        embedded = source.with_values(self.source_embedding(source.values))
+        embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
         columns = unfolded(embedded, self.config.unfold_factor, self.config.unfold_extra)
         x = columns.values
         for block in self.encoder:
@@ -153,7 +154,8 @@ class ByteNet(Architecture):
         layout = target_input.layout
         inside = layout.position < memory.layout.lengths[layout.sentence]
         column = memory.layout.offsets.long()[layout.sentence] + torch.where(inside, layout.position, 0)
-        x = self.target_embedding(target_input.values) + torch.where(inside[:, None], memory.values[column], 0)
+        x = self.dropout(self.target_embedding(target_input.values))
+        x = x + torch.where(inside[:, None], memory.values[column], 0)
         for block in self.decoder:
             x = block(x, layout)
         return self.top(x)
