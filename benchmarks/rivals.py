@@ -32,7 +32,6 @@ from typing import Any
 NMTKIT = (sys.executable, "-m", "nmtkit")
 QUIET = "--clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
 RECIPE = f"--lr 0.003 --warmup-updates 200 --dropout 0.1 {QUIET}"
-CHARACTERS_PER_PIECE = 5  # of both corpora, about
 INTERVAL = 25  # updates between checkpoints, of which the last three are averaged
 REFINED = "gnmt_small"
 REFINEMENT = (
@@ -151,6 +150,13 @@ def binarized(text: Path, runs: Path, piece: str, vocab_size: int) -> Path:
         vocabulary = ("--model-type", piece, "--vocab-size", str(vocab_size), "--max-len", "1000")
         call("preprocess", "-s", "en", "-t", "de", *files, "--destdir", str(binary), *vocabulary)
     return binary
+
+
+def tokens(data: Path) -> int:
+    """Target tokens of the training set."""
+    from nmtkit.data.binarized import Dataset
+
+    return int(Dataset.open(data)["train"].target.lengths.sum())
 
 
 def train(data: Path, save_dir: Path, flags: str, updates: int | None, seconds: float) -> float:
@@ -293,7 +299,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -> dict[str, Any]:
     """A row of the table; with `limits`, trains to where they are not reached yet."""
-    batch = arguments.batch_tokens * (CHARACTERS_PER_PIECE if rival.piece == "char" else 1)
+    batch = round(arguments.batch_tokens * tokens(data) / tokens(arguments.runs / "data-bpe"))
     flags = f"--arch {rival.arch} {RECIPE} {rival.flags} --batch-tokens {batch} {arguments.flags}"
     folder = arguments.runs / rival.name
     facts = complete_run(data, folder, flags, *((arguments.updates, arguments.minutes) if limits else (None, None)))

@@ -53,6 +53,8 @@ def _training_error(message: str, vocab_size: int, model_type: str) -> str:
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if smallest:
         return f"--vocab-size {vocab_size} is less than its characters and bytes need; the smallest is {smallest[1]}"
+    if "char_model_trainer" in message:
+        return f"--vocab-size {vocab_size} has no room for characters beside the bytes and marks that it always holds"
     if "sentences_.empty()" in message:
         return "there is no text to train a tokenizer on: every line is empty"
     return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"

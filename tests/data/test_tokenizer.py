@@ -207,6 +207,8 @@ def test_a_vocabulary_of_the_wrong_size_names_one_that_would_do() -> None:
     for error in (too_large, too_small):
         size = int("".join(filter(str.isdigit, str(error.value).rsplit(" ", 1)[1])))
         assert Tokenizer(train_model(lines, size)).source_size == size
+    with pytest.raises(ValueError, match="no room for characters"):
+        train_model(["a man"], 258, "char")
 
 
 def test_a_word_vocabulary_has_whole_words() -> None:
