@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union
 
 import click
+from click.core import ParameterSource
 
 T = TypeVar("T")
 
@@ -99,13 +100,19 @@ def flag_name(field: str) -> str:
 
 
 def flags(config: Any, section: str) -> list[click.Option]:
-    """One click option for each field of `config`; unset flags come back as None, so that presets show through.
+    """One click option for each field of `config`, listed on the help page under the heading `section`.
 
-    `section` is the heading the help page lists them under.
+    A flag that is not given comes as None, and so does one that says `none`: `on_command_line` tells them apart.
     """
     hints = field_types(type(config))
     fields = dataclasses.fields(config)
     return [_flag(field, hints[field.name], getattr(config, field.name), section) for field in fields]
+
+
+def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the running command's parameters that were given, so that presets show through the others."""
+    source = click.get_current_context().get_parameter_source
+    return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
 
 
 def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:

@@ -141,8 +141,7 @@ def generate(
     max_tokens: int | None,
     **search: Any,
 ) -> None:
-    given = {name: value for name, value in search.items() if value is not None}
-    options = registry.derive(SearchOptions(), given, "the command line")
+    options = registry.derive(SearchOptions(), registry.on_command_line(search), "the command line")
     check_inputs(data, gen_subset, inputs, reference, source_tag, options, format)
 
     import torch

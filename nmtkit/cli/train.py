@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from nmtkit.cli.command import Command, fail, stderr
-from nmtkit.registry import flags, load_installed_plugins, load_plugin
+from nmtkit.registry import flags, load_installed_plugins, load_plugin, on_command_line
 from nmtkit.training.config import SECTIONS, RunConfig
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def command(
 
     for name in ("arch", "criterion", "optimizer", "lr_scheduler", "config", "plugin"):
         settings.pop(name)
-    changes = {name: value for name, value in settings.items() if value is not None}
-    resolved = job.resolve(chosen.tables, chosen.components, changes, chosen.plugins, chosen.place)
+    resolved = job.resolve(chosen.tables, chosen.components, on_command_line(settings), chosen.plugins, chosen.place)
     if dry_run:
         from nmtkit.training.dry_run import dry_run as planned
 

@@ -111,9 +111,9 @@ def resolve(
     in_file = {name: value for name, value in tables.get("run", {}).items() if name != "plugin"}
     # the flags settle what the file left open: a pair such as --batch-tokens and --update-freq is checked once
     given = {name: value for name, value in settings.items() if name in field_types(RunConfig)}
-    if "update_freq" in given:
+    if given.get("update_freq") is not None:
         in_file.pop("batch_tokens", None)
-    if "batch_tokens" in given:
+    if given.get("batch_tokens") is not None:
         in_file.pop("update_freq", None)
     run = derive(RunConfig(), in_file | given, place if in_file else "the command line")
     chosen = {}

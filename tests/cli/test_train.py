@@ -79,6 +79,19 @@ def test_flags_win_over_the_config_and_the_config_over_the_preset(mirror_data: P
     assert tables["lr-scheduler"] == {"name": "fixed", "lr": 0.125, "warmup_updates": 0}
 
 
+def test_none_on_the_command_line_is_no_value_and_not_the_default(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[run]\nsave_interval_updates = 1\n")
+    nones = ("keep_last", "save_interval", "save_interval_minutes", "validate_interval")
+    flags = [word for name in nones for word in (f"--{name.replace('_', '-')}", "none")]
+    flags += ["--config", tmp_path / "run.toml", "--max-update", 7]
+    result = train(mirror_data, *TINY.split(), *flags, "--save-dir", tmp_path / "run")
+    assert result.exit_code == 0, result.stderr
+    run = resolved(tmp_path / "run")["run"]
+    assert {run[name] for name in nones} == {"none"}
+    assert len(checkpoint.numbered(tmp_path / "run")) == 7  # two more than the default keeps
+    assert "valid " not in result.stderr
+
+
 def test_a_table_belongs_to_the_name_it_was_written_for(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[lr-scheduler]\nname = "fixed"\nlr = 0.125\n')
     flags = ["--lr-scheduler", "inverse_sqrt", "--config", tmp_path / "run.toml", "--save-dir", tmp_path / "run"]
