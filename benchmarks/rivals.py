@@ -7,12 +7,13 @@
     python benchmarks/rivals.py --runs runs/rivals-m30k --text m30k --vocab-size 4000 --batch-tokens 4096
 
 Every model is trained, averaged, and made to translate the test set by the commands a user has. Sizes are chosen to be
-of the order of the Transformer's; a run that is there already is not made again. All read one BPE vocabulary, but that
-ByteNet, which was published on characters, reads these too, in batches of as many sentences. One training serves both
-columns of BLEU: the learning rate does not know when it will end, so it is scored where it first meets a limit, and
-goes on to the other. Minutes are of one core's time, start-up included, whatever else the machine does (Linux only).
-FLOP are those of the matrix products of an update, forward and backward, by target token, counted while a model trains
-on one batch, and tokens per core-second those of the same batch. Writes rivals.json.
+of the order of the Transformer's; a run that is there already is not made again. All read one BPE vocabulary; ByteNet
+and Deep-Att also what they were published on, characters and (with unknown words replaced) words, in batches of as many
+sentences. One training serves both columns of BLEU: the learning rate does not know when it will end, so it is scored
+where it first meets a limit, and goes on to the other. Minutes are of one core's time, start-up included, whatever else
+the machine does (Linux only). FLOP are those of the matrix products of an update, forward and backward, by target
+token, counted while a model trains on one batch, and tokens per core-second those of the same batch. Writes
+rivals.json.
 """
 
 import argparse
@@ -40,11 +41,18 @@ REFINEMENT = (
 )
 
 
+DEEP_ATT = (
+    "--encoder-layers 2 --decoder-layers 2 --d-embedding 128 --d-model 96 --d-memory 256 --d-attention 96 "
+    "--initial-range 0.13"
+)
+VOCABULARIES = {"bpe": (), "char": ("--max-len", "1000"), "word": ("--separate-vocab",)}  # further flags of preprocess
+
+
 @dataclass(frozen=True)
 class Rival:
     """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr.
 
-    `piece` is what it reads: "bpe" or "char".
+    `piece` is what it reads, one of VOCABULARIES; `generate` are flags of its decoding.
     """
 
     arch: str
@@ -53,6 +61,7 @@ class Rival:
     bleu: tuple[float | None, float | None]
     flop: tuple[float | None, float | None]
     piece: str = "bpe"
+    generate: str = ""
 
     @property
     def name(self) -> str:
@@ -77,11 +86,19 @@ RIVALS = (
     ),
     Rival(
         "deep_att_small",
-        "--encoder-layers 2 --decoder-layers 2 --d-embedding 128 --d-model 96 --d-memory 256 --d-attention 96 "
-        "--initial-range 0.13",
+        DEEP_ATT,
+        "-",
+        (None, None),
+        (None, None),
+    ),
+    Rival(
+        "deep_att_small",
+        DEEP_ATT,
         "Deep-Att + PosUnk",
         (None, 39.2),
         (None, 1.0e20),
+        "word",
+        "--replace-unknown",
     ),
     Rival(
         "gnmt_small",
@@ -147,7 +164,7 @@ def binarized(text: Path, runs: Path, piece: str, vocab_size: int) -> Path:
     binary = runs / f"data-{piece}"
     if not binary.exists():
         files = [f"--{split}pref={text}/{split}" for split in ("train", "valid", "test")]
-        vocabulary = ("--model-type", piece, "--vocab-size", str(vocab_size), "--max-len", "1000")
+        vocabulary = ("--model-type", piece, "--vocab-size", str(vocab_size), *VOCABULARIES[piece])
         call("preprocess", "-s", "en", "-t", "de", *files, "--destdir", str(binary), *vocabulary)
     return binary
 
@@ -186,31 +203,19 @@ def core_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def evaluate(data: Path, folder: Path, models: Sequence[Path]) -> float:
+def evaluate(data: Path, folder: Path, models: Sequence[Path], flags: str = "") -> float:
     """BLEU of the test set, by beam 4."""
     output, scores = folder / "test.hyp", folder / "score.json"
-    call("generate", str(data), "--gen-subset", "test", "--path", *map(str, models[:1]),
-         *(word for model in models[1:] for word in ("--path", str(model))), output=output)  # fmt: skip
+    paths = [word for model in models for word in ("--path", str(model))]
+    call("generate", str(data), "--gen-subset", "test", *paths, *shlex.split(flags), output=output)
     call("score", "--data", str(data), "--sys", str(output), "--metric", "bleu", "--format", "json", output=scores)
-    return float(find_bleu(json.loads(scores.read_text())))
+    (bleu,) = json.loads(scores.read_text())
+    return float(bleu["score"])
 
 
-def find_bleu(contents: Any) -> float:
-    """The value beside the name BLEU, wherever the score command puts it."""
-    if isinstance(contents, dict):
-        if contents.get("name") == "BLEU":
-            return float(contents["value"] if "value" in contents else contents["score"])
-        contents = list(contents.values())
-    for item in contents if isinstance(contents, list) else ():
-        if isinstance(item, dict | list):
-            try:
-                return find_bleu(item)
-            except LookupError:
-                continue
-    raise LookupError("no BLEU among the scores")
-
-
-def complete_run(data: Path, folder: Path, flags: str, updates: int | None, minutes: float | None) -> dict[str, Any]:
+def complete_run(
+    data: Path, folder: Path, flags: str, updates: int | None, minutes: float | None, generate: str = ""
+) -> dict[str, Any]:
     """Trains; averages, translates and scores at each limit. By limit, "updates" or "minutes": what came of it.
 
     Results are kept in the folder, and what is there is not done again.
@@ -227,7 +232,7 @@ def complete_run(data: Path, folder: Path, flags: str, updates: int | None, minu
         name = "updates" if to == reached else "minutes"
         averaged = folder / f"{name}.pt"
         call("average-checkpoints", *map(str, newest), "--output", str(averaged))
-        bleu = evaluate(data, folder, [averaged])
+        bleu = evaluate(data, folder, [averaged], generate)
         facts[name] = {"bleu": bleu, "updates": reached, "core_seconds": round(facts["core_seconds"], 1)}
         result.write_text(json.dumps(facts))
     return facts
@@ -302,7 +307,8 @@ def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -
     batch = round(arguments.batch_tokens * tokens(data) / tokens(arguments.runs / "data-bpe"))
     flags = f"--arch {rival.arch} {RECIPE} {rival.flags} --batch-tokens {batch} {arguments.flags}"
     folder = arguments.runs / rival.name
-    facts = complete_run(data, folder, flags, *((arguments.updates, arguments.minutes) if limits else (None, None)))
+    until = (arguments.updates, arguments.minutes) if limits else (None, None)
+    facts = complete_run(data, folder, flags, *until, rival.generate)
     row = {"model": rival.name, "title": rival.title, "paper_bleu": rival.bleu, "paper_flop": rival.flop}
     return row | facts | size_and_cost(next(folder.glob("*.pt")), data)
 
@@ -340,7 +346,7 @@ def main() -> None:
     runs = arguments.runs
     runs.mkdir(parents=True, exist_ok=True)
     text = arguments.text or demo_text(runs)
-    data = {piece: binarized(text, runs, piece, arguments.vocab_size) for piece in ("bpe", "char")}
+    data = {piece: binarized(text, runs, piece, arguments.vocab_size) for piece in VOCABULARIES}
     wanted = arguments.only.split(",") if arguments.only else [rival.name for rival in RIVALS]
     shown = [rival for rival in RIVALS if rival.name in wanted or (runs / rival.name / "result.json").exists()]
     rows = [run(rival, arguments, data[rival.piece], rival.name in wanted) for rival in shown]
