@@ -14,7 +14,7 @@ def last_of(folder: Path, count: int) -> list[Path]:
     """The newest `count` checkpoints of a run's folder. Raises OSError or ValueError when it has fewer."""
     paths = _numbered(folder)
     if len(paths) < count:
-        raise ValueError(f"{folder} holds {len(paths)} checkpoints, not {count}; give --last {len(paths)}")
+        raise ValueError(f"{folder}: {count} checkpoints asked for, {len(paths)} there; give --last {len(paths)}")
     return paths[-count:]
 
 
@@ -30,7 +30,7 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
             scored.append((checkpoint.badness(metric, scores[metric]), path))
     if len(scored) < count:
         raise ValueError(
-            f"{folder} holds {len(scored)} checkpoints with a validation {metric}, not {count}; "
+            f"{folder}: {count} checkpoints with a validation {metric} asked for, {len(scored)} there; "
             "train with a larger --keep-best to keep more"
         )
     return [path for _, path in sorted(scored)[:count]]

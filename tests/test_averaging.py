@@ -78,9 +78,9 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
-    with pytest.raises(ValueError, match="4 checkpoints, not 5"):
+    with pytest.raises(ValueError, match="5 checkpoints asked for, 4 there"):
         averaging.last_of(tmp_path, 5)
-    with pytest.raises(ValueError, match="3 checkpoints with a validation loss"):
+    with pytest.raises(ValueError, match="4 checkpoints with a validation loss asked for, 3 there"):
         averaging.best_of(tmp_path, 4, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)

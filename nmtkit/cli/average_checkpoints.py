@@ -49,4 +49,4 @@ def command(
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
     checkpoint.save(output, averaging.average(paths))
     names = ", ".join(path.name for path in paths)
-    logging.getLogger("nmtkit").info("averaged %d checkpoints into %s: %s", len(paths), output, names)
+    logging.getLogger("nmtkit").info("averaged into %s: %s", output, names)
