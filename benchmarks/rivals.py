@@ -291,7 +291,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         updates, minutes = row.get("updates"), row.get("minutes")
-        by_updates = f"{updates['bleu']:.1f} ({updates['core_seconds']:.0f})" if updates else ""
+        by_updates = f"{updates['bleu']:.1f}" if updates else ""
+        if updates and "core_seconds" in updates:  # an ensemble has none
+            by_updates += f" ({updates['core_seconds']:.0f})"
         by_minutes = f"{minutes['bleu']:.1f} ({minutes['updates']:,})" if minutes else ""
         lines.append(
             f"| {row['model']} | {cell(row.get('parameters'), ',')} | {cell(row.get('mflop'))} "
