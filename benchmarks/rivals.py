@@ -39,12 +39,11 @@ REFINEMENT = (
     "--criterion expected_reward --candidates-per-sentence 8 --likelihood-weight 0.1 "
     f"--lr-scheduler fixed --lr 0.0002 --warmup-updates 0 {QUIET}"
 )
-
-
 DEEP_ATT = (
     "--encoder-layers 2 --decoder-layers 2 --d-embedding 128 --d-model 96 --d-memory 256 --d-attention 96 "
     "--initial-range 0.13"
 )
+NO_ROW: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}  # none of the paper's
 VOCABULARIES = {"bpe": (), "char": ("--max-len", "1000"), "word": ("--separate-vocab",)}  # further flags of preprocess
 
 
@@ -57,9 +56,9 @@ class Rival:
 
     arch: str
     flags: str
-    title: str
-    bleu: tuple[float | None, float | None]
-    flop: tuple[float | None, float | None]
+    title: str = "-"
+    bleu: tuple[float | None, float | None] = (None, None)
+    flop: tuple[float | None, float | None] = (None, None)
     piece: str = "bpe"
     generate: str = ""
 
@@ -69,36 +68,23 @@ class Rival:
 
 
 RIVALS = (
-    Rival(
-        "bytenet_small",
-        "--dilations 1,2,4 --d-model 128 --dropout 0.3 --lr 0.004",
-        "-",
-        (None, None),
-        (None, None),
-    ),
+    Rival("bytenet_small", "--dilations 1,2,4 --d-model 128 --dropout 0.3 --lr 0.004"),
     Rival(
         "bytenet_small",
         "--d-model 80 --dropout 0.3 --lr 0.004",
         "ByteNet",
         (23.75, None),
-        (None, None),
-        "char",
+        piece="char",
     ),
-    Rival(
-        "deep_att_small",
-        DEEP_ATT,
-        "-",
-        (None, None),
-        (None, None),
-    ),
+    Rival("deep_att_small", DEEP_ATT),
     Rival(
         "deep_att_small",
         DEEP_ATT,
         "Deep-Att + PosUnk",
         (None, 39.2),
         (None, 1.0e20),
-        "word",
-        "--replace-unknown",
+        piece="word",
+        generate="--replace-unknown",
     ),
     Rival(
         "gnmt_small",
@@ -132,14 +118,8 @@ RIVALS = (
     Rival(
         "transformer_moe_tiny",
         "--encoder-layers 3 --decoder-layers 3 --d-ff 128 --experts 4 --active-experts 2",
-        "-",
-        (None, None),
-        (None, None),
     ),
 )
-
-
-EMPTY: dict[str, Any] = {"title": "", "paper_bleu": (None, None), "paper_flop": (None, None)}  # no row of the paper's
 
 
 def call(*arguments: str, output: Path | None = None) -> None:
@@ -321,7 +301,7 @@ def refined(rival: Rival, arguments: argparse.Namespace, data: Path) -> dict[str
     flags = f"--arch {rival.arch} {rival.flags} {REFINEMENT} --batch-tokens {arguments.batch_tokens} {arguments.flags}"
     folder = arguments.runs / f"{rival.name}_refined"
     facts = complete_run(data, folder, f"{flags} --finetune-from {start}", arguments.refine, None)
-    return EMPTY | {"model": f"{rival.name} + expected_reward", "updates": facts["updates"]}
+    return NO_ROW | {"model": f"{rival.name} + expected_reward", "updates": facts["updates"]}
 
 
 def ensemble(rivals: Sequence[Rival], arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
@@ -329,7 +309,7 @@ def ensemble(rivals: Sequence[Rival], arguments: argparse.Namespace, data: Path)
     folder = arguments.runs / "ensemble"
     folder.mkdir(exist_ok=True)
     bleu = evaluate(data, folder, [arguments.runs / rival.name / "updates.pt" for rival in rivals])
-    return EMPTY | {"model": f"ensemble of the {len(rivals)} of one vocabulary", "updates": {"bleu": bleu}}
+    return NO_ROW | {"model": f"ensemble of the {len(rivals)} of one vocabulary", "updates": {"bleu": bleu}}
 
 
 def main() -> None:
