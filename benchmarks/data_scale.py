@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from preprocess_speed import add_flags, make_text, nmtkit_command, train_tokenizer
 
+from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import FORMAT, MANIFEST, SIDES, Dataset, array_file
-from nmtkit.data.plan import Plan
 
 ARRAYS = ("ids", "offsets", "lengths")
 
@@ -28,13 +28,13 @@ started = time.perf_counter()
 from pathlib import Path
 import torch
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import Plan, slices
+from nmtkit.data.batching import BatchSampler, micro_batches
 anonymous = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1e6
 imported, memory = time.perf_counter() - started, anonymous()
 split = Dataset.open(Path(sys.argv[1]))["train"]
-plan = Plan(split.source.lengths, split.target.lengths, 25_000, seed=1)
+plan = BatchSampler(split.source.lengths, split.target.lengths, 25_000, seed=1)
 update = next(iter(plan.epoch(1)))
-parts = slices(update, split.source.lengths, split.target.lengths, 4096)
+parts = micro_batches(update, split.source.lengths, split.target.lengths, 4096)
 batch = split.batch(parts[0])
 print(json.dumps({"imports": imported, "seconds": time.perf_counter() - started, "before": memory,
                   "after": anonymous(), "tokens": batch.target_tokens, "updates": plan.updates_per_epoch}))
@@ -131,7 +131,7 @@ def main() -> None:
         dataset = Dataset.open(folder / "data")
         split = dataset["train"]
         lengths = np.asarray(split.source.lengths), np.asarray(split.target.lengths)
-        plan = Plan(*lengths, arguments.batch_tokens, seed=1)
+        plan = BatchSampler(*lengths, arguments.batch_tokens, seed=1)
         filled = [max(side[update].sum() for side in lengths) / arguments.batch_tokens for update in plan.epoch(1)]
         print(
             f"updates of {arguments.batch_tokens:,} tokens: {len(filled):,} (expected {plan.updates_per_epoch:,}), ",

@@ -24,9 +24,9 @@ from turns import in_turns
 from nmtkit import export
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import EOS
-from nmtkit.generation.continuous import Continuous
+from nmtkit.generation.continuous_batching import Continuous
 from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.graphs import Plain
+from nmtkit.generation.graph_runner import Plain
 from nmtkit.generation.lines import Sentence
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import prepared
@@ -68,7 +68,7 @@ def batch_by_batch(model: Architecture, sentences: list[Sentence], device: torch
 
 def slots(model: Architecture, sentences: list[Sentence], device: torch.device, number: int, graphs: bool) -> System:
     def never(job: list[Sentence]) -> list[list[object]]:
-        raise AssertionError("no sentence has wishes")
+        raise AssertionError("no sentence has constraints")
 
     search = Continuous([model], OPTIONS, number, never, device, None if graphs else Plain)
 

@@ -40,7 +40,7 @@ class Step(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         packed = Packed(tokens, Layout.of(torch.full((len(tokens) // SENTENCE,), SENTENCE)))
         with torch.autocast("cpu", torch.bfloat16):
-            loss = output_cross_entropy(self.model.output, self.model(packed, packed), tokens, 0.1)[0]
+            loss = output_cross_entropy(self.model.output_projection, self.model(packed, packed), tokens, 0.1)[0]
         return loss / len(tokens)
 
 

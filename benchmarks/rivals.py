@@ -238,7 +238,9 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
 
     def update() -> None:
         features = model(batch.source, batch.target_input)
-        torch.nn.functional.cross_entropy(model.output(features), batch.target_output, reduction="sum").backward()
+        torch.nn.functional.cross_entropy(
+            model.output_projection(features), batch.target_output, reduction="sum"
+        ).backward()
 
     # the library's fused LSTM hides its products from the counter
     warnings.filterwarnings("ignore", "TF32 acceleration")

@@ -97,7 +97,7 @@ class Model:
             self.gradients.clear()
         with torch.autocast("cpu", variant.dtype, enabled=variant.dtype is not None):
             features = self.model(batch.source, batch.target_input)
-            loss = variant.loss(self.model.output, features, batch.target_output)
+            loss = variant.loss(self.model.output_projection, features, batch.target_output)
         (loss / batch.target_tokens).backward()
         if self.gradients:
             self.gradients.scale((1 / (self.gradients.norm() + 1e-6)).clamp(max=1.0))

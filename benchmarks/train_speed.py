@@ -28,10 +28,10 @@ from torch.nn import functional as F
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import Plan
 from nmtkit.layers.linear_cross_entropy import output_cross_entropy
-from nmtkit.packed import IGNORED, Batch, Packed
+from nmtkit.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.registry import derive
 
 # B sentences, L and M tokens of the longest target and source sentence, V vocabulary
@@ -82,7 +82,7 @@ def nmtkit_contestant(name: str, arch: str, dataset: Dataset, dropout: float, dt
 
     def loss(batch: Batch) -> Tensor:
         features = model(batch.source, batch.target_input)
-        return output_cross_entropy(model.output, features, batch.target_output, SMOOTHING)[0]
+        return output_cross_entropy(model.output_projection, features, batch.target_output, SMOOTHING)[0]
 
     return Contestant(name, model, loss, dtype)
 
@@ -120,11 +120,11 @@ def marian_contestant(name: str, config: TransformerConfig, vocabulary: int, dty
     def loss(batch: Batch) -> Tensor:
         logits = model(
             input_ids=rectangle(batch.source, vocabulary),
-            attention_mask=batch.source.layout.valid.long(),
+            attention_mask=batch.source.layout.mask.long(),
             decoder_input_ids=rectangle(batch.target_input, vocabulary),
         ).logits
-        target = rectangle(batch.target_input.with_values(batch.target_output), IGNORED)
-        options: dict[str, Any] = {"label_smoothing": SMOOTHING, "ignore_index": IGNORED, "reduction": "sum"}
+        target = rectangle(batch.target_input.with_values(batch.target_output), IGNORE_INDEX)
+        options: dict[str, Any] = {"label_smoothing": SMOOTHING, "ignore_index": IGNORE_INDEX, "reduction": "sum"}
         return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), **options)
 
     return Contestant(name, model, loss, dtype)
@@ -132,13 +132,13 @@ def marian_contestant(name: str, config: TransformerConfig, vocabulary: int, dty
 
 def rectangle(packed: Packed, fill: int) -> Tensor:
     """B L, int64, `fill` beyond a sentence's end."""
-    return packed.rectangle(fill).long()
+    return packed.to_padded(fill).long()
 
 
 def chosen_batches(dataset: Dataset, batch_tokens: int, count: int) -> list[Batch]:
     """`count` updates of an epoch's plan, evenly spread over it in order of length."""
     train = dataset["train"]
-    plan = Plan(train.source.lengths, train.target.lengths, batch_tokens, seed=1)
+    plan = BatchSampler(train.source.lengths, train.target.lengths, batch_tokens, seed=1)
     updates = sorted(plan.epoch(0), key=lambda pairs: float(train.target.lengths[pairs].mean()))
     places = [round((number + 0.5) / count * len(updates) - 0.5) for number in range(count)]
     return [train.batch(updates[place]) for place in places]

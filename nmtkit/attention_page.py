@@ -59,7 +59,7 @@ def attend(
         else:
             target_ids = tokenizer.encode_target([target]).ids.tolist()
         target_input = Packed.from_lists([[BOS, *target_ids[:-1]]], device)
-        maps = model.attention_maps(packed, target_input)
+        maps = model.attention_weights(packed, target_input)
     return Attention(
         source=[*tokenizer.source_pieces(source_ids[:-1]), "end"],
         target=[*tokenizer.target_pieces(target_ids[:-1]), "end"],

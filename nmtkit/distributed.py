@@ -35,17 +35,17 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process is the one that writes files and talks."""
     return rank() == 0
 
 
-def join(device: torch.device, timeout_minutes: float) -> None:
+def init_process_group(device: torch.device, timeout_minutes: float) -> None:
     """Meets the other processes that the launcher started, and watches over them.
 
     Collectives run on gloo for CPU tensors and on NCCL for those on a GPU.
     """
-    global _watch
+    global _watchdog
     if not launched() or dist.is_initialized():
         return
     store, own, ranks = next(rendezvous("env://"))
@@ -53,38 +53,38 @@ def join(device: torch.device, timeout_minutes: float) -> None:
     # a minute more than the watch, which knows whom to blame
     limit = datetime.timedelta(minutes=timeout_minutes + 1)
     dist.init_process_group(backend, store=store, rank=own, world_size=ranks, timeout=limit)
-    _watch = Watch(store, timeout_minutes * 60)
+    _watchdog = Watchdog(store, timeout_minutes * 60)
 
 
-def leave() -> None:
+def destroy_process_group() -> None:
     """Parts from the other processes; all of them are to do so."""
     if dist.is_initialized():
         barrier()
-        if _watch:
-            _watch.close()
+        if _watchdog:
+            _watchdog.close()
         dist.destroy_process_group()
 
 
-def beat(stage: int | None = None) -> None:
+def heartbeat(stage: int | None = None) -> None:
     """Says that this process is alive, and has come to `stage`: updates made, say."""
-    if _watch:
-        _watch.beat(stage)
+    if _watchdog:
+        _watchdog.beat(stage)
 
 
-def lost_connection(error: BaseException) -> bool:
+def is_connection_error(error: BaseException) -> bool:
     """Whether an error is but the end of another process, seen from here."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "closed by peer"))
     )
 
 
-def fail_together(message: str) -> None:
+def abort(message: str) -> None:
     """Tells the other processes that this one ends because of an error; they end within seconds."""
-    if _watch:
-        _watch.failed(message)
+    if _watchdog:
+        _watchdog.failed(message)
 
 
-def all_sum(tensor: Tensor) -> Tensor:
+def all_reduce(tensor: Tensor) -> Tensor:
     """The sum over all processes, in place."""
     if world_size() > 1:
         dist.all_reduce(tensor)
@@ -93,10 +93,10 @@ def all_sum(tensor: Tensor) -> Tensor:
 
 def barrier() -> None:
     """Waits until every process is here."""
-    all_sum(torch.zeros(1))
+    all_reduce(torch.zeros(1))
 
 
-def from_first(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
     """What rank 0 has, on every rank; a plain value."""
     if world_size() == 1:
         return value
@@ -105,7 +105,7 @@ def from_first(value: Any) -> Any:
     return box[0]
 
 
-def gather(value: Any) -> list[Any]:
+def all_gather_object(value: Any) -> list[Any]:
     """Every rank's plain value, by rank, on every rank."""
     if world_size() == 1:
         return [value]
@@ -117,7 +117,7 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-class Agreement:
+class AsyncMax:
     """The largest of all ranks' numbers, known at the next call, so that nobody waits for them."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Agreement:
         return agreed
 
 
-class Watch:
+class Watchdog:
     """A thread on every rank that ends the process when another rank failed or hangs, or the launcher is gone.
 
     Each rank publishes how far it has come. Rank 0 looks who has not moved for `timeout` seconds; of those, the ones
@@ -177,7 +177,7 @@ class Watch:
                 self.store.set(f"beat {rank()}", f"{self.stage} {self.beats}")
                 if self.store.check(["failed"]):
                     os._exit(1)  # that rank has said why
-                hanging = self._hanging() if is_first() else None
+                hanging = self._hanging() if is_rank_zero() else None
             except (RuntimeError, dist.DistError):
                 os._exit(1)  # the store went with its process, which has said why
             if hanging:
@@ -205,4 +205,4 @@ class Watch:
         return f"{who} after update {min(still.values())}: no sign of life for {self.timeout / 60:g} minutes"
 
 
-_watch: Watch | None = None
+_watchdog: Watchdog | None = None

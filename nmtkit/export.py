@@ -153,7 +153,7 @@ def _fill(spec: Any, model: Transformer) -> None:
         _attention(theirs.self_attention, layer.attention, layer.attention_residual)
         _attention(theirs.attention, layer.cross_attention, layer.cross_attention_residual)
         _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
-    _linear(spec.decoder.projection, model.output)
+    _linear(spec.decoder.projection, model.output_projection)
 
 
 def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
@@ -162,15 +162,15 @@ def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
 
 
 def _attention(theirs: Any, ours: SelfAttention | CrossAttention, residual: Residual) -> None:
-    inputs = [ours.input] if isinstance(ours, SelfAttention) else [ours.query, ours.memory]
-    for place, linear in zip(theirs.linear, [*inputs, ours.output], strict=True):
+    inputs = [ours.qkv_proj] if isinstance(ours, SelfAttention) else [ours.q_proj, ours.kv_proj]
+    for place, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
         _linear(place, linear)
     _norm(theirs.layer_norm, residual.norm)
 
 
 def _feed_forward(theirs: Any, ours: FeedForward, residual: Residual) -> None:
-    _linear(theirs.linear_0, ours.inner)
-    _linear(theirs.linear_1, ours.outer)
+    _linear(theirs.linear_0, ours.fc1)
+    _linear(theirs.linear_1, ours.fc2)
     _norm(theirs.layer_norm, residual.norm)
 
 

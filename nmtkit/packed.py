@@ -14,10 +14,10 @@ from torch import Tensor
 # B sentences, T tokens in all of them, L tokens of the longest
 
 V = TypeVar("V")
-IGNORED = -100  # target of a token that counts in no loss: the dead tail of a batch of fixed shape
+IGNORE_INDEX = -100  # target of a token that counts in no loss: the dead tail of a batch of fixed shape
 
 
-class derived(Generic[V]):  # noqa: N801  # used as a decorator
+class cached_property(Generic[V]):  # noqa: N801  # used as a decorator
     """A property computed when first asked for: functools.cached_property without its lock, at which compilers stop."""
 
     def __init__(self, compute: Callable[[Any], V]) -> None:
@@ -50,43 +50,43 @@ class Layout:
     def sentences(self) -> int:
         return self.lengths.shape[0]
 
-    @derived
-    def offsets(self) -> Tensor:
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
         """First token of each sentence, then T: B+1, int32 (the `cu_seqlens` of variable-length attention)."""
         return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
 
-    @derived
-    def sentence(self) -> Tensor:
+    @cached_property
+    def segment_ids(self) -> Tensor:
         """The sentence each token is of: T, int64."""
         index = torch.arange(self.sentences, device=self.lengths.device)
         return torch.repeat_interleave(index, self.lengths, output_size=self.tokens)
 
-    @derived
-    def position(self) -> Tensor:
+    @cached_property
+    def position_ids(self) -> Tensor:
         """Each token's place in its sentence, from 0: T, int64."""
         index = torch.arange(self.tokens, device=self.lengths.device)
-        return index - self.offsets.long()[self.sentence]
+        return index - self.cu_seqlens.long()[self.segment_ids]
 
-    @derived
+    @cached_property
     def uniform(self) -> bool:
         """All sentences are equally long, so that [T, …] is [B, L, …] by a view."""
         return self.tokens == self.sentences * self.max_length
 
-    @derived
-    def padded(self) -> Tensor:
+    @cached_property
+    def pad_indices(self) -> Tensor:
         """For each cell of a B x L rectangle the token that fills it, clamped to the sentence: B, L, int64."""
         column = torch.arange(self.max_length, device=self.lengths.device)
-        return self.offsets.long()[:-1, None] + torch.minimum(column, self.lengths[:, None] - 1)
+        return self.cu_seqlens.long()[:-1, None] + torch.minimum(column, self.lengths[:, None] - 1)
 
-    @derived
-    def valid(self) -> Tensor:
+    @cached_property
+    def mask(self) -> Tensor:
         """Which cells of the B x L rectangle hold a token: B, L, bool."""
         return torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
 
-    @derived
-    def cell(self) -> Tensor:
+    @cached_property
+    def unpad_indices(self) -> Tensor:
         """The cell of the flattened B x L rectangle each token is in: T, int64."""
-        return self.sentence * self.max_length + self.position
+        return self.segment_ids * self.max_length + self.position_ids
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":
         return Layout(self.lengths.to(device, non_blocking=non_blocking), self.max_length, self.tokens)
@@ -110,24 +110,24 @@ class Packed:
         """Other values [T, …] on the same layout."""
         return Packed(values, self.layout)
 
-    def rectangle(self, fill: float = 0.0) -> Tensor:
+    def to_padded(self, fill: float = 0.0) -> Tensor:
         """The values as [B, L, …], `fill` where a sentence has ended."""
         if self.layout.uniform:
             return self.values.unflatten(0, (-1, self.layout.max_length))
-        shape = self.layout.valid.shape + (1,) * (self.values.dim() - 1)
-        return self.values[self.layout.padded].masked_fill(~self.layout.valid.view(shape), fill)
+        shape = self.layout.mask.shape + (1,) * (self.values.dim() - 1)
+        return self.values[self.layout.pad_indices].masked_fill(~self.layout.mask.view(shape), fill)
 
     @staticmethod
-    def from_rectangle(rectangle: Tensor, layout: Layout) -> "Packed":
+    def from_padded(rectangle: Tensor, layout: Layout) -> "Packed":
         """The inverse of `rectangle`: picks the tokens of [B, L, …]."""
         flat = rectangle.flatten(0, 1)
-        return Packed(flat if layout.uniform else flat[layout.cell], layout)
+        return Packed(flat if layout.uniform else flat[layout.unpad_indices], layout)
 
     def select(self, sentences: Tensor) -> "Packed":
         """These sentences [N], in this order; one may be taken several times."""
         lengths = self.layout.lengths[sentences]
         layout = Layout.of(lengths)
-        source = self.layout.offsets.long()[sentences][layout.sentence] + layout.position
+        source = self.layout.cu_seqlens.long()[sentences][layout.segment_ids] + layout.position_ids
         return Packed(self.values[source], layout)
 
     def split(self) -> tuple[Tensor, ...]:
@@ -142,7 +142,8 @@ class Packed:
 class Batch:
     """Sentence pairs of one slice of an update. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
-    `target_input` is bos and the target without its eos; `target_output` [T] is the target, eos included, `IGNORED` in
+    `target_input` is bos and the target without its eos; `target_output` [T] is the target, eos included,
+    `IGNORE_INDEX` in
     a dead tail. `target_tokens` counts what is not ignored: the slice's share of the update's denominator.
     """
 

@@ -23,9 +23,68 @@ from click.core import ParameterSource
 T = TypeVar("T")
 
 
-def option(default: Any, help: str) -> Any:
-    """A config field that is also a command-line flag. `help` states the unit where there is one."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def option(
+    default: Any,
+    help: str,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    flag: str | None = None,
+    metavar: str | None = None,
+    section: str | None = None,
+) -> Any:
+    """Declares a config field that is also a command-line flag and a TOML key.
+
+    `min` and `max` are inclusive limits of a number, `above` and `below` exclusive ones; of a tuple they limit every
+    item. None always passes, NaN and infinity never do. `help` states the unit where there is one. `flag` overrides
+    the flag's name ("-s/--source-lang"), `metavar` how its value is shown, and `section` begins a new heading on the
+    help page. Choices are the field's type: `Literal["a", "b"]`.
+    """
+    declared: dict[str, Any] = {"min": min, "max": max, "above": above, "below": below}
+    declared |= {"flag": flag, "metavar": metavar, "section": section}
+    return dataclasses.field(default=default, metadata={"help": help, **declared})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base class of configs. Construction raises ValueError for a field outside the limits that its `option` declares.
+
+    A subclass that must also compare fields with each other overrides `__post_init__` and calls this one first.
+    """
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+def check_limits(config: Any) -> None:
+    """Raises ValueError for the first field of `config` outside its declared limits, naming flag, value and limits."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            if not _within(number, field.metadata):
+                limits = _limits(field.metadata) or "a finite number"
+                raise ValueError(f"{flag_of(field)} is {number}; it must be {limits}")
+
+
+def _within(number: float, metadata: Mapping[str, Any]) -> bool:
+    low, high, above, below = (metadata.get(name) for name in ("min", "max", "above", "below"))
+    return (
+        math.isfinite(number)
+        and (low is None or number >= low)
+        and (high is None or number <= high)
+        and (above is None or number > above)
+        and (below is None or number < below)
+    )
+
+
+def _limits(metadata: Mapping[str, Any]) -> str:
+    """Returns the limits in words: "at least 0 and below 1"."""
+    words = (("min", "at least"), ("above", "above"), ("max", "at most"), ("below", "below"))
+    return " and ".join(f"{word} {metadata[name]}" for name, word in words if metadata.get(name) is not None)
 
 
 @dataclass(frozen=True)
@@ -97,6 +156,12 @@ def field_types(cls: type) -> dict[str, Any]:
 
 def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the long flag of a config field."""
+    declared = field.metadata.get("flag")
+    return declared.split("/")[-1] if declared else flag_name(field.name)
 
 
 def flags(config: Any, section: str) -> list[click.Option]:
@@ -217,7 +282,9 @@ def derive(config: T, changes: Mapping[str, Any], place: str) -> T:
     if unknown:
         raise ValueError(f"{place} has no setting {unknown[0]!r}; known: {', '.join(hints)}")
     checked = {name: check_value(value, hints[name], f"{place}: {name}") for name, value in changes.items()}
-    return dataclasses.replace(config, **checked)  # type: ignore[type-var]
+    result = dataclasses.replace(config, **checked)  # type: ignore[type-var]
+    check_limits(result)  # configs of plug-ins need not derive from Config
+    return result
 
 
 def plain(config: Any) -> dict[str, Any]:

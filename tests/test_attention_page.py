@@ -169,7 +169,7 @@ def test_a_model_without_attention_is_an_error(model_and_tokenizer, tmp_path, mo
     def none(*arguments):
         raise ValueError("Bag has no attention to show")
 
-    monkeypatch.setattr(type(model), "attention_maps", none)
+    monkeypatch.setattr(type(model), "attention_weights", none)
     result = CliRunner().invoke(main, ["attention", "--path", str(path), "a dog", "--output", str(tmp_path / "x.html")])
     assert result.exit_code == 2 and "no attention to show" in result.stderr
     assert not (tmp_path / "x.html").exists()

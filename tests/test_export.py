@@ -36,7 +36,7 @@ def save_model(path: Path, **changes: object) -> Path:
     config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
     model = build("transformer_tiny", config, vocabulary_of(tokenizer))
     with torch.no_grad():
-        model.output.weight.mul_(2.0)
+        model.output_projection.weight.mul_(2.0)
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
     checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 7))

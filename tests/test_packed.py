@@ -9,22 +9,22 @@ SENTENCES = [[5, 6, 7], [8], [9, 10, 11, 12], [13, 14]]
 
 def test_indices_of_a_layout_match_a_loop_over_sentences() -> None:
     layout = Packed.from_lists(SENTENCES).layout
-    assert layout.offsets.tolist() == [0, 3, 4, 8, 10]
-    assert layout.sentence.tolist() == [i for i, ids in enumerate(SENTENCES) for _ in ids]
-    assert layout.position.tolist() == [j for ids in SENTENCES for j in range(len(ids))]
+    assert layout.cu_seqlens.tolist() == [0, 3, 4, 8, 10]
+    assert layout.segment_ids.tolist() == [i for i, ids in enumerate(SENTENCES) for _ in ids]
+    assert layout.position_ids.tolist() == [j for ids in SENTENCES for j in range(len(ids))]
     assert (layout.tokens, layout.sentences, layout.max_length) == (10, 4, 4)
 
 
 def test_rectangle_fills_the_ends_and_its_inverse_gives_the_tokens_back() -> None:
     packed = Packed.from_lists(SENTENCES)
-    rectangle = packed.rectangle(fill=-1)
+    rectangle = packed.to_padded(fill=-1)
     assert rectangle.tolist() == [ids + [-1] * (4 - len(ids)) for ids in SENTENCES]
-    assert Packed.from_rectangle(rectangle, packed.layout).values.tolist() == packed.values.tolist()
+    assert Packed.from_padded(rectangle, packed.layout).values.tolist() == packed.values.tolist()
 
 
 def test_sentences_of_one_length_become_a_rectangle_without_a_copy() -> None:
     packed = Packed.from_lists([[1, 2], [3, 4]])
-    assert packed.rectangle().data_ptr() == packed.values.data_ptr()
+    assert packed.to_padded().data_ptr() == packed.values.data_ptr()
 
 
 def test_select_takes_sentences_in_any_order_and_repeatedly() -> None:
@@ -38,7 +38,7 @@ def test_select_takes_sentences_in_any_order_and_repeatedly() -> None:
 def test_a_rectangle_passes_gradients_to_the_tokens_alone() -> None:
     packed = Packed.from_lists(SENTENCES)
     values = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
-    packed.with_values(values).rectangle().square().sum().backward()
+    packed.with_values(values).to_padded().square().sum().backward()
     assert torch.allclose(values.grad, 2 * values.detach())
 
 

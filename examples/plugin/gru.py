@@ -23,15 +23,15 @@ class GRU(Architecture):
         self.target = nn.Embedding(vocabulary.target, config.width)
         self.encoder = nn.GRU(config.width, config.width, batch_first=True)
         self.decoder = nn.GRU(2 * config.width, config.width, batch_first=True)
-        self.output = nn.Linear(config.width, vocabulary.target)
+        self.output_projection = nn.Linear(config.width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:
-        states, _ = self.encoder(source.with_values(self.source(source.values)).rectangle())
-        return Packed.from_rectangle(states, source.layout)
+        states, _ = self.encoder(source.with_values(self.source(source.values)).to_padded())
+        return Packed.from_padded(states, source.layout)
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
         layout = target_input.layout
-        summary = memory.values[memory.layout.offsets[1:].long() - 1]  # the state after each sentence's last token
-        inputs = torch.cat((self.target(target_input.values), summary[layout.sentence]), dim=1)
-        states, _ = self.decoder(Packed(inputs, layout).rectangle(), summary[None])
-        return Packed.from_rectangle(states, layout).values
+        summary = memory.values[memory.layout.cu_seqlens[1:].long() - 1]  # the state after each sentence's last token
+        inputs = torch.cat((self.target(target_input.values), summary[layout.segment_ids]), dim=1)
+        states, _ = self.decoder(Packed(inputs, layout).to_padded(), summary[None])
+        return Packed.from_padded(states, layout).values

@@ -14,7 +14,7 @@ from table3 import PAPER, in_order
 
 from nmtkit.architectures import Vocabulary
 from nmtkit.training import job
-from nmtkit.training.planning import Estimate, estimate
+from nmtkit.training.estimate import Estimate, estimate
 
 HERE = Path(__file__).parent
 # Table 2, training cost: time x GPUs x 9.5 TFLOP/s. Products alone, as we count, take less.

@@ -60,8 +60,8 @@ def unfolded(source: Packed, factor: float, extra: int) -> Packed:
     """Values [S, …] stretched to ceil(factor |s|) + extra columns a sentence, the new ones zero (equation 2)."""
     lengths = source.layout.lengths
     layout = Layout.of((lengths * factor).ceil().long() + extra)
-    inside = layout.position < lengths[layout.sentence]
-    column = source.layout.offsets.long()[layout.sentence] + torch.where(inside, layout.position, 0)
+    inside = layout.position_ids < lengths[layout.segment_ids]
+    column = source.layout.cu_seqlens.long()[layout.segment_ids] + torch.where(inside, layout.position_ids, 0)
     return Packed(torch.where(inside[:, None], source.values[column], 0), layout)
 
 
@@ -139,7 +139,7 @@ class ByteNet(Architecture):
         self.decoder = blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
         # the stream is a sum that nothing has normalised yet; then the network's two last 1x1 convolutions
         self.top = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-        self.output = nn.Linear(width, vocabulary.target)
+        self.output_projection = nn.Linear(width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:
         """Values M 2D on a layout of M = a S + b columns."""
@@ -152,8 +152,8 @@ class ByteNet(Architecture):
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
         layout = target_input.layout
-        inside = layout.position < memory.layout.lengths[layout.sentence]
-        column = memory.layout.offsets.long()[layout.sentence] + torch.where(inside, layout.position, 0)
+        inside = layout.position_ids < memory.layout.lengths[layout.segment_ids]
+        column = memory.layout.cu_seqlens.long()[layout.segment_ids] + torch.where(inside, layout.position_ids, 0)
         x = self.dropout(self.target_embedding(target_input.values))
         x = x + torch.where(inside[:, None], memory.values[column], 0)
         for block in self.decoder:
@@ -173,4 +173,4 @@ class ByteNet(Architecture):
         for index, block in enumerate(self.decoder):
             x, past = block.step(x, *state.rows[f"block {index}"])
             state.rows[f"block {index}"] = (past,)
-        return self.output(self.top(x))
+        return self.output_projection(self.top(x))

@@ -79,7 +79,7 @@ class Embedding(nn.Module):
                 f"a sentence of {int(layout.lengths.max())} tokens is longer than the {limit} positions this model has "
                 "learned; drop or split it, or train with a larger --max-positions"
             )
-        return self(sentences.values, layout.position)
+        return self(sentences.values, layout.position_ids)
 
 
 # 3.2 Convolutional block structure; 3.5 Initialisation
@@ -136,7 +136,7 @@ class Attention(nn.Module):
     def forward(self, h: Tensor, embedded: Tensor, layout: Layout, memory: Packed) -> Tensor:
         key, value = (part[:, None] for part in memory.values.chunk(2, -1))
         context = attention(self.query(h, embedded), key, value, layout, memory.layout)[:, 0]
-        return self.scaled(context, memory.layout.lengths[layout.sentence])
+        return self.scaled(context, memory.layout.lengths[layout.segment_ids])
 
     def step(self, h: Tensor, embedded: Tensor, state: RowState) -> Tensor:
         query = self.query(h, embedded).unflatten(0, (-1, state.beams))  # N 1 E -> B beams 1 E
@@ -206,9 +206,9 @@ class ConvS2S(Architecture):
         self.decoder = cast(Sequence[DecoderBlock], decoder)
         self.out_of_decoder = linear(widths[-1], config.d_output, 0)
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(config.d_output, vocabulary.target)
-        nn.init.normal_(self.output.weight, std=math.sqrt((1 - dropout) / config.d_output))
-        nn.init.zeros_(self.output.bias)
+        self.output_projection = nn.Linear(config.d_output, vocabulary.target)
+        nn.init.normal_(self.output_projection.weight, std=math.sqrt((1 - dropout) / config.d_output))
+        nn.init.zeros_(self.output_projection.bias)
 
     def encode(self, source: Packed) -> Packed:
         """Values S 2E: keys z, and beside them z + e (equation 2)."""
@@ -239,9 +239,9 @@ class ConvS2S(Architecture):
         x = self.into_decoder(embedded)
         for index, block in enumerate(self.decoder):
             x = block.step(x, embedded, state, f"block {index}")
-        return self.output(self.dropout(self.out_of_decoder(x)))
+        return self.output_projection(self.dropout(self.out_of_decoder(x)))
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         memory, layout = self.encode(source), target_input.layout
         key = memory.values.chunk(2, -1)[0][:, None]
         embedded = self.target_embedding.of(target_input)
@@ -249,6 +249,6 @@ class ConvS2S(Architecture):
         for block in self.decoder:
             query = block.attention.query(block.gated(x, layout), embedded)
             weights = attention_weights(query, key, layout, memory.layout, causal=False, window=None)
-            maps.append(weights * layout.valid[:, None, :, None])
+            maps.append(weights * layout.mask[:, None, :, None])
             x = block.attend(x, embedded, layout, memory)
         return {"cross": maps}

@@ -127,7 +127,8 @@ class DeepAtt(Architecture):
     """Two encoder columns of alternating directions, one starting forwards and one backwards; at their tops [f, h] of
     both is reduced to the memory. The decoder's bottom layer reads it by attention. Decoder states start at zero.
 
-    Unknown words are replaced by alignment when decoding (section 3.3, PosUnk); `attention_maps` gives the alignment.
+    Unknown words are replaced by alignment when decoding (section 3.3, PosUnk); `attention_weights` gives the
+    alignment.
     """
 
     def __init__(self, config: DeepAttConfig, vocabulary: Vocabulary) -> None:
@@ -146,7 +147,7 @@ class DeepAtt(Architecture):
         above = [False] * (config.decoder_layers - 1)
         self.decoder = Column(config, 3 * hidden, above) if above else None
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(5 * hidden, vocabulary.target)
+        self.output_projection = nn.Linear(5 * hidden, vocabulary.target)
         self.hidden, self.memory_width = hidden, config.d_memory
         if config.initial_range is not None:
             for parameter in self.parameters():
@@ -187,9 +188,9 @@ class DeepAtt(Architecture):
         x, (values, keys) = self.target_embedding(tokens), self.parts(state.memory)
         read, state.rows["bottom"] = self.bottom.step(x, state.rows["bottom"], values, keys, state.valid)
         if self.decoder is None:
-            return self.output(torch.cat([read.fed, read.output], -1))
-        return self.output(self.decoder.step(self._above(read.fed, read.output), state))
+            return self.output_projection(torch.cat([read.fed, read.output], -1))
+        return self.output_projection(self.decoder.step(self._above(read.fed, read.output), state))
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         weights = self._decode(self.encode(source), target_input)[1]
-        return {"cross": [(weights * target_input.layout.valid[..., None])[:, None]]}
+        return {"cross": [(weights * target_input.layout.mask[..., None])[:, None]]}

@@ -117,7 +117,7 @@ class GNMT(Architecture):
         attention = AdditiveAttention(width, memory, config.d_attention)
         self.bottom_decoder = AttentiveLSTM(width, width, attention, memory)
         self.decoder = Stack(config, [width] * (config.decoder_layers - 1), residual_from=1, context=memory)
-        self.output = nn.Linear(width, vocabulary.target)
+        self.output_projection = nn.Linear(width, vocabulary.target)
         self.memory_width = memory
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
@@ -151,8 +151,8 @@ class GNMT(Architecture):
         values, keys = self.parts(state.memory)
         x = self.dropout(self.target_embedding(tokens))
         read, state.rows["bottom"] = self.bottom_decoder.step(x, state.rows["bottom"], values, keys, state.valid)
-        return self.output(self.decoder.step(read.output, read.context, state))
+        return self.output_projection(self.decoder.step(read.output, read.context, state))
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         weights = self._decode(self.encode(source), target_input)[1]
-        return {"cross": [(weights * target_input.layout.valid[..., None])[:, None]]}
+        return {"cross": [(weights * target_input.layout.mask[..., None])[:, None]]}

@@ -1,6 +1,7 @@
 """What an architecture is: `encode` and `decode`, an output projection, and for search `start` and `step`.
 
-A new architecture subclasses `Architecture`, sets `self.output`, and defines `encode` and `decode`; it then trains with
+A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`; it
+then trains with
 every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step: right for
 any left-to-right decoder, and slow. One that can go on from its last step overrides `start` and `step`.
 """
@@ -12,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from nmtkit.layers.static_cache import Reach
+from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import Registry
 
@@ -31,7 +32,7 @@ class Vocabulary:
 class Architecture(nn.Module, ABC):
     """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
 
-    output: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
+    output_projection: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
     max_source_positions: int | None = None  # longest sentence it can read, in tokens; None: any length
     max_target_positions: int | None = None
 
@@ -44,7 +45,7 @@ class Architecture(nn.Module, ABC):
         """Features [T, D]; those of a token depend on the memory of its sentence and the tokens up to it alone."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
-        """Features [T, D] of every target token, teacher-forced; `self.output` turns them into logits."""
+        """Features [T, D] of every target token, teacher-forced; `self.output_projection` turns them into logits."""
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
@@ -57,7 +58,7 @@ class Architecture(nn.Module, ABC):
         A trainer calls it before the first slice, with a CPU generator seeded by (seed, update), so on all ranks alike.
         """
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         """Attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
 
         Queries L by keys M, zero beyond a sentence's end. Raises ValueError where there is no attention to show.
@@ -76,7 +77,7 @@ class Architecture(nn.Module, ABC):
         assert isinstance(state, PrefixState)
         prefixes, memory = state.append(tokens)
         features = self.decode(memory, prefixes)
-        return self.output(features[prefixes.layout.offsets[1:].long() - 1])
+        return self.output_projection(features[prefixes.layout.cu_seqlens[1:].long() - 1])
 
     def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> "StaticState | None":
         """A state of `slots` sentences, empty as yet, whose tensors never change shape; None where there is none.
@@ -86,10 +87,10 @@ class Architecture(nn.Module, ABC):
         """
         return None
 
-    def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", reach: Reach) -> Tensor:
+    def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
         """As `step`, with slot s at position[s] (S); logits are in 32 bits. It must not wait for the device.
 
-        Shapes are to depend on the state and on `reach` alone, which is as far as any slot has come.
+        Shapes are to depend on the state and on `lengths` alone, which is as far as any slot has come.
         """
         raise NotImplementedError(f"{type(self).__name__} has no static state")
 
@@ -100,15 +101,15 @@ class DecoderState(ABC):
     beams: int
 
     @abstractmethod
-    def select(self, parents: Tensor) -> None:
-        """Row n goes on from what row parents[n] was: N, int64. Parents are rows of the same sentence."""
+    def reorder(self, beam_index: Tensor) -> None:
+        """Row n goes on from what row beam_index[n] was: N, int64. Parents are rows of the same sentence."""
 
     @abstractmethod
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         """Drops all but these sentences (indices, ascending) of those in the search."""
 
     @abstractmethod
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         """The sentences in `slots` (indices) are done; memory's sentences start afresh in their places."""
 
 
@@ -118,10 +119,10 @@ class StaticState(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def select(self, parents: Tensor, reach: Reach) -> None:
-        """Row r of slot s goes on from what its row parents[s, r] was: S R, int64."""
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Row r of slot s goes on from what its row beam_index[s, r] was: S R, int64."""
 
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         """Memory's sentences start afresh in `slots` (indices), whatever was there."""
 
 
@@ -141,20 +142,20 @@ class PrefixState(DecoderState):
             self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
         self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens
         self.lengths = self.lengths + 1
-        packed = Packed.from_rectangle(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
+        packed = Packed.from_padded(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
         memories = [memory for memory in self.memories for _ in range(self.beams)]
         lengths = torch.tensor([len(memory) for memory in memories], device=tokens.device)
         return packed, Packed(torch.cat(memories), Layout.of(lengths))
 
-    def select(self, parents: Tensor) -> None:
-        self.prefixes, self.lengths = self.prefixes[parents], self.lengths[parents]
+    def reorder(self, beam_index: Tensor) -> None:
+        self.prefixes, self.lengths = self.prefixes[beam_index], self.lengths[beam_index]
 
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         rows = (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
         self.memories = [self.memories[index] for index in sentences.tolist()]
         self.prefixes, self.lengths = self.prefixes[rows], self.lengths[rows]
 
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         for slot, values in zip(slots.tolist(), memory.split(), strict=True):
             self.memories[slot] = values
             self.lengths[slot * self.beams : (slot + 1) * self.beams] = 0

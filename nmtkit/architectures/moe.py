@@ -14,7 +14,7 @@ from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderS
 from nmtkit.architectures.row_state import RowState
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.layers.dropout import Dropout
-from nmtkit.layers.experts import Experts, take_imbalance
+from nmtkit.layers.experts import Experts, pop_auxiliary_losses
 from nmtkit.layers.recurrent import PackedLSTM
 from nmtkit.layers.recurrent_attention import AttentiveLSTM, ProductAttention
 from nmtkit.packed import Layout, Packed
@@ -133,7 +133,7 @@ class MoE(Architecture):
         attention = ProductAttention(width, width, width)
         self.bottom_decoder = AttentiveLSTM(width, hidden, attention, width, projection=width)
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(width, vocabulary.target)
+        self.output_projection = nn.Linear(width, vocabulary.target)
         self.target_tokens = 0
         if config.initial_range is not None:
             for name, parameter in self.named_parameters():
@@ -172,7 +172,7 @@ class MoE(Architecture):
         return self._stack(x, layout, self.decoder, self.decoder_experts), read.weights
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        return take_imbalance(self, self.target_tokens)
+        return pop_auxiliary_losses(self, self.target_tokens)
 
     def start(self, memory: Packed, beams: int) -> RowState:
         layers = {f"layer {index}": layer.state_shapes for index, layer in enumerate(self.decoder)}
@@ -189,11 +189,11 @@ class MoE(Architecture):
                 x = self.mixed(x, self.decoder_experts)
             y, state.rows[f"layer {index}"] = layer.step(x, state.rows[f"layer {index}"])
             x = x + self.dropout(y)
-        return self.output(x)
+        return self.output_projection(x)
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         weights = self._decode(self.encode(source), target_input)[1]
-        return {"cross": [(weights * target_input.layout.valid[..., None])[:, None]]}
+        return {"cross": [(weights * target_input.layout.mask[..., None])[:, None]]}
 
 
 # The layer in the Transformer
@@ -233,4 +233,4 @@ class TransformerMoE(Transformer):
         return super().decode(memory, target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        return take_imbalance(self, self.target_tokens)
+        return pop_auxiliary_losses(self, self.target_tokens)

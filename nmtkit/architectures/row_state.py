@@ -1,4 +1,5 @@
-"""Decoding state of models whose step needs a fixed amount of the past: recurrent cells, the reach of a convolution."""
+"""Decoding state of models whose step needs a fixed amount of the past: recurrent cells, the lengths of a
+convolution."""
 
 from collections.abc import Mapping
 
@@ -23,7 +24,7 @@ class RowState(DecoderState):
 
     def __init__(self, memory: Packed, beams: int, shapes: Mapping[str, Shapes]) -> None:
         self.beams = beams
-        self.memory = memory.rectangle()  # B S …
+        self.memory = memory.to_padded()  # B S …
         self.lengths = memory.layout.lengths
         rows = memory.layout.sentences * beams
         self.rows: dict[str, tuple[Tensor, ...]] = {
@@ -41,18 +42,18 @@ class RowState(DecoderState):
         """Which cells of the memory exist: B S, bool."""
         return torch.arange(self.memory.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
-    def select(self, parents: Tensor) -> None:
-        self.rows = {name: tuple(part[parents] for part in group) for name, group in self.rows.items()}
-        self.position = self.position[parents]
+    def reorder(self, beam_index: Tensor) -> None:
+        self.rows = {name: tuple(part[beam_index] for part in group) for name, group in self.rows.items()}
+        self.position = self.position[beam_index]
 
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         self.lengths = self.lengths[sentences]
         self.memory = self.memory[sentences]
-        self.select(self._rows_of(sentences))
+        self.reorder(self._rows_of(sentences))
 
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         width = max(self.memory.shape[1], memory.layout.max_length)
-        self.memory = _widened(self.memory, width).index_copy(0, slots, _widened(memory.rectangle(), width))
+        self.memory = _widened(self.memory, width).index_copy(0, slots, _widened(memory.to_padded(), width))
         self.lengths = self.lengths.index_copy(0, slots, memory.layout.lengths)
         fresh = self._rows_of(slots)
         self.rows = {name: tuple(part.index_fill(0, fresh, 0) for part in group) for name, group in self.rows.items()}

@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, StaticState, Vocabulary
 from nmtkit.architectures.transformer_state import TransformerState
 from nmtkit.layers.attention import attention, attention_weights
-from nmtkit.layers.cache import attend_rows
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.kv_cache import attend_rows
 from nmtkit.layers.logits import logits_of
-from nmtkit.layers.quantized import search_type
+from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.residual import add_and_norm
-from nmtkit.layers.static_cache import CacheStep, Reach, StaticCache
+from nmtkit.layers.static_kv_cache import CacheLengths, CacheStep, StaticKVCache
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import option
 
@@ -160,9 +160,9 @@ class DecoderLayer(nn.Module):
     def static_step(self, x: Tensor, step: CacheStep, index: int) -> Tensor:
         """The same, in a cache that never changes shape."""
         own, cross = self.attention, self.cross_attention
-        x = self.attention_residual(x, lambda y: own.output(step.attend(index, *own.project(y))))
+        x = self.attention_residual(x, lambda y: own.out_proj(step.attend(index, *own.project(y))))
         x = self.cross_attention_residual(
-            x, lambda y: cross.output(step.attend_memory(index, cross.query(y).unflatten(-1, (cross.heads, -1))))
+            x, lambda y: cross.out_proj(step.attend_memory(index, cross.q_proj(y).unflatten(-1, (cross.heads, -1))))
         )
         return self.feed_forward_residual(x, self.feed_forward)
 
@@ -177,13 +177,13 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.widths = config.heads, (config.key_width, config.key_width, config.value_width)
         self.causal, self.window, self.dropout = causal, config.window, config.attention_dropout
-        self.input = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
-        self.output = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
+        self.qkv_proj = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
+        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries T H K, keys T H K, values T H V."""
         sizes = [self.heads * width for width in self.widths]
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.input(x).split(sizes, -1))
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv_proj(x).split(sizes, -1))
         return query, key, value
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
@@ -196,11 +196,11 @@ class SelfAttention(nn.Module):
             dropout=self.dropout,
             training=self.training,
         )
-        return self.output(attended.flatten(1))
+        return self.out_proj(attended.flatten(1))
 
     def step(self, x: Tensor, state: TransformerState, index: int) -> Tensor:
         query, key, value = self.project(x)
-        return self.output(attend_rows(query, *state.cache.append(index, key, value), state.own_mask))
+        return self.out_proj(attend_rows(query, *state.cache.append(index, key, value), state.own_mask))
 
     def weights(self, x: Tensor, layout: Layout) -> Tensor:
         """What each token attends to: B H L L."""
@@ -215,28 +215,28 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.heads, config.attention_dropout
         self.widths = config.key_width, config.value_width
-        self.query = nn.Linear(config.d_model, self.heads * config.key_width, bias=False)
-        self.memory = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
-        self.output = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
+        self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=False)
+        self.kv_proj = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
+        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys S H K and values S H V of the memory S D."""
         sizes = [self.heads * width for width in self.widths]
-        key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.memory(memory).split(sizes, -1))
+        key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.kv_proj(memory).split(sizes, -1))
         return key, value
 
     def forward(self, x: Tensor, layout: Layout, key: Tensor, value: Tensor, memory_layout: Layout) -> Tensor:
-        query = self.query(x).unflatten(-1, (self.heads, -1))
+        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
         attended = attention(query, key, value, layout, memory_layout, dropout=self.dropout, training=self.training)
-        return self.output(attended.flatten(1))
+        return self.out_proj(attended.flatten(1))
 
     def step(self, x: Tensor, state: TransformerState, index: int) -> Tensor:
-        query = self.query(x).unflatten(-1, (self.heads, -1))
-        return self.output(attend_rows(query, *state.cross[index], state.memory_mask))
+        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
+        return self.out_proj(attend_rows(query, *state.cross[index], state.memory_mask))
 
     def weights(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
         """What each target token attends to: B H L M."""
-        query = self.query(x).unflatten(-1, (self.heads, -1))
+        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
         key, _ = self.project(memory)
         return attention_weights(query, key, layout, memory_layout, causal=False, window=None)
 
@@ -249,12 +249,12 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_ff)
+        self.fc1 = nn.Linear(config.d_model, config.d_ff)
         self.dropout = Dropout(config.activation_dropout)
-        self.outer = nn.Linear(config.d_ff, config.d_model)
+        self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.dropout(self.inner(x).relu_()))
+        return self.fc2(self.dropout(self.fc1(x).relu_()))
 
 
 # 3.4 Embeddings, 3.5 Positional encoding
@@ -318,7 +318,7 @@ class Transformer(Architecture):
     with separate ones, or without `share_embeddings`, the target embedding and the output projection are.
     """
 
-    output: nn.Linear
+    output_projection: nn.Linear
 
     def __init__(self, config: TransformerConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -334,8 +334,8 @@ class Transformer(Architecture):
         # a pre-norm stack ends in a sum, which nothing has normalised yet
         self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
-        self.output = nn.Linear(config.d_model, vocabulary.target, bias=False)
-        self.output.weight = target.weight
+        self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=False)
+        self.output_projection.weight = target.weight
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
         self.dropped: frozenset[nn.Module] = frozenset()
@@ -345,7 +345,7 @@ class Transformer(Architecture):
         """Embeddings from N(0, 1 / d_model), so that sqrt(d_model) times one has unit variance; Xavier elsewhere."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
-        elif isinstance(module, nn.Linear) and module is not self.output:
+        elif isinstance(module, nn.Linear) and module is not self.output_projection:
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -366,21 +366,21 @@ class Transformer(Architecture):
         return layer(x, *rest)
 
     def encode(self, source: Packed) -> Packed:
-        x = self.source_embedding(source.values, source.layout.position, source.layout.max_length)
+        x = self.source_embedding(source.values, source.layout.position_ids, source.layout.max_length)
         for layer in self.encoder:
             x = self.run(layer, x, source.layout)
         return source.with_values(self.encoder_norm(x))
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
         layout = target_input.layout
-        x = self.target_embedding(target_input.values, layout.position, layout.max_length)
+        x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
         for layer in self.decoder:
             x = self.run(layer, x, layout, memory.values, memory.layout)
         return self.decoder_norm(x)
 
     def start(self, memory: Packed, beams: int) -> TransformerState:
         projections = [layer.cross_attention.project for layer in self.decoder]
-        dtype = search_type(self.decoder[0].attention.input)
+        dtype = kv_cache_dtype(self.decoder[0].attention.qkv_proj)
         return TransformerState(memory, beams, projections, self.config.heads, self.config.window, dtype)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
@@ -389,15 +389,15 @@ class Transformer(Architecture):
         x = self.target_embedding(tokens, position, longest)
         for index, layer in enumerate(self.decoder):
             x = layer.step(x, state, index)
-        logits: Tensor = self.output(self.decoder_norm(x))
+        logits: Tensor = self.output_projection(self.decoder_norm(x))
         return logits if len(logits) == state.rows else logits.repeat_interleave(state.beams, 0)
 
-    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> StaticCache | None:
+    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> StaticKVCache | None:
         if type(self) is not Transformer:  # a subclass may decode in other ways
             return None
         self.target_embedding.table(capacity)  # not to grow, hence move, later
         attentions = [layer.cross_attention for layer in self.decoder]
-        return StaticCache(
+        return StaticKVCache(
             len(attentions),
             self.config.heads,
             (self.config.key_width, self.config.value_width),
@@ -406,29 +406,29 @@ class Transformer(Architecture):
             capacity=capacity,
             source_capacity=source_capacity,
             window=self.config.window,
-            project=lambda memory: torch.cat([attention.memory(memory) for attention in attentions], 1),
+            project=lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
             like=self.target_embedding.tokens.weight.detach(),
         )
 
-    def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, reach: Reach) -> Tensor:
-        assert isinstance(state, StaticCache)
+    def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, reach: CacheLengths) -> Tensor:
+        assert isinstance(state, StaticKVCache)
         step = state.begin(position, reach)
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
         for index, layer in enumerate(self.decoder):
             x = layer.static_step(x, step, index)
-        return logits_of(self.decoder_norm(x), self.output)
+        return logits_of(self.decoder_norm(x), self.output_projection)
 
-    def attention_maps(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
         layout = source.layout
-        x = self.source_embedding(source.values, layout.position, layout.max_length)
+        x = self.source_embedding(source.values, layout.position_ids, layout.max_length)
         for encoder_layer in self.encoder:
-            maps["encoder"].append(encoder_layer.maps(x, layout) * layout.valid[:, None, :, None])
+            maps["encoder"].append(encoder_layer.maps(x, layout) * layout.mask[:, None, :, None])
             x = encoder_layer(x, layout)
         memory, layout = self.encoder_norm(x), target_input.layout
-        x = self.target_embedding(target_input.values, layout.position, layout.max_length)
+        x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
         for layer in self.decoder:
             for kind, weights in zip(("decoder", "cross"), layer.maps(x, layout, memory, source.layout), strict=True):
-                maps[kind].append(weights * layout.valid[:, None, :, None])
+                maps[kind].append(weights * layout.mask[:, None, :, None])
             x = layer(x, layout, memory, source.layout)
         return maps

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.architectures.interface import DecoderState
-from nmtkit.layers.cache import BeamCache, rounded
+from nmtkit.layers.kv_cache import KVCache, rounded
 from nmtkit.packed import Packed
 
 # B sentences, M memory tokens of the longest, rounded up, H heads, K width of a key head, V width of a value head,
@@ -33,7 +33,7 @@ class TransformerState(DecoderState):
         dtype: torch.dtype,
     ) -> None:
         self.beams, self.projections, self.heads, self.window = beams, projections, heads, window
-        self.cache = BeamCache(memory.layout.sentences, beams, memory.values.device, dtype)
+        self.cache = KVCache(memory.layout.sentences, beams, memory.values.device, dtype)
         self.cross = self.project(memory, rounded(memory.layout.max_length))  # of each layer, B H M K and B H M V
         self.memory_mask = self.mask_of(memory, rounded(memory.layout.max_length))  # B*H 1 M
         self.own_mask = self.memory_mask  # B*H Q E, of the step under way
@@ -45,7 +45,7 @@ class TransformerState(DecoderState):
         return len(self.cache.mask) * self.beams
 
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Begins the step of `tokens` N: the tokens to step with, as BeamCache.advance says, their positions, and
+        """Begins the step of `tokens` N: the tokens to step with, as KVCache.advance says, their positions, and
         the tokens of the oldest sentence.
         """
         self.longest += 1
@@ -58,32 +58,32 @@ class TransformerState(DecoderState):
         """Each layer's keys and values, B H width …, zero beyond a sentence's end."""
         projected = (project(memory.values) for project in self.projections)
         return [
-            (self.rectangle(memory.with_values(key), width), self.rectangle(memory.with_values(value), width))
+            (self.padded_heads(memory.with_values(key), width), self.padded_heads(memory.with_values(value), width))
             for key, value in projected
         ]
 
-    def rectangle(self, heads: Packed, width: int) -> Tensor:
+    def padded_heads(self, heads: Packed, width: int) -> Tensor:
         """S H K as B H width K."""
-        x = heads.rectangle().transpose(1, 2)
+        x = heads.to_padded().transpose(1, 2)
         whole = x.new_zeros(*x.shape[:2], width, x.shape[3], dtype=self.cache.mask.dtype)
         whole[:, :, : x.shape[2]] = x
         return whole
 
     def mask_of(self, memory: Packed, width: int) -> Tensor:
         """What to add to scores: 0 where a sentence has a token, -inf elsewhere: B*H 1 width."""
-        valid = F.pad(memory.layout.valid, (0, width - memory.layout.max_length))
+        valid = F.pad(memory.layout.mask, (0, width - memory.layout.max_length))
         mask = torch.zeros(valid.shape, device=valid.device, dtype=self.cache.mask.dtype)
         return mask.masked_fill_(~valid, -math.inf).repeat_interleave(self.heads, 0)[:, None]
 
-    def select(self, parents: Tensor) -> None:
-        self.cache.select(parents)
+    def reorder(self, beam_index: Tensor) -> None:
+        self.cache.reorder(beam_index)
 
-    def keep(self, sentences: Tensor) -> None:
-        self.cache.keep(sentences)
+    def drop_finished(self, sentences: Tensor) -> None:
+        self.cache.drop_finished(sentences)
         self.cross = [(key[sentences], value[sentences]) for key, value in self.cross]
         self.memory_mask = self.memory_mask.unflatten(0, (-1, self.heads))[sentences].flatten(0, 1)
 
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         width = max(rounded(memory.layout.max_length), self.memory_mask.shape[2])
         wider = width - self.memory_mask.shape[2]
         by_sentence = F.pad(self.memory_mask, (0, wider), value=-math.inf).unflatten(0, (-1, self.heads))
@@ -94,4 +94,4 @@ class TransformerState(DecoderState):
              F.pad(value, (0, 0, 0, wider)).index_copy(0, slots, new_value))
             for (key, value), (new_key, new_value) in zip(self.cross, self.project(memory, width), strict=True)
         ]  # fmt: skip
-        self.cache.restart(slots)
+        self.cache.reset(slots)

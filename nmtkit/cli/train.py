@@ -17,8 +17,8 @@ from nmtkit.registry import flags, load_installed_plugins, load_plugin, on_comma
 from nmtkit.training.config import SECTIONS, RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.job import Component, Job, Tables
-    from nmtkit.training.run import Ending
+    from nmtkit.training.job import Component, JobConfig, Tables
+    from nmtkit.training.run import StopReason
 
 NAME_FLAGS = {
     "architecture": "--arch",
@@ -192,13 +192,13 @@ def _processes(config: RunConfig) -> int:
     return config.nproc_per_node or 1
 
 
-def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
+def _train(job: "JobConfig", data: Path, arguments: Sequence[str]) -> int:
     """One process's part; gives the exit code."""
     from nmtkit import distributed
     from nmtkit.training.progress import Display, Lines, LiveLine
     from nmtkit.training.run import Run
 
-    first = distributed.is_first()
+    first = distributed.is_rank_zero()
     if not first:
         logging.getLogger("nmtkit").setLevel(logging.WARNING)
     quiet = logging.getLogger("nmtkit").level > logging.INFO
@@ -212,7 +212,7 @@ def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
         raise
     finally:
         display.close()
-    distributed.leave()
+    distributed.destroy_process_group()
     if not first:
         return 0
     if ending.received is None:
@@ -226,7 +226,7 @@ def _train(job: "Job", data: Path, arguments: Sequence[str]) -> int:
     return 130 if ending.received.name == "SIGINT" else 0
 
 
-def _finished(job: "Job", data: Path, ending: "Ending") -> list[str]:
+def _finished(job: "JobConfig", data: Path, ending: "StopReason") -> list[str]:
     """What to say at the end of a run: that it is finished, and the commands that follow."""
     from nmtkit import checkpoint
 
@@ -250,14 +250,14 @@ def _fail_together(error: BaseException) -> NoReturn:
 
     known = isinstance(error, ValueError | OSError | ImportError)
     if not known and not isinstance(error, KeyboardInterrupt):
-        if distributed.lost_connection(error):
+        if distributed.is_connection_error(error):
             # the process at the other end has more to say, and gets the time to
             time.sleep(3)
         else:
             traceback.print_exception(error)
     message = f"rank {distributed.rank()}: {str(error) or type(error).__name__}"
     stderr.print(f"nmtkit: error: {message}", markup=False, soft_wrap=True)
-    distributed.fail_together(message)
+    distributed.abort(message)
     sys.stderr.flush()
     os._exit(2 if known else 1)
 

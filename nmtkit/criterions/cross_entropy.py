@@ -35,5 +35,5 @@ class CrossEntropy(Criterion):
 
     def forward(self, model: Architecture, batch: Batch) -> Loss:
         features = model(batch.source, batch.target_input)
-        loss, nll = output_cross_entropy(model.output, features, batch.target_output, self.label_smoothing)
+        loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
         return with_auxiliary(Loss(loss, {"nll": nll}), model)

@@ -20,7 +20,7 @@ from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.linear_cross_entropy import output_cross_entropy
-from nmtkit.packed import IGNORED, Batch, Layout, Packed
+from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.registry import option
 
 # B sentences, C candidate translations of one, R of all, T their tokens, V vocabulary
@@ -63,7 +63,7 @@ class ExpectedReward(Criterion):
     def forward(self, model: Architecture, batch: Batch) -> Loss:
         memory = model.encode(batch.source)
         features = model.decode(memory, batch.target_input)
-        loss, nll = output_cross_entropy(model.output, features, batch.target_output, 0.0)
+        loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
         if not self.training:
             return with_auxiliary(Loss(loss, {"nll": nll}), model)
         alive = living(batch)
@@ -111,8 +111,8 @@ def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
 
 def living(batch: Batch) -> Tensor:
     """The sentences that are no dead tail: indices, int64."""
-    first = batch.target_output[batch.target_input.layout.offsets[:-1].long()]
-    return (first != IGNORED).nonzero()[:, 0]
+    first = batch.target_output[batch.target_input.layout.cu_seqlens[:-1].long()]
+    return (first != IGNORE_INDEX).nonzero()[:, 0]
 
 
 def references(batch: Batch, alive: Tensor) -> list[list[int]]:
@@ -162,9 +162,9 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     layout = Layout.of(lengths).to(memory.values.device)
     inputs = torch.tensor([token for target in targets for token in (BOS, *target)]).to(memory.values.device)
     outputs = torch.tensor([token for target in targets for token in (*target, EOS)]).to(memory.values.device)
-    logits = model.output(model.decode(memory, Packed(inputs, layout)))
+    logits = model.output_projection(model.decode(memory, Packed(inputs, layout)))
     nll = F.cross_entropy(logits.float(), outputs, reduction="none")
-    return nll.new_zeros(len(targets)).index_add(0, layout.sentence, -nll)
+    return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
 
 
 # Rewards: a candidate and its reference, as text, to a number from 0 to 1

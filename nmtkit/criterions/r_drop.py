@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from nmtkit.architectures import Architecture
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss, with_auxiliary
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.linear_agreement import output_agreement
 from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.r_drop_loss import output_r_drop_loss
 from nmtkit.packed import Batch
 from nmtkit.registry import option
 
@@ -39,12 +39,12 @@ class RDrop(Criterion):
         smoothing = self.config.label_smoothing
         if not self.training:
             features = model(batch.source, batch.target_input)
-            loss, nll = output_cross_entropy(model.output, features, batch.target_output, smoothing)
+            loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, smoothing)
             return with_auxiliary(Loss(loss, {"nll": nll}), model)
         first, of_first = model(batch.source, batch.target_input), model.auxiliary_losses()
         second, of_second = model(batch.source, batch.target_input), model.auxiliary_losses()
-        loss, nll, divergence = output_agreement(
-            model.output, first, second, batch.target_output, smoothing, self.config.r_drop_alpha
+        loss, nll, divergence = output_r_drop_loss(
+            model.output_projection, first, second, batch.target_output, smoothing, self.config.r_drop_alpha
         )
         counts = {"nll": nll, "divergence": divergence}
         for name in of_first:

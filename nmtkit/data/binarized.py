@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.joined import Joined
+from nmtkit.data.concat import ConcatArrays
 from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def part_name(part: int, parts: int) -> str:
 class Side:
     """One language of one split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
-    ids: npt.NDArray[Any] | Joined  # flat, uint16 or uint32
-    offsets: npt.NDArray[np.int64] | Joined  # n
-    lengths: npt.NDArray[np.int32] | Joined  # n; eos included
+    ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
+    offsets: npt.NDArray[np.int64] | ConcatArrays  # n
+    lengths: npt.NDArray[np.int32] | ConcatArrays  # n; eos included
 
     def sentence(self, row: int) -> list[int]:
         start = int(self.offsets[row])
@@ -115,14 +115,14 @@ class Split:
         """The pairs, in this order, as a batch on the CPU.
 
         With `source_tokens`, `target_tokens` and `sentences`, both sides get a dead tail up to these sizes: sentences
-        of eos whose target is IGNORED and whose pair is -1; there must be room for at least one.
+        of eos whose target is IGNORE_INDEX and whose pair is -1; there must be room for at least one.
 
         `resample` = (alpha, seed) segments the text anew, as `Tokenizer.encode_source_sampled`: a function of alpha,
         seed and pair, whatever the batch. Lengths then differ from the plan's.
         """
         import torch
 
-        from nmtkit.packed import IGNORED, Batch
+        from nmtkit.packed import IGNORE_INDEX, Batch
 
         source, target = self.source.gather(pairs), self.target.gather(pairs)
         if resample is not None:
@@ -138,7 +138,7 @@ class Split:
         shifted[1:] = target.ids[:-1]
         shifted[starts] = BOS
         output = torch.from_numpy(target.ids.astype(np.int64))
-        output[real_tokens:] = IGNORED
+        output[real_tokens:] = IGNORE_INDEX
         return Batch(
             _packed(source.ids, source.lengths),
             _packed(shifted, target.lengths),
@@ -282,9 +282,9 @@ def _side(folder: Path, split: str, side: str, pairs: int, dtype: str) -> Side:
 
 
 def _joined(sides: list[Side]) -> Side:
-    ids = Joined([side.ids for side in sides])
-    offsets = Joined([side.offsets for side in sides], ids.bounds[:-1].tolist())
-    return Side(ids, offsets, Joined([side.lengths for side in sides]))
+    ids = ConcatArrays([side.ids for side in sides])
+    offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
+    return Side(ids, offsets, ConcatArrays([side.lengths for side in sides]))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data import cleaning, corpus, duplicates
-from nmtkit.data.bulk import BulkEncoder
+from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.cleaning import LEAKED, LONG_LINE, Example, Findings, LineBytes, Mask, Rules
 from nmtkit.data.corpus import BLOCK_BYTES, Block
 from nmtkit.data.tokenizer import Tokenizer
@@ -68,8 +68,8 @@ class PairEncoder:
 
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
         self._tokenizer = tokenizer
-        self._source = BulkEncoder(tokenizer.source_model, dtypes[0])
-        self._target = self._source if tokenizer.joint else BulkEncoder(tokenizer.target_model, dtypes[1])
+        self._source = BatchEncoder(tokenizer.source_model, dtypes[0])
+        self._target = self._source if tokenizer.joint else BatchEncoder(tokenizer.target_model, dtypes[1])
         self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
         self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
         self._tags: dict[str, int] = {}

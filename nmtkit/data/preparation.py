@@ -10,8 +10,8 @@ from typing import Any
 from nmtkit.data import corpus
 from nmtkit.data.binarized import TOKENIZER_FOLDER, part_name
 from nmtkit.data.cleaning import Rules
-from nmtkit.data.destination import Destination
 from nmtkit.data.encoding import Files
+from nmtkit.data.output_folder import AtomicFolder
 from nmtkit.data.report import Report
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import sample_pairs, train_model
@@ -100,7 +100,7 @@ def prepare(options: Options, on_progress: Callable[[int], None] = lambda pairs:
         for index, files in enumerate(_locate(options, prefixes, tags))
     }
     final = options.destdir / part_name(*options.part) if options.part else options.destdir
-    with Destination(final, options.overwrite) as destination:
+    with AtomicFolder(final, options.overwrite) as destination:
         if options.spm_model:
             tokenizer = load_tokenizer(options.spm_model)
         else:

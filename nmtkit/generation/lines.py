@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from nmtkit.data.tokenizer import EOS, UNK, Tokenizer
+from nmtkit.generation.beam_search import Hypothesis
+from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.generation.long_lines import pieces_of
 from nmtkit.generation.mbr import utilities
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis
-from nmtkit.generation.wishes import NO_WISHES, Wishes
 
 logger = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A line to translate; `ids` (eos last) where it is encoded already, and what is wished for, as text."""
+    """A line to translate; `ids` (eos last) where it is encoded already, and what is required for, as text."""
 
     source: str
     ids: list[int] | None = None
@@ -32,7 +32,7 @@ class Sentence:
     """What a batch is made of."""
 
     ids: list[int]  # eos last
-    wishes: Wishes = NO_WISHES
+    constraints: Constraints = NO_CONSTRAINTS
     seed: int = 0
     reference: list[int] | None = None  # without eos
 
@@ -90,7 +90,7 @@ class Desk:
     long_lines: Literal["split", "cut"]
 
     def lines(self, requests: Sequence[Request], first: int) -> list[Line]:
-        """Raises ValueError for wishes that cannot be granted, naming the line."""
+        """Raises ValueError for constraints that cannot be granted, naming the line."""
         encoded = self.tokenizer.encode_source([one.source for one in requests if one.ids is None])
         fresh = iter(encoded.split())
         result = []
@@ -110,16 +110,18 @@ class Desk:
             return [Sentence([*ids, EOS], reference=self.target(request.reference))]
         if not ids:
             return []
-        wishes = Wishes(
+        constraints = Constraints(
             prefix=tuple(self.target(request.prefix)),
             required=tuple(tuple(self.target(phrase)) for phrase in request.required),
             avoided=tuple(tuple(self.target(phrase)) for phrase in request.avoided),
         )
-        wishes.check(self.options)
+        constraints.check(self.options)
         cut = self.cut(ids, id)
-        later = replace(wishes, prefix=(), required=())  # of a line in parts, the first begins it and holds the phrases
+        later = replace(
+            constraints, prefix=(), required=()
+        )  # of a line in parts, the first begins it and holds the phrases
         return [
-            Sentence([*part, EOS], later if index else wishes, seed=id + (index << 40))
+            Sentence([*part, EOS], later if index else constraints, seed=id + (index << 40))
             for index, part in enumerate(cut)
         ]
 

@@ -36,13 +36,13 @@ def place(device: str, workers: int) -> str:
 @contextmanager
 def together() -> Iterator[int]:
     """Meets the processes that torchrun started, if it did; gives their number. An error in one ends all."""
-    distributed.join(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
+    distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
     try:
         yield distributed.world_size()
     except BaseException as error:
-        distributed.fail_together(f"rank {distributed.rank()}: {error}")
+        distributed.abort(f"rank {distributed.rank()}: {error}")
         raise
-    distributed.leave()
+    distributed.destroy_process_group()
 
 
 def spread(runner: Runner) -> Runner | None:
@@ -50,7 +50,7 @@ def spread(runner: Runner) -> Runner | None:
     if distributed.world_size() == 1:
         return runner
     mail = Mail()
-    if distributed.is_first():
+    if distributed.is_rank_zero():
         return Ranks(runner, mail).run
     serve(runner, mail)
     return None
@@ -60,11 +60,11 @@ class Mail:
     """Messages between processes, each of which gets its own in the order they were sent. All are to make one."""
 
     def __init__(self) -> None:
-        first = distributed.is_first()
-        port = 0 if first else distributed.from_first(None)
+        first = distributed.is_rank_zero()
+        port = 0 if first else distributed.broadcast(None)
         self.store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=first, wait_for_workers=False)
         if first:
-            distributed.from_first(self.store.port)
+            distributed.broadcast(self.store.port)
         self.count: dict[str, int] = {}  # messages sent or received, by channel
 
     def send(self, channel: str, message: Any) -> None:
@@ -101,7 +101,7 @@ class Ranks:
             yield from self.come()
         while any(self.in_hand.values()):
             time.sleep(POLL)
-            distributed.beat()
+            distributed.heartbeat()
             yield from self.come()
         for other in self.others:
             self.mail.send(f"to {other}", "end")
@@ -109,7 +109,7 @@ class Ranks:
     def kept(self, jobs: Iterable[Job]) -> Iterator[Job]:
         index = 0
         for number, job in enumerate(jobs):
-            distributed.beat()
+            distributed.heartbeat()
             load = {rank: jobs_of - (AHEAD if rank else 0) for rank, jobs_of in self.in_hand.items()}
             rank = min(load, key=load.__getitem__) if job else 0  # an empty job asks for what is ready
             self.in_hand[rank] += 1
@@ -136,7 +136,7 @@ def serve(runner: Runner, mail: Mail) -> None:
     def jobs() -> Iterator[Job]:
         index = 0
         while (message := mail.receive(f"to {rank}")) != "end":
-            distributed.beat()
+            distributed.heartbeat()
             if message is None:  # nothing has come: what is in hand may be finished
                 time.sleep(POLL)
                 yield []

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
+from nmtkit.generation.beam_search import Candidates, Search
+from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Candidates, Search
-from nmtkit.generation.wishes import Wishes
 from nmtkit.packed import Packed
 
 # B sentences, R samples (rows) of each, N = B x R, V target vocabulary
@@ -31,10 +31,10 @@ class SampleSearch(Search):
         models: Sequence[Architecture],
         source: Packed,
         options: SearchOptions,
-        wishes: Sequence[Wishes],
+        constraints: Sequence[Constraints],
         seeds: Sequence[int],
     ) -> None:
-        super().__init__(models, source, options, wishes)
+        super().__init__(models, source, options, constraints)
         self.log_probability.zero_()
         self.generators = [np.random.Generator(np.random.Philox([options.seed, seed])) for seed in seeds]
 

@@ -27,7 +27,7 @@ class Scorer:
         each = [model.step(tokens, state) for model, state in zip(self.models, self.states, strict=True)]
         log_probabilities = [
             (logits.clone() if len(each) > 1 else logits)
-            if getattr(model.output, "normalises", False)
+            if getattr(model.output_projection, "normalises", False)
             else logits.log_softmax(1, dtype=torch.float32)
             for model, logits in zip(self.models, each, strict=True)
         ]
@@ -37,10 +37,10 @@ class Scorer:
         broken = mean[:, :1].isnan()  # one number that is none spoils its whole row
         return mean.masked_fill_(broken, -math.inf) if broken.any() else mean
 
-    def select(self, parents: Tensor) -> None:
+    def reorder(self, beam_index: Tensor) -> None:
         for state in self.states:
-            state.select(parents)
+            state.reorder(beam_index)
 
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         for state in self.states:
-            state.keep(sentences)
+            state.drop_finished(sentences)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
-from nmtkit.generation.search import Hypothesis, penalty
+from nmtkit.generation.beam_search import Hypothesis, penalty
 from nmtkit.packed import Packed
 
 # B sentences, T target tokens in all of them, V target vocabulary, H heads, L and M longest target and source
@@ -21,7 +21,9 @@ def score_references(
 ) -> list[Hypothesis]:
     """Each reference (ids without eos) with its log probability, eos included, and its score."""
     inputs, outputs = _packed([[BOS, *ids] for ids in references], source), [[*ids, EOS] for ids in references]
-    each = [model.output(model(source, inputs)).log_softmax(-1, dtype=torch.float32) for model in models]  # T V
+    each = [
+        model.output_projection(model(source, inputs)).log_softmax(-1, dtype=torch.float32) for model in models
+    ]  # T V
     mean = each[0] if len(each) == 1 else torch.stack(each).logsumexp(0) - math.log(len(each))
     gained = mean.gather(1, _packed(outputs, source).values[:, None])[:, 0].double().cpu()
     totals = [float(part.sum()) for part in gained.split([len(ids) for ids in outputs])]
@@ -56,7 +58,7 @@ def align(models: Sequence[Architecture], source: Packed, found: Sequence[list[H
 
 def _cross(model: Architecture, source: Packed, inputs: Packed) -> Tensor:
     """The attention to align by, B L M, in fp32."""
-    maps = model.attention_maps(source, inputs).get("cross")
+    maps = model.attention_weights(source, inputs).get("cross")
     if not maps:
         raise ValueError(f"{type(model).__name__} has no cross-attention to align by")
     return maps[max(0, len(maps) - 2)].float().mean(1)

@@ -18,14 +18,14 @@ import torch
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.generation.continuous import Continuous
+from nmtkit.generation.beam_search import Hypothesis
+from nmtkit.generation.continuous_batching import Continuous
 from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.device_search import suits
+from nmtkit.generation.graph_search import suits
 from nmtkit.generation.lines import Desk, Line, Output, Request, Sentence, Translation
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis
 from nmtkit.generation.teacher_forced import align, score_references
-from nmtkit.layers.quantized import pack
+from nmtkit.layers.prepack import prepack
 from nmtkit.packed import Packed
 
 __all__ = ["Output", "Request", "Translation", "Translator"]
@@ -141,8 +141,8 @@ class Translator:
             references = [sentence.reference or [] for sentence in job]
             found = [[one] for one in score_references(self.models, source, references, options.lenpen)]
         else:
-            wishes, seeds = [sentence.wishes for sentence in job], [sentence.seed for sentence in job]
-            found = beam_search(self.models, source, options, wishes, seeds)
+            constraints, seeds = [sentence.constraints for sentence in job], [sentence.seed for sentence in job]
+            found = beam_search(self.models, source, options, constraints, seeds)
         return align(self.models, source, found) if options.alignment or options.replace_unknown else found
 
     def run(
@@ -193,7 +193,7 @@ def prepared(model: Architecture, device: str, precision: Precision) -> Architec
         precision = "fp32" if on_cpu else "bf16"
     if on_cpu:
         with torch.inference_mode():
-            pack(model, precision)
+            prepack(model, precision)
         return model
     if precision == "int8":
         raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nmtkit.layers.attention_cpu import banded_attention, rectangle_attention
 from nmtkit.layers.attention_gpu import flex_attention, padded_attention, varlen_attention
-from nmtkit.layers.visibility import visible_keys
+from nmtkit.layers.visibility import attention_mask
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
@@ -124,18 +124,18 @@ def plain_attention(
     """The reference of `attention`: padded, with a mask, in torch's own operations."""
     weights = attention_weights(query, key, query_layout, key_layout, causal=causal, window=window)
     weights = F.dropout(weights, dropout).to(value.dtype)
-    attended = weights @ Packed(value, key_layout).rectangle().transpose(1, 2)  # B H L V
-    return Packed.from_rectangle(attended.transpose(1, 2), query_layout).values
+    attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L V
+    return Packed.from_padded(attended.transpose(1, 2), query_layout).values
 
 
 def attention_weights(
     query: Tensor, key: Tensor, query_layout: Layout, key_layout: Layout, *, causal: bool, window: int | None
 ) -> Tensor:
     """The softmax of `attention` as a rectangle, B H L M; rows beyond a sentence's end have no meaning."""
-    queries = Packed(query, query_layout).rectangle().transpose(1, 2)  # B H L K
-    keys = Packed(key, key_layout).rectangle().transpose(1, 2)
+    queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
+    keys = Packed(key, key_layout).to_padded().transpose(1, 2)
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    visible = visible_keys(query_layout, key_layout, causal, window)
+    visible = attention_mask(query_layout, key_layout, causal, window)
     return scores.masked_fill(~visible, -math.inf).softmax(-1)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from nmtkit.layers.dropout import dropout as dropped
 from nmtkit.layers.dropout import keep_mask, keep_scale
-from nmtkit.layers.visibility import visible_keys
+from nmtkit.layers.visibility import attention_mask
 from nmtkit.packed import Layout
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
@@ -57,7 +57,7 @@ class _RectangleAttention(torch.autograd.Function):
         scores = torch.bmm(q, k.transpose(1, 2)).float().unflatten(0, (-1, heads))  # B H L M
         weights = torch.softmax(scores.mul_(scale).add_(bias), -1)
         if not query_layout.uniform:
-            weights.mul_(query_layout.valid[:, None, :, None])  # so that queries beyond the end have no gradient
+            weights.mul_(query_layout.mask[:, None, :, None])  # so that queries beyond the end have no gradient
         kept = (keep_mask(weights, p) < 0).float().mul_(keep_scale(p)) if p else None
         used = weights if kept is None else weights * kept
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L V
@@ -112,7 +112,9 @@ def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
 
 def _band(layout: Layout, causal: bool, window: int, block: int) -> Tensor:
     """What is added to scores: 0 where a query may look, -inf elsewhere: N 1 P W."""
-    sentence = F.pad(layout.sentence, (0, -layout.tokens % block), value=-1)  # rows behind the last token: a sentence
+    sentence = F.pad(
+        layout.segment_ids, (0, -layout.tokens % block), value=-1
+    )  # rows behind the last token: a sentence
     own = _blocks(sentence[:, None, None], block)
     seen = _with_neighbours(own, causal, beyond=-2).transpose(2, 3)  # N 1 1 W
     distance = torch.arange(seen.shape[3]) - block - torch.arange(block)[:, None]
@@ -125,7 +127,7 @@ def _band(layout: Layout, causal: bool, window: int, block: int) -> Tensor:
 
 def _bias(query_layout: Layout, key_layout: Layout, causal: bool, window: int | None) -> Tensor:
     """What is added to scores: 0 where a query may look, -inf elsewhere: B 1 L M."""
-    visible = visible_keys(query_layout, key_layout, causal, window).expand(-1, 1, query_layout.max_length, -1)
+    visible = attention_mask(query_layout, key_layout, causal, window).expand(-1, 1, query_layout.max_length, -1)
     visible = F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE))
     return torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
 
@@ -143,7 +145,7 @@ def _to_rectangle(x: Tensor, layout: Layout, width: int) -> Tensor:
 
 def _rectangle_index(layout: Layout, heads: int, step: int, width: int) -> Tensor:
     column = torch.minimum(torch.arange(width), layout.lengths[:, None] - 1)
-    token = layout.offsets[:-1, None] + column  # B width
+    token = layout.cu_seqlens[:-1, None] + column  # B width
     return (token[:, None] * step + torch.arange(heads)[:, None]).flatten()  # B H width
 
 
@@ -155,8 +157,8 @@ def _to_packed(x: Tensor, layout: Layout, heads: int) -> Tensor:
 
 
 def _packed_index(layout: Layout, heads: int, width: int) -> Tensor:
-    row = layout.sentence[:, None] * heads + torch.arange(heads)  # T H
-    return (row * width + layout.position[:, None]).flatten()
+    row = layout.segment_ids[:, None] * heads + torch.arange(heads)  # T H
+    return (row * width + layout.position_ids[:, None]).flatten()
 
 
 _memory: weakref.WeakKeyDictionary[Layout, dict[object, Tensor]] = weakref.WeakKeyDictionary()

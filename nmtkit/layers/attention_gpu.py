@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 
-from nmtkit.layers.visibility import visible_keys
+from nmtkit.layers.visibility import attention_mask
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a query
@@ -35,7 +35,7 @@ def varlen_attention(
     """T H K, S H K, S H K -> T H K; never looks beyond a sentence, so padding is not even thought of."""
     from torch.nn.attention.varlen import varlen_attn  # its import registers CUDA operators
 
-    offsets = query_layout.offsets, key_layout.offsets
+    offsets = query_layout.cu_seqlens, key_layout.cu_seqlens
     longest = query_layout.max_length, key_layout.max_length
     reach = -1 if window is None else window // 2  # -1: as far as the sentence goes
     attended: Any = varlen_attn(query, key, value, *offsets, *longest, window_size=(reach, 0 if causal else reach))
@@ -74,8 +74,8 @@ def document_mask(
     from the first key of its first sentence to the last key of its last. (torch's own constructor looks at all T x S.)
     """
     device = query_layout.lengths.device
-    sentence, key_sentence = query_layout.sentence, key_layout.sentence
-    position, key_position = query_layout.position, key_layout.position
+    sentence, key_sentence = query_layout.segment_ids, key_layout.segment_ids
+    position, key_position = query_layout.position_ids, key_layout.position_ids
 
     def visible(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         seen = sentence[row] == key_sentence[column]
@@ -88,8 +88,8 @@ def document_mask(
     tiles, key_tiles = (-(-layout.tokens // block) for layout in (query_layout, key_layout))
     first_row = torch.arange(tiles, device=device) * block
     last_row = (first_row + block - 1).clamp(max=query_layout.tokens - 1)
-    first = key_layout.offsets.long()[sentence[first_row]] // block
-    last = (key_layout.offsets.long()[sentence[last_row] + 1] - 1) // block
+    first = key_layout.cu_seqlens.long()[sentence[first_row]] // block
+    last = (key_layout.cu_seqlens.long()[sentence[last_row] + 1] - 1) // block
     count = last - first + 1
     # the tiles to visit come first; what stands behind them is not read
     order = (first[:, None] + torch.arange(key_tiles, device=device)).clamp(max=key_tiles - 1)
@@ -115,8 +115,8 @@ def padded_attention(
     """T H K, S H K, S H V -> T H V, through rectangles and torch's scaled_dot_product_attention."""
     layouts = query_layout, key_layout, key_layout
     pairs = zip((query, key, value), layouts, strict=True)
-    q, k, v = (Packed(x, layout).rectangle().transpose(1, 2) for x, layout in pairs)
-    visible = visible_keys(query_layout, key_layout, causal, window)
+    q, k, v = (Packed(x, layout).to_padded().transpose(1, 2) for x, layout in pairs)
+    visible = attention_mask(query_layout, key_layout, causal, window)
     visible = visible.expand(-1, 1, query_layout.max_length, -1)
     attended = F.scaled_dot_product_attention(q, k, v, visible, dropout, scale=1 / math.sqrt(q.shape[-1]))
-    return Packed.from_rectangle(attended.transpose(1, 2), query_layout).values
+    return Packed.from_padded(attended.transpose(1, 2), query_layout).values

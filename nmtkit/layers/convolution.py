@@ -21,8 +21,8 @@ def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool)
         if shift == 0:
             taps.append(x)
             continue
-        place = layout.position + shift
-        inside = place >= 0 if shift < 0 else place < layout.lengths[layout.sentence]
+        place = layout.position_ids + shift
+        inside = place >= 0 if shift < 0 else place < layout.lengths[layout.segment_ids]
         reach = min(abs(shift), len(x))
         shifted = F.pad(x[:-reach], (0, 0, reach, 0)) if shift < 0 else F.pad(x[reach:], (0, 0, 0, reach))
         taps.append(torch.where(inside[:, None], shifted, 0))

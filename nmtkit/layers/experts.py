@@ -126,7 +126,7 @@ def variation(loads: Tensor) -> Tensor:
     return loads.var(unbiased=False) / loads.mean().square().clamp(min=1e-10)
 
 
-def take_imbalance(model: nn.Module, tokens: int) -> dict[str, Tensor]:
+def pop_auxiliary_losses(model: nn.Module, tokens: int) -> dict[str, Tensor]:
     """The losses by name of all Experts in `model`, times `tokens`, as a criterion's sums want them.
 
     Layers forget theirs, and with them the graph of their last forward pass. Empty in evaluation.

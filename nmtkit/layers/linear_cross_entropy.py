@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.packed import IGNORED
+from nmtkit.packed import IGNORE_INDEX
 
 # T tokens, R of them in a chunk, D model width, V vocabulary
 
@@ -17,7 +17,7 @@ CHUNK_BYTES_GPU = 1 << 30
 def output_cross_entropy(
     output: nn.Module, features: Tensor, target: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Sums over the tokens of T (those with target `IGNORED` left out) of the smoothed loss, and of the plain one.
+    """Sums over the tokens of T (those with target `IGNORE_INDEX` left out) of the smoothed loss, and of the plain one.
 
     The target distribution is mixed with the uniform one over all V entries, u(k) = 1 / V (Szegedy et al. 2015,
     section 7), so with eps = `label_smoothing` a token's loss is
@@ -36,7 +36,7 @@ def output_cross_entropy(
 def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """What `output_cross_entropy` computes, given the logits T V."""
     log_probabilities = F.log_softmax(logits.float(), -1)
-    counted = target != IGNORED
+    counted = target != IGNORE_INDEX
     nll = -log_probabilities.gather(1, target.clamp(min=0)[:, None])[:, 0].where(counted, 0).sum()
     if not label_smoothing:
         return nll, nll.detach()
@@ -70,7 +70,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = nll = torch.zeros((), device=x.device)
         for start in range(0, len(x), rows):
             part, goal = x[start : start + rows], target[start : start + rows]
-            counted, goal = goal != IGNORED, goal.clamp(min=0)[:, None]
+            counted, goal = goal != IGNORE_INDEX, goal.clamp(min=0)[:, None]
             logits = part @ w.t() if bias is None else torch.addmm(bias.to(dtype), part, w.t())  # R V
             chosen = logits.gather(1, goal)[:, 0].float()
             top = logits.amax(-1).float()

@@ -15,8 +15,8 @@ LSTMState = tuple[Tensor, ...]  # two tensors, output and cell of the last step:
 
 def backwards(layout: Layout) -> Tensor:
     """For each token the one that mirrors it in its sentence: T, int64. Its own inverse."""
-    first = layout.offsets.long()[:-1]
-    return (2 * first + layout.lengths - 1)[layout.sentence] - torch.arange(layout.tokens, device=first.device)
+    first = layout.cu_seqlens.long()[:-1]
+    return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
 
 
 class PackedLSTM(nn.Module):
@@ -37,8 +37,8 @@ class PackedLSTM(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         order = backwards(layout) if self.reverse else None
-        rectangle = Packed(x if order is None else x[order], layout).rectangle()  # T I -> B L I
-        y = Packed.from_rectangle(self.lstm(rectangle)[0], layout).values
+        rectangle = Packed(x if order is None else x[order], layout).to_padded()  # T I -> B L I
+        y = Packed.from_padded(self.lstm(rectangle)[0], layout).values
         return y if order is None else y[order]
 
     @property

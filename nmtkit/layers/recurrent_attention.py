@@ -84,15 +84,15 @@ class AttentiveLSTM(nn.Module):
 
     def forward(self, x: Tensor, layout: Layout, memory: Packed, keys: Packed) -> Reading:
         """x T I, memory values S D, keys (of `attention.keys`) on the same layout."""
-        inputs = Packed(self.input(x), layout).rectangle()  # B L 4H
-        values, scored, valid = memory.rectangle(), keys.rectangle(), memory.layout.valid
+        inputs = Packed(self.input(x), layout).to_padded()  # B L 4H
+        values, scored, valid = memory.to_padded(), keys.to_padded(), memory.layout.mask
         output, cell = (x.new_zeros(layout.sentences, *shape) for shape in self.state_shapes)
         steps = []
         for gates in inputs.unbind(1):
             output, cell, context, fed, weights = self._read(gates, (output, cell), values, scored, valid, 1)
             steps.append((output, context, fed, weights))
         output, context, fed, weights = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
-        output, context, fed = (Packed.from_rectangle(part, layout).values for part in (output, context, fed))
+        output, context, fed = (Packed.from_padded(part, layout).values for part in (output, context, fed))
         return Reading(output, context, fed, weights)
 
     def step(

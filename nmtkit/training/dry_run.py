@@ -8,19 +8,19 @@ import torch
 
 from nmtkit import models
 from nmtkit.architectures import Vocabulary
+from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import Plan
 from nmtkit.training import precision as precisions
-from nmtkit.training.feed import Feed, Position
-from nmtkit.training.job import Job
-from nmtkit.training.planning import Estimate, estimate, product_ceiling, report
+from nmtkit.training.estimate import Estimate, estimate, product_ceiling, report
+from nmtkit.training.job import JobConfig
+from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, set_threads
 
 WARM_UP = 2  # updates before the clock starts
 
 
-def dry_run(job: Job, data: Path | None, vocabulary_size: int | None, updates: int) -> list[str]:
+def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, updates: int) -> list[str]:
     """Lines for people. Without `data`, a joint vocabulary of `vocabulary_size` is taken, and no update can be timed.
 
     Raises ValueError when neither, or not enough, is given.
@@ -49,20 +49,26 @@ def dry_run(job: Job, data: Path | None, vocabulary_size: int | None, updates: i
     return lines
 
 
-def _plan(job: Job, dataset: Dataset, tokens: int) -> Plan:
+def _plan(job: JobConfig, dataset: Dataset, tokens: int) -> BatchSampler:
     split = dataset["train"]
-    return Plan(split.source.lengths, split.target.lengths, tokens, job.run.seed)
+    return BatchSampler(split.source.lengths, split.target.lengths, tokens, job.run.seed)
 
 
 def _timed(
-    job: Job, dataset: Dataset, plan: Plan, device: torch.device, precision: str, updates: int, expected: Estimate
+    job: JobConfig,
+    dataset: Dataset,
+    plan: BatchSampler,
+    device: torch.device,
+    precision: str,
+    updates: int,
+    expected: Estimate,
 ) -> list[str]:
     """Makes updates in one process, and says how long they take and what share of the device's ceiling that is."""
     trainer = build_trainer(job, dataset.tokenizer, device, resumed=False)
-    feed = Feed(dataset["train"], plan, job.run.max_tokens, 0, 1, device, job.run.subword_alpha)
+    loader = BatchLoader(dataset["train"], plan, job.run.max_tokens, 0, 1, device, job.run.subword_alpha)
     source = target = 0
     started = time.monotonic()
-    for number, update in enumerate(feed.updates(Position(0, 0))):
+    for number, update in enumerate(loader.updates(Position(0, 0))):
         if number == WARM_UP:
             _wait(device)
             started, source, target = time.monotonic(), 0, 0
@@ -72,7 +78,7 @@ def _timed(
         source, target = source + update.source_tokens, target + update.target_tokens
     _wait(device)
     seconds = time.monotonic() - started
-    feed.close()
+    loader.close()
     flops = expected.flops / expected.tokens * (source + target) / 2
     ceiling = product_ceiling(device, precision)
     rate = flops / seconds

@@ -68,7 +68,7 @@ class Gradients:
         for bucket in self.buckets:
             bucket.flat.zero_()
 
-    def taint(self, value: Tensor) -> None:
+    def mark_nonfinite(self, value: Tensor) -> None:
         """Adds a scalar to one gradient: 0, or what is not finite, so that every rank sees it after `reduce`."""
         self.buckets[-1].flat[0].add_(value)
 

@@ -42,7 +42,7 @@ class Component:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobConfig:
     run: RunConfig
     components: dict[str, Component]  # by table
     plugins: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def resolve(
     settings: Mapping[str, Any],
     plugins: tuple[str, ...],
     place: str,
-) -> Job:
+) -> JobConfig:
     """The job: `settings` are the flags that were given, by field name, over the config's tables."""
     in_file = {name: value for name, value in tables.get("run", {}).items() if name != "plugin"}
     # the flags settle what the file left open: a pair such as --batch-tokens and --update-freq is checked once
@@ -121,4 +121,4 @@ def resolve(
         own = field_types(type(component.config))
         changes = {name: value for name, value in settings.items() if name in own}
         chosen[table] = Component(name=component.name, config=derive(component.config, changes, "the command line"))
-    return Job(run=run, components=chosen, plugins=plugins)
+    return JobConfig(run=run, components=chosen, plugins=plugins)

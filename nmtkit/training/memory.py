@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 
 from nmtkit import distributed
+from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
-from nmtkit.data.plan import Plan, slices
-from nmtkit.training.feed import Feed
+from nmtkit.training.loader import BatchLoader
 from nmtkit.training.trainer import Trainer
 
 UPDATES = 100  # of the plan, whose slices are looked at
@@ -18,27 +18,29 @@ UPDATES = 100  # of the plan, whose slices are looked at
 Pairs = npt.NDArray[np.int64]
 
 
-def largest_slice(split: Split, plan: Plan, max_tokens: int) -> Pairs:
+def largest_slice(split: Split, plan: BatchSampler, max_tokens: int) -> Pairs:
     """The pairs of the slice with most tokens on both sides among the first updates of the plan."""
     source, target = split.source.lengths, split.target.lengths
-    cut = [part for pairs in islice(plan.epoch(0), UPDATES) for part in slices(pairs, source, target, max_tokens)]
+    cut = [
+        part for pairs in islice(plan.epoch(0), UPDATES) for part in micro_batches(pairs, source, target, max_tokens)
+    ]
     return max(cut, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
 
 
-def try_largest(trainer: Trainer, feed: Feed) -> None:
+def try_largest(trainer: Trainer, loader: BatchLoader) -> None:
     """Raises ValueError when the largest slice does not fit, with the --max-tokens that would."""
-    split = feed.split
-    pairs = largest_slice(split, feed.plan, feed.max_tokens)
+    split = loader.split
+    pairs = largest_slice(split, loader.plan, loader.max_tokens)
 
     def attempt(count: int) -> None:
-        trainer.rehearse(feed.batch(pairs[:count], 0))
+        trainer.warm_up(loader.batch(pairs[:count], 0))
 
     if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
         try:  # once: a process that tried again by itself would wait for the others
             return attempt(len(pairs))
         except torch.OutOfMemoryError as error:
             raise ValueError(
-                f"--max-tokens {feed.max_tokens} does not fit into the memory of {trainer.device}; try half of it"
+                f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}; try half of it"
             ) from error
     fitting = most_that_fit(attempt, len(pairs))
     if fitting == len(pairs):
@@ -50,7 +52,9 @@ def try_largest(trainer: Trainer, feed: Feed) -> None:
         )
     kept = pairs[:fitting]
     tokens = max(int(split.source.lengths[kept].sum()), int(split.target.lengths[kept].sum()))
-    raise ValueError(f"--max-tokens {feed.max_tokens} does not fit into the memory of {trainer.device}; {tokens} would")
+    raise ValueError(
+        f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}; {tokens} would"
+    )
 
 
 def most_that_fit(attempt: Callable[[int], None], count: int) -> int:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nmtkit import distributed
-from nmtkit.training.skips import Skips
-from nmtkit.training.trainer import Outcome
+from nmtkit.training.nonfinite import NonfiniteGuard
+from nmtkit.training.trainer import StepMetrics
 
 RECENT = 50  # updates that the live speed looks back on
 
@@ -18,19 +18,19 @@ RECENT = 50  # updates that the live speed looks back on
 class Meter:
     """Adds up outcomes on the device; `read`, at a log line, waits for it once. On the CPU nothing ever waits."""
 
-    def __init__(self, device: torch.device, skips: Skips) -> None:
+    def __init__(self, device: torch.device, skips: NonfiniteGuard) -> None:
         self.device = device
         self.skips = skips
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # when, target tokens
         self._clear()
 
     def _clear(self) -> None:
-        self.unread: list[Outcome] = []
-        self.kept: list[Outcome] = []  # those that were not skipped
+        self.unread: list[StepMetrics] = []
+        self.kept: list[StepMetrics] = []  # those that were not skipped
         self.skipped = 0
         self.started = time.monotonic()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: StepMetrics) -> None:
         self.unread.append(outcome)
         if self.device.type == "cpu":
             self._look()
@@ -57,8 +57,8 @@ class Meter:
         if not kept:
             self._clear()
             return {"skipped": skipped} if skipped else {}
-        names = distributed.from_first(list(kept[0].sums))
-        total = distributed.all_sum(torch.stack([self._total(name) for name in names])).tolist()
+        names = distributed.broadcast(list(kept[0].sums))
+        total = distributed.all_reduce(torch.stack([self._total(name) for name in names])).tolist()
         tokens = sum(outcome.target_tokens for outcome in kept)
         means = {name: value / tokens for name, value in zip(names, total, strict=True)}
         elapsed = max(time.monotonic() - self.started, 1e-9)

@@ -11,18 +11,18 @@ from typing import Any
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import badness
+from nmtkit.data.batching import WINDOW_PAIRS, BatchSampler, check_sizes
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import WINDOW_PAIRS, Plan, check_sizes
 from nmtkit.training import report
-from nmtkit.training.feed import Feed, Position, Update
-from nmtkit.training.job import Job, Tables
+from nmtkit.training.checkpoints import CheckpointManager, same_run
+from nmtkit.training.job import JobConfig, Tables
+from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.memory import largest_slice, try_largest
 from nmtkit.training.meter import Meter
+from nmtkit.training.nonfinite import NonfiniteGuard
 from nmtkit.training.progress import Display, RunLog
 from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, identity, set_threads
 from nmtkit.training.signals import StopSignal
-from nmtkit.training.skips import Skips
-from nmtkit.training.store import Store, same_run
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
@@ -31,7 +31,7 @@ EXPECTED_CHANGES = ("max_update", "max_epoch", "save_dir", "device", "threads", 
 
 
 @dataclass(frozen=True)
-class Ending:
+class StopReason:
     """Why and where a run ended."""
 
     reason: str
@@ -42,17 +42,19 @@ class Ending:
 class Run:
     """One process's part of a run. Rank 0 talks, writes the log and saves; everything else is done by all alike."""
 
-    def __init__(self, job: Job, data: Path, display: Display) -> None:
+    def __init__(self, job: JobConfig, data: Path, display: Display) -> None:
         self.data = data
         self.display = display
         self.device = device_of(job.run)
         set_threads(job.run, self.device)
-        distributed.join(self.device, job.run.timeout_minutes)
+        distributed.init_process_group(self.device, job.run.timeout_minutes)
         self.dataset = Dataset.open(data)
         self.train_split = self.dataset["train"]
         if not len(self.train_split):
             raise ValueError(f"{data}: the training set is empty")
-        self.store = Store(job.run.save_dir, job.run.keep_last, job.run.keep_best, job.run.best_checkpoint_metric)
+        self.store = CheckpointManager(
+            job.run.save_dir, job.run.keep_last, job.run.keep_best, job.run.best_checkpoint_metric
+        )
         self.store.check_shared()
         found = self._newest()
         self.job = self._resolved(job, found[1] if found else None)
@@ -62,7 +64,7 @@ class Run:
             end = min(start + WINDOW_PAIRS, len(source))
             check_sizes(range(start, end), source[start:end], target[start:end], config.max_tokens, "--max-tokens")
         assert config.batch_tokens is not None
-        self.plan = Plan(source, target, config.batch_tokens, config.seed)
+        self.plan = BatchSampler(source, target, config.batch_tokens, config.seed)
         self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(found))
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
@@ -70,10 +72,10 @@ class Run:
         if found:
             self._resume(*found)
         self.validator = self._validator()
-        self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_first() else None)
-        self.skips = Skips(config.save_dir)
+        self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_rank_zero() else None)
+        self.skips = NonfiniteGuard(config.save_dir)
         self.meter = Meter(self.device, self.skips)
-        self.agreement = distributed.Agreement()
+        self.agreement = distributed.AsyncMax()
         self.last_save = time.monotonic()
 
     # --- setting up -------------------------------------------------------------------------------------------------
@@ -81,15 +83,15 @@ class Run:
     def _newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
         """The checkpoint to resume from, chosen by rank 0."""
         found = None
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.store.open()
             found = self.store.newest()
-        path = distributed.from_first(found[0] if found else None)
+        path = distributed.broadcast(found[0] if found else None)
         if path is None or found:
             return found
         return path, checkpoint.load(path)
 
-    def _resolved(self, job: Job, resumed: checkpoint.Checkpoint | None) -> Job:
+    def _resolved(self, job: JobConfig, resumed: checkpoint.Checkpoint | None) -> JobConfig:
         """The job with its batch size in tokens; a resumed run keeps the size it was started with."""
         tokens = batch_tokens_of(job.run, distributed.world_size())
         if resumed and job.run.batch_tokens is None:
@@ -100,7 +102,7 @@ class Run:
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
         same_run(contents, identity(self.job, self.dataset), path)
         state = contents["training"]
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             changed = differences(state["run"], self.job.tables())
             if changed:
                 log.info("other settings than before: %s", ", ".join(changed))
@@ -121,38 +123,38 @@ class Run:
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Ending:
+    def run(self) -> StopReason:
         """Trains to the end, or until asked to stop."""
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.store.folder.mkdir(parents=True, exist_ok=True)
             (self.store.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
             self._announce()
         ending = self._finished(None)
         if ending:
             return ending
-        feed = self._feed()
+        loader = self._loader()
         if self.job.run.compile:
             pairs = largest_slice(self.train_split, self.plan, self.job.run.max_tokens)
-            self.trainer.compile(feed.batch(pairs, 0))
+            self.trainer.compile(loader.batch(pairs, 0))
         if self.device.type == "cuda":
-            try_largest(self.trainer, feed)
+            try_largest(self.trainer, loader)
         try:
             with StopSignal() as stop:
-                for update in feed.updates(self.position):
+                for update in loader.updates(self.position):
                     ending = self._update(update, stop)
                     if ending:
                         return ending
         finally:
-            feed.close()
+            loader.close()
             self.log.close()
-        raise AssertionError("the feed is endless")
+        raise AssertionError("the loader is endless")
 
-    def _feed(self) -> Feed:
+    def _loader(self) -> BatchLoader:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
         shares = self.train_split, self.plan, config.max_tokens, rank, ranks
         equal = config.parallel == "fsdp"
-        return Feed(*shares, self.device, config.subword_alpha, fixed_shapes=config.compile, equal_passes=equal)
+        return BatchLoader(*shares, self.device, config.subword_alpha, fixed_shapes=config.compile, equal_passes=equal)
 
     def _announce(self) -> None:
         model = self.trainer.model
@@ -176,7 +178,7 @@ class Run:
             )
         self.log.write("resume" if done else "start", update=done, config=self.job.tables())
 
-    def _update(self, update: Update, stop: StopSignal) -> Ending | None:
+    def _update(self, update: Update, stop: StopSignal) -> StopReason | None:
         """One update and what is due after it."""
         outcome = self.trainer.step(update)
         self.position = update.next
@@ -203,21 +205,21 @@ class Run:
             or ending
             or _due(number, config.save_interval_updates)
             or (update.ends_epoch and _due(self.position.epoch, config.save_interval))
-            or (scores and distributed.from_first(self.store.is_best(self._badness(scores))))
+            or (scores and distributed.broadcast(self.store.is_best(self._badness(scores))))
         ):
             self._save(scores, must=bool(ending))
         return ending
 
-    def _finished(self, received: signal.Signals | None) -> Ending | None:
+    def _finished(self, received: signal.Signals | None) -> StopReason | None:
         config, done = self.job.run, self.trainer.done
         if received is not None:
-            return Ending(received.name, done, received)
+            return StopReason(received.name, done, received)
         if config.max_update is not None and done >= config.max_update:
-            return Ending(f"--max-update {config.max_update} is reached", done)
+            return StopReason(f"--max-update {config.max_update} is reached", done)
         if config.max_epoch is not None and self.position.epoch >= config.max_epoch:
-            return Ending(f"--max-epoch {config.max_epoch} is reached", done)
+            return StopReason(f"--max-epoch {config.max_epoch} is reached", done)
         if config.patience is not None and self.waited >= config.patience:
-            return Ending(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
+            return StopReason(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
         return None
 
     def _updates_to_make(self) -> tuple[int | None, bool]:
@@ -240,7 +242,7 @@ class Run:
 
     def _log_line(self, update: Update) -> None:
         record = self._pace(update) | self.meter.read()
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.log.write("train", **record)
 
     def _badness(self, scores: dict[str, float]) -> float:
@@ -259,7 +261,7 @@ class Run:
         self.trainer.scheduler.observe(value)
         seconds = time.monotonic() - started
         self.meter.pause(seconds)
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             epoch = self.position.epoch + (self.position.index > 0)
             self.log.write("valid", update=number, epoch=epoch, **scores, best=better, seconds=round(seconds, 3))
             self._report()
@@ -277,7 +279,7 @@ class Run:
         started = time.monotonic()
         weights, state = self.trainer.weights(), self.trainer.state()
         self.last_save = time.monotonic()
-        if not distributed.is_first():
+        if not distributed.is_rank_zero():
             return
         architecture = self.job.components["architecture"]
         tokenizer, plugins = self.dataset.tokenizer, list(self.job.plugins)

@@ -17,7 +17,7 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunFacts
 from nmtkit.training.config import RunConfig
 from nmtkit.training.finetune import start_from
-from nmtkit.training.job import Job
+from nmtkit.training.job import JobConfig
 from nmtkit.training.parameters import freeze
 from nmtkit.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ def fingerprint(dataset: Dataset) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity(job: Job, dataset: Dataset) -> dict[str, Any]:
+def identity(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
     """What a resumed run must have in common with the one it goes on from."""
     settings = job.tables()["architecture"]
     return {
@@ -76,14 +76,14 @@ def identity(job: Job, dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def build_model(job: Job, tokenizer: Tokenizer) -> Architecture:
+def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
     """The model on the CPU, its parameters drawn from the seed, hence alike on all ranks."""
     chosen = job.components["architecture"]
     torch.manual_seed(job.run.seed)
     return models.build(chosen.name, chosen.config, models.vocabulary_of(tokenizer))
 
 
-def build_trainer(job: Job, tokenizer: Tokenizer, device: torch.device, resumed: bool) -> Trainer:
+def build_trainer(job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool) -> Trainer:
     """The model and what trains it. A run that is resumed has its own weights, and needs no others to start from."""
     model = build_model(job, tokenizer)
     if job.run.finetune_from and not resumed:
@@ -103,7 +103,7 @@ def build_trainer(job: Job, tokenizer: Tokenizer, device: torch.device, resumed:
     return Trainer(job, model, criterion, scheduler, device)
 
 
-def check_shardable(job: Job) -> None:
+def check_shardable(job: JobConfig) -> None:
     """Raises ValueError for what does not go with parameters that are shared out."""
     optimizer, criterion = (job.components[table].name for table in ("optimizer", "criterion"))
     if optimizer not in ELEMENTWISE:
@@ -117,7 +117,7 @@ def check_shardable(job: Job) -> None:
         raise ValueError("--compile does not go with --parallel fsdp; give one of them")
 
 
-def _start_from(job: Job, model: Architecture, tokenizer: Tokenizer, path: Path) -> None:
+def _start_from(job: JobConfig, model: Architecture, tokenizer: Tokenizer, path: Path) -> None:
     chosen = job.components["architecture"]
     vocabulary = models.vocabulary_of(tokenizer)
     found = start_from(model, chosen.name, chosen.config, vocabulary, tokenizer, path)

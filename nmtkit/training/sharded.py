@@ -66,15 +66,15 @@ class Shards:
                 self.trained[name] = share
         if not self.trained:
             raise ValueError("no parameter is left to train; freeze fewer of them")
-        self.tainted = torch.zeros((), device=device)
+        self.nonfinite = torch.zeros((), device=device)
 
     def clear(self) -> None:
         torch._foreach_zero_(self._gradients())
-        self.tainted.zero_()
+        self.nonfinite.zero_()
 
-    def taint(self, value: Tensor) -> None:
+    def mark_nonfinite(self, value: Tensor) -> None:
         """Makes `norm` what is not finite on every rank, when `value` is; 0 changes nothing."""
-        self.tainted += value
+        self.nonfinite += value
 
     def arm(self) -> None:
         """Nothing: every backward pass ends in sums."""
@@ -85,7 +85,7 @@ class Shards:
     def norm(self) -> Tensor:
         """The 2-norm of all gradients of all processes, in fp32; not finite when any gradient is not."""
         squares = torch.stack(torch._foreach_norm(self._gradients())).float().square().sum()
-        return distributed.all_sum(squares + self.tainted).sqrt()
+        return distributed.all_reduce(squares + self.nonfinite).sqrt()
 
     def scale(self, factor: Tensor | float) -> None:
         torch._foreach_mul_(self._gradients(), factor)
@@ -153,4 +153,4 @@ def _gathered(parameter: Tensor, share: Tensor) -> Tensor:
     mesh, placements = parameter.device_mesh, parameter.placements
     tensor = DTensor.from_local(share.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
     whole = tensor.full_tensor()
-    return whole.cpu() if distributed.is_first() else whole.new_empty(0)
+    return whole.cpu() if distributed.is_rank_zero() else whole.new_empty(0)

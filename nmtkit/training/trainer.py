@@ -22,9 +22,9 @@ from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Batch
 from nmtkit.training import precision as precisions
 from nmtkit.training.ema import MovingAverage
-from nmtkit.training.feed import Update
 from nmtkit.training.gradients import Gradients
-from nmtkit.training.job import Job
+from nmtkit.training.job import JobConfig
+from nmtkit.training.loader import Update
 from nmtkit.training.parameters import parameter_groups
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class StepMetrics:
     """What one update did, still on the device: reading a tensor waits for it."""
 
     number: int  # of the update, counted from 1
@@ -52,7 +52,7 @@ class Trainer:
     """A model and what changes it. Everything random in an update is drawn from (seed, update, slice)."""
 
     def __init__(
-        self, job: Job, model: Architecture, criterion: Criterion, scheduler: LRScheduler, device: torch.device
+        self, job: JobConfig, model: Architecture, criterion: Criterion, scheduler: LRScheduler, device: torch.device
     ) -> None:
         self.job = job
         self.device = device
@@ -78,7 +78,7 @@ class Trainer:
         gathered_type = precisions.type_of(self.precision) if self.device.type == "cuda" else None
         return Shards(self.model, self.device, gathered_type)
 
-    def step(self, update: Update) -> Outcome:
+    def step(self, update: Update) -> StepMetrics:
         """Makes update number `done` + 1."""
         number = self.done + 1
         self.model.train()
@@ -88,7 +88,7 @@ class Trainer:
         own = sum(batch.target_tokens for _, batch in update.batches)
         tokens = update.target_tokens
         if self.job.run.subword_alpha:  # segmented anew: only the rank that made a slice knows its tokens
-            tokens = int(distributed.all_sum(torch.tensor(own)))
+            tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
         for place, (slice_number, batch) in enumerate(update.batches, 1):
             if place == len(update.batches):
@@ -101,21 +101,21 @@ class Trainer:
                     f"out of memory in update {number}, in a slice of {batch.source.layout.tokens} source and "
                     f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
                 ) from error
-        distributed.beat(number)
+        distributed.heartbeat(number)
         self.gradients.reduce()
         lr = self.scheduler.lr(number)
         norm, finite = self._apply(lr)
         if self.average:
             self.average.update(number)
         self.done = number
-        return Outcome(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
+        return StepMetrics(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
 
     def _backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
         idle = not batch.target_tokens  # made in step with the other ranks; auxiliary losses may count its tokens
         weight = 0.0 if idle else self.loss_scale.value / tokens
         with precisions.autocast(self.precision, self.device):
             loss = self.criterion(self.model, batch)
-        self.gradients.taint(loss.sum.detach() * 0)  # a loss that is not finite may have gradients that are
+        self.gradients.mark_nonfinite(loss.sum.detach() * 0)  # a loss that is not finite may have gradients that are
         (loss.sum * weight).backward()
         for name, value in {} if idle else {"loss": loss.sum.detach(), **loss.counts}.items():
             sums[name] = sums[name] + value if name in sums else value
@@ -125,7 +125,7 @@ class Trainer:
         started = time.monotonic()
         self.model.compile()
         try:
-            self.rehearse(batch)
+            self.warm_up(batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler raises what it likes
@@ -136,7 +136,7 @@ class Trainer:
         else:
             log.info("compiled the model in %.0f s", time.monotonic() - started)
 
-    def rehearse(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> None:
         """Forward and backward of one slice, with as much memory taken as Adam's state will take; changes nothing."""
         reserved = [torch.empty_like(it) for it in self.gradients.trained.values() for _ in range(2)]
         self.model.train()

@@ -10,8 +10,8 @@ from torch import Tensor
 from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
+from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
-from nmtkit.data.plan import slices
 from nmtkit.training import precision as precisions
 
 EXAMPLES = 20  # of the worst translations, kept for the report
@@ -37,7 +37,7 @@ class Validator:
         with torch.no_grad():
             for pairs in self.shares():
                 batch = self.split.batch(pairs).to(self.device)
-                distributed.beat()
+                distributed.heartbeat()
                 with precisions.autocast(self.precision, self.device):
                     loss = criterion(model, batch)
                 for name, value in {"loss": loss.sum, **loss.counts}.items():
@@ -53,13 +53,13 @@ class Validator:
         """This rank's slices of the split, each at most `max_tokens` where its longest sentence allows."""
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))  # a long sentence is scored all the same
-        cut = slices(np.arange(len(self.split)), source, target, limit)
+        cut = micro_batches(np.arange(len(self.split)), source, target, limit)
         return cut[distributed.rank() :: distributed.world_size()]
 
     def _means(self, sums: dict[str, Tensor]) -> dict[str, float]:
-        names = distributed.from_first(list(sums))
+        names = distributed.broadcast(list(sums))
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
-        total = distributed.all_sum(torch.stack([sums.get(name, zero) for name in names])).tolist()
+        total = distributed.all_reduce(torch.stack([sums.get(name, zero) for name in names])).tolist()
         tokens = int(np.asarray(self.split.target.lengths).sum())
         return {name: value / tokens for name, value in zip(names, total, strict=True)}
 
@@ -77,10 +77,10 @@ class Validator:
         with precisions.autocast(precision, self.device):
             mine = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
         hypotheses = [""] * len(lines)
-        for first, texts in enumerate(distributed.gather(mine)):
+        for first, texts in enumerate(distributed.all_gather_object(mine)):
             hypotheses[first::ranks] = texts
         references = self.split.references()
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.worst = _worst(lines, hypotheses, references)
         return score(hypotheses, [references], metrics=("bleu",))[0].value
 

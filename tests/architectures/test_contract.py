@@ -89,7 +89,7 @@ def sentences(*lengths: int, seed: int = 5) -> Packed:
 def reference(model: Architecture, source: list[int], prefix: list[int]) -> Tensor:
     """Logits [V] of what follows the prefix, by a full forward pass over one sentence."""
     features = model(Packed.from_lists([source]), Packed.from_lists([prefix]))
-    return model.output(features[-1:])[0]
+    return model.output_projection(features[-1:])[0]
 
 
 def test_every_factory_is_tried() -> None:
@@ -157,7 +157,7 @@ def test_cached_step_equals_full_forward(name: str) -> None:
         source = sentences(4, 7, 2)
         memory = model.encode(source)
         beams = 2
-        rows = sentences(*[11] * 6, seed=9).rectangle()
+        rows = sentences(*[11] * 6, seed=9).to_padded()
         state, plain_state = model.start(memory, beams), PrefixState(memory, beams)
         assert not isinstance(state, PrefixState)
         for column in rows.unbind(1):
@@ -185,27 +185,27 @@ def test_select_keep_and_refill_keep_rows_right(name: str) -> None:
 
         def select(parents: list[int]) -> None:
             nonlocal prefixes
-            state.select(torch.tensor(parents))
+            state.reorder(torch.tensor(parents))
             prefixes = [prefixes[parent] for parent in parents]
 
         step(tokens[0])
         select([1, 1, 2, 3, 5, 4])
         step(tokens[1])
-        state.keep(torch.tensor([0, 2]))
+        state.drop_finished(torch.tensor([0, 2]))
         owners, prefixes = [0, 0, 2, 2], prefixes[:2] + prefixes[4:]
         step(tokens[2, :4])
-        state.refill(torch.tensor([1]), model.encode(Packed.from_lists(fresh[:1])))
+        state.insert(torch.tensor([1]), model.encode(Packed.from_lists(fresh[:1])))
         source.append(fresh[0])
         owners, prefixes = [0, 0, 3, 3], [*prefixes[:2], [], []]
         step(tokens[3, :4])
         select([1, 0, 3, 2])
         step(tokens[4, :4])
-        state.refill(torch.tensor([1, 0]), model.encode(Packed.from_lists(fresh)))
+        state.insert(torch.tensor([1, 0]), model.encode(Packed.from_lists(fresh)))
         source.append(fresh[1])
         owners, prefixes = [4, 4, 3, 3], [[], [], [], []]
         for column in tokens[5:]:
             step(column[:4])
-        state.keep(torch.tensor([0]))
+        state.drop_finished(torch.tensor([0]))
         owners, prefixes = owners[:2], prefixes[:2]
         step(tokens[0, :2])
 
@@ -224,7 +224,9 @@ def test_beam_search_equals_exhaustive_search(name: str) -> None:
             scores = {}
             for length in range(5):
                 for words in itertools.product([3, 4], repeat=length):
-                    logits = model.output(model(Packed.from_lists([source]), Packed.from_lists([[1, *words]])))
+                    logits = model.output_projection(
+                        model(Packed.from_lists([source]), Packed.from_lists([[1, *words]]))
+                    )
                     tokens = torch.tensor([*words, 2])
                     total = logits.double().log_softmax(-1)[torch.arange(length + 1), tokens].sum()
                     scores[words] = float(total) / ((5 + length + 1) / 6) ** 0.6
@@ -239,7 +241,9 @@ def test_beam_search_equals_exhaustive_search(name: str) -> None:
 def test_every_parameter_gets_a_finite_gradient(name: str) -> None:
     model = tiny(name).train()
     features = model(sentences(5, 8, 3), sentences(7, 4, 9, seed=6))
-    loss = torch.nn.functional.cross_entropy(model.output(features), sentences(20, seed=7).values, reduction="sum")
+    loss = torch.nn.functional.cross_entropy(
+        model.output_projection(features), sentences(20, seed=7).values, reduction="sum"
+    )
     (loss + sum(model.auxiliary_losses().values())).backward()
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None, key
@@ -255,7 +259,7 @@ def test_bf16_autocast_trains_and_steps(name: str) -> None:
     model.train()
     with torch.autocast("cpu", torch.bfloat16):
         features = model(source, target)
-        loss = model.output(features).float().logsumexp(-1).sum() + sum(model.auxiliary_losses().values())
+        loss = model.output_projection(features).float().logsumexp(-1).sum() + sum(model.auxiliary_losses().values())
     loss.backward()
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
     if "moe" not in name:  # noise
@@ -321,9 +325,9 @@ def test_attention_maps_are_distributions(name: str) -> None:
     source, target = sentences(5, 8), sentences(7, 4, seed=6)
     if name == "bytenet_small":
         with pytest.raises(ValueError, match="no attention"):
-            model.attention_maps(source, target)
+            model.attention_weights(source, target)
         return
-    for kind, maps in model.attention_maps(source, target).items():
+    for kind, maps in model.attention_weights(source, target).items():
         queries = source.layout if kind == "encoder" else target.layout
         for weights in maps:
             torch.testing.assert_close(weights.sum(-1)[:, 0], queries.valid.float(), rtol=1e-4, atol=1e-4)
@@ -337,6 +341,6 @@ def test_a_fresh_small_model_hears_its_source(name: str) -> None:
     model = entry.factory(entry.preset, Vocabulary(source=200, target=200, joint=True)).eval()
     with torch.no_grad():
         target = sentences(9, 12, 10, seed=6)
-        logits, others = (model.output(model(sentences(9, 12, 10, seed=seed), target)) for seed in (5, 7))
+        logits, others = (model.output_projection(model(sentences(9, 12, 10, seed=seed), target)) for seed in (5, 7))
     assert (logits - others).std() > 0.05 * logits.std()
     assert logits.std() < 3  # and no saturated softmax

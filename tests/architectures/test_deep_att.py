@@ -73,7 +73,7 @@ def test_directions_alternate_and_the_columns_differ() -> None:
 def test_alignment_gives_every_target_token_a_source_token() -> None:
     model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
     source, target = Packed.from_lists([[3, 5, 2], [4, 2]]), Packed.from_lists([[1, 4], [1, 6, 7, 8]])
-    (weights,) = model.attention_maps(source, target)["cross"]
+    (weights,) = model.attention_weights(source, target)["cross"]
     assert weights.shape == (2, 1, 4, 3)  # B H L S
     assert weights[1, 0].argmax(-1).max() < 2
     assert not weights[0, 0, 2:].any() and not weights[1, 0, :, 2].any()
@@ -83,7 +83,7 @@ def test_one_layer_on_either_side_is_allowed() -> None:
     config = DeepAttConfig(encoder_layers=1, decoder_layers=1, d_embedding=3, d_model=H, d_memory=6, d_attention=5)
     model = DeepAtt(config, Vocabulary(source=9, target=9, joint=True)).eval()
     source, target = Packed.from_lists([[3, 4, 2]]), Packed.from_lists([[1, 5]])
-    logits = model.output(model(source, target))
+    logits = model.output_projection(model(source, target))
     state = model.start(model.encode(source), 1)
     for place, token in enumerate([1, 5]):
         torch.testing.assert_close(model.step(torch.tensor([token]), state)[0], logits[place])
@@ -96,7 +96,7 @@ def test_unknown_words_are_replaced_by_the_words_they_attend_to(tmp_path: Path) 
     main([*sides, "--trainpref", str(tmp_path / "train"), "--destdir", str(tmp_path / "bin")], standalone_mode=False)
     tokenizer = Dataset.open(tmp_path / "bin").tokenizer
     model = DeepAtt(CONFIG, Vocabulary(source=tokenizer.source_size, target=tokenizer.target_size, joint=False))
-    torch.nn.init.constant_(model.output.bias[UNK], 100.0)
+    torch.nn.init.constant_(model.output_projection.bias[UNK], 100.0)
     (translation,) = Translator([model.eval()], tokenizer).translate(
         ["bado xylophon kelu"], beam=2, max_len_a=0.0, max_len_b=3, replace_unknown=True
     )

@@ -5,7 +5,7 @@ import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
-from nmtkit.layers.static_cache import Reach
+from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import derive
 
@@ -35,39 +35,39 @@ def test_static_steps_equal_decoding_every_prefix_again_when_rows_change_places_
     generator = torch.Generator().manual_seed(1)
     static = model.static_start(slots, beams, 16, 12)
     first = memories(model, 5, 9)
-    static.refill(torch.arange(slots), first)
+    static.insert(torch.arange(slots), first)
     prefixes = PrefixState(first, beams)
     position = torch.zeros(slots, dtype=torch.int64)
     for turn in range(12):
         if turn == 5:  # the second sentence is done; another takes its place
             new = memories(model, 4)
-            static.refill(torch.tensor([1]), new)
-            prefixes.refill(torch.tensor([1]), new)
+            static.insert(torch.tensor([1]), new)
+            prefixes.insert(torch.tensor([1]), new)
             position[1] = 0
         tokens = torch.randint(3, VOCABULARY, (slots * beams,), generator=generator)
-        reach = Reach(int(position.max()) + 1 + turn % 3, 9 + turn % 4)
-        got = model.static_step(tokens, position, static, reach)
+        lengths = CacheLengths(int(position.max()) + 1 + turn % 3, 9 + turn % 4)
+        got = model.static_step(tokens, position, static, lengths)
         row = torch.arange(slots * beams)
         packed, memory = prefixes.append(tokens)
         features = model.decode(memory, packed)
-        expected = model.output(features[packed.layout.offsets[1:].long() - 1])
+        expected = model.output_projection(features[packed.layout.cu_seqlens[1:].long() - 1])
         assert torch.allclose(got, expected, atol=1e-5)
         parents = torch.randint(0, beams, (slots, beams), generator=generator)
-        static.select(parents, reach)
-        prefixes.select((parents + row.view(slots, beams)[:, :1]).flatten())
+        static.reorder(parents, lengths)
+        prefixes.reorder((parents + row.view(slots, beams)[:, :1]).flatten())
         position += 1
 
 
 @torch.inference_mode()
 def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot():
     model = tiny()
-    state, slot, reach = model.static_start(1, 2, 8, 8), torch.tensor([0]), Reach(4, 8)
+    state, slot, lengths = model.static_start(1, 2, 8, 8), torch.tensor([0]), CacheLengths(4, 8)
     fresh, used = memories(model, 3), memories(model, 6)
-    state.refill(slot, used.with_values(torch.full_like(used.values, torch.nan)))
+    state.insert(slot, used.with_values(torch.full_like(used.values, torch.nan)))
     tokens, position = torch.tensor([1, 1]), torch.tensor([0])
-    assert model.static_step(tokens, position, state, reach).isnan().all()
-    state.refill(slot, fresh)
-    got = model.static_step(tokens, position, state, reach)
+    assert model.static_step(tokens, position, state, lengths).isnan().all()
+    state.insert(slot, fresh)
+    got = model.static_step(tokens, position, state, lengths)
     expected = model.step(tokens, model.start(fresh, 2))
     assert torch.allclose(got, expected, atol=1e-5)
 
@@ -80,12 +80,12 @@ def test_other_ways_to_decode_have_no_static_state():
 def test_a_step_in_16_bits_mixes_no_types_or_devices_and_never_waits():
     """On tensors without contents, which know types and refuse whatever would look at a value."""
     model = tiny().to("meta", torch.bfloat16)
-    state, reach = model.static_start(4, 2, 32, 32), Reach(16, 16)
+    state, lengths = model.static_start(4, 2, 32, 32), CacheLengths(16, 16)
     values = torch.empty(11, 16, device="meta", dtype=torch.bfloat16)
     layout = Layout(torch.empty(3, device="meta", dtype=torch.int64), 5, 11)
-    state.refill(torch.empty(3, device="meta", dtype=torch.int64), Packed(values, layout))
+    state.insert(torch.empty(3, device="meta", dtype=torch.int64), Packed(values, layout))
     position = torch.empty(4, device="meta", dtype=torch.int64)
     tokens = torch.empty(8, device="meta", dtype=torch.int64)
-    logits = model.static_step(tokens, position, state, reach)
-    state.select(torch.empty(4, 2, device="meta", dtype=torch.int64), reach)
+    logits = model.static_step(tokens, position, state, lengths)
+    state.reorder(torch.empty(4, 2, device="meta", dtype=torch.int64), lengths)
     assert (logits.dtype, logits.shape) == (torch.float32, (8, VOCABULARY))

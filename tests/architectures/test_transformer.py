@@ -60,7 +60,7 @@ def test_embeddings_are_scaled_and_positions_added() -> None:
     model = model_of().eval()
     source = sentences(3, 2)
     layout = source.layout
-    x = model.source_embedding(source.values, layout.position, layout.max_length)
+    x = model.source_embedding(source.values, layout.position_ids, layout.max_length)
     table = sinusoids(3, 16)
     for row, (token, position) in enumerate(zip(source.values.tolist(), [0, 1, 2, 0, 1], strict=True)):
         right = model.source_embedding.tokens.weight[token] * 4 + table[position]
@@ -70,9 +70,9 @@ def test_embeddings_are_scaled_and_positions_added() -> None:
 def test_fresh_embeddings_have_unit_variance_once_scaled() -> None:
     torch.manual_seed(0)
     model = Transformer(replace(TINY, d_model=64), Vocabulary(source=2000, target=2000, joint=True))
-    assert (model.output.weight * 8).std().item() == pytest.approx(1, abs=0.02)
+    assert (model.output_projection.weight * 8).std().item() == pytest.approx(1, abs=0.02)
     bound = math.sqrt(6 / (64 + 24))
-    inner = model.encoder[0].feed_forward.inner
+    inner = model.encoder[0].feed_forward.fc1
     assert inner.weight.abs().max() <= bound and inner.weight.abs().max() > 0.98 * bound
     assert not inner.bias.any()
 
@@ -96,12 +96,14 @@ def test_learned_positions_name_their_limit() -> None:
 
 def test_a_joint_vocabulary_has_one_matrix() -> None:
     model = model_of()
-    assert model.output.weight is model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
+    assert (
+        model.output_projection.weight is model.source_embedding.tokens.weight is model.target_embedding.tokens.weight
+    )
 
 
 def test_separate_vocabularies_tie_the_target_side_alone() -> None:
     model = model_of(joint=False)
-    assert model.output.weight is model.target_embedding.tokens.weight
+    assert model.output_projection.weight is model.target_embedding.tokens.weight
     assert model.source_embedding.tokens.weight.shape == (SIZE + 4, 16)
     assert parameter_count(model) == parameter_count(model_of()) + (SIZE + 4) * 16
 
@@ -109,7 +111,7 @@ def test_separate_vocabularies_tie_the_target_side_alone() -> None:
 def test_without_sharing_the_source_embedding_is_its_own() -> None:
     model = model_of(share_embeddings=False)
     assert model.source_embedding.tokens.weight is not model.target_embedding.tokens.weight
-    assert model.output.weight is model.target_embedding.tokens.weight
+    assert model.output_projection.weight is model.target_embedding.tokens.weight
 
 
 # Section 3.1: the whole against a Transformer written out in float64
@@ -142,19 +144,19 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
 
     def self_attention(name: str, causal: bool, x: Tensor) -> Tensor:
         width = config.heads * config.key_width
-        query, key, value = (x @ weights[f"{name}.input.weight"].T).split(
+        query, key, value = (x @ weights[f"{name}.qkv_proj.weight"].T).split(
             [width, width, config.heads * config.value_width], -1
         )
-        return attend(query, key, value, causal) @ weights[f"{name}.output.weight"].T
+        return attend(query, key, value, causal) @ weights[f"{name}.out_proj.weight"].T
 
     def cross_attention(memory: Tensor, name: str, x: Tensor) -> Tensor:
         parts = [config.heads * config.key_width, config.heads * config.value_width]
-        key, value = (memory @ weights[f"{name}.memory.weight"].T).split(parts, -1)
-        return attend(x @ weights[f"{name}.query.weight"].T, key, value, False) @ weights[f"{name}.output.weight"].T
+        key, value = (memory @ weights[f"{name}.kv_proj.weight"].T).split(parts, -1)
+        return attend(x @ weights[f"{name}.q_proj.weight"].T, key, value, False) @ weights[f"{name}.out_proj.weight"].T
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
-        inner = (x @ weights[f"{name}.inner.weight"].T + weights[f"{name}.inner.bias"]).clamp(min=0)
-        return inner @ weights[f"{name}.outer.weight"].T + weights[f"{name}.outer.bias"]
+        inner = (x @ weights[f"{name}.fc1.weight"].T + weights[f"{name}.fc1.bias"]).clamp(min=0)
+        return inner @ weights[f"{name}.fc2.weight"].T + weights[f"{name}.fc2.bias"]
 
     def residual(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if config.pre_norm:
@@ -203,13 +205,13 @@ def test_cached_steps_equal_the_full_forward(changes: dict[str, Any]) -> None:
     with torch.no_grad():
         memory = model.encode(sentences(4, 7, 2))
         state, plain = model.start(memory, 2), PrefixState(memory, 2)
-        for column in sentences(*[11] * 6, seed=9).rectangle().unbind(1):
+        for column in sentences(*[11] * 6, seed=9).to_padded().unbind(1):
             column = column if plain.prefixes.shape[1] else torch.ones_like(column)  # a search begins with bos
             logits, right = model.step(column, state), Architecture.step(model, column, plain)
             torch.testing.assert_close(logits, right, rtol=1e-5, atol=1e-5)
             parents = torch.tensor([1, 0, 2, 2, 5, 5])
-            state.select(parents)
-            plain.select(parents)
+            state.reorder(parents)
+            plain.reorder(parents)
 
 
 @variants
@@ -245,7 +247,7 @@ def test_a_window_hides_what_lies_beyond_it() -> None:
 def test_attention_maps_are_distributions_over_what_may_be_seen(changes: dict[str, Any]) -> None:
     model = model_of(**changes).eval()
     source, target = sentences(4, 7), sentences(5, 3, seed=2)
-    maps = model.attention_maps(source, target)
+    maps = model.attention_weights(source, target)
     heads = model.config.heads
     shapes = {"encoder": (2, heads, 7, 7), "decoder": (2, heads, 5, 5), "cross": (2, heads, 5, 7)}
     for kind, layers in maps.items():
@@ -263,12 +265,12 @@ def test_attention_maps_give_back_the_output_of_attention() -> None:
     """The weights of the first encoder layer, applied to its values, are what the layer goes on with."""
     model = model_of().eval()
     source = sentences(4)
-    maps = model.attention_maps(source, sentences(3, seed=2))
+    maps = model.attention_weights(source, sentences(3, seed=2))
     attention = model.encoder[0].attention
-    x = model.source_embedding(source.values, source.layout.position, 4)
+    x = model.source_embedding(source.values, source.layout.position_ids, 4)
     _, _, value = attention.project(x)
     right = torch.einsum("hlm,mhv->lhv", maps["encoder"][0][0], value).flatten(1)
-    torch.testing.assert_close(attention(x, source.layout), attention.output(right), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(attention(x, source.layout), attention.out_proj(right), rtol=1e-5, atol=1e-5)
 
 
 # Training options
@@ -276,7 +278,7 @@ def test_attention_maps_give_back_the_output_of_attention() -> None:
 
 def loss_and_gradients(model: Transformer) -> tuple[Tensor, list[Tensor | None]]:
     source, target = sentences(4, 9), sentences(5, 7, seed=2)
-    loss, _ = output_cross_entropy(model.output, model(source, target), target.values, 0.1)
+    loss, _ = output_cross_entropy(model.output_projection, model(source, target), target.values, 0.1)
     loss.backward()
     return loss.detach(), [parameter.grad for parameter in model.parameters()]
 

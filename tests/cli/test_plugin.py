@@ -26,12 +26,12 @@ class Bag(Architecture):
         super().__init__()
         self.source = nn.EmbeddingBag(vocabulary.source, config.width)
         self.target = nn.Embedding(vocabulary.target, config.width)
-        self.output = nn.Linear(config.width, vocabulary.target)
+        self.output_projection = nn.Linear(config.width, vocabulary.target)
     def encode(self, source):
         ones = source.layout.lengths * 0 + 1
-        return Packed(self.source(source.values, source.layout.offsets[:-1].long()), source.layout.of(ones))
+        return Packed(self.source(source.values, source.layout.cu_seqlens[:-1].long()), source.layout.of(ones))
     def decode(self, memory, target_input):
-        return self.target(target_input.values) + memory.values[target_input.layout.sentence]
+        return self.target(target_input.values) + memory.values[target_input.layout.segment_ids]
 '''
 
 

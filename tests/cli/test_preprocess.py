@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from nmtkit.cli.preprocess import command
 from nmtkit.data import corpus
+from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, verify
-from nmtkit.data.plan import Plan
 
 WORDS = "bado kelu miro sate vonu pika zulo tera gano feli".split()  # noqa: SIM905
 FLAGS = ["-s", "xx", "-t", "yy"]
@@ -252,7 +252,7 @@ def test_parts_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
     pairs = sorted((split.source.sentence(row), split.target.sentence(row)) for row in range(len(split)))
     train = whole["train"]
     assert pairs == sorted((train.source.sentence(row), train.target.sentence(row)) for row in range(len(train)))
-    updates = list(Plan(split.source.lengths, split.target.lengths, 100, 1).epoch(1))
+    updates = list(BatchSampler(split.source.lengths, split.target.lengths, 100, 1).epoch(1))
     assert sorted(np.concatenate(updates).tolist()) == list(range(300))
     batch = split.batch(updates[0])
     assert batch.target_output.tolist() == [token for row in updates[0] for token in split.target.sentence(row)]

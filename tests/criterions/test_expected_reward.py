@@ -18,7 +18,7 @@ from nmtkit.criterions.expected_reward import (
     sentence_chrf,
 )
 from nmtkit.generation.options import SearchOptions
-from nmtkit.packed import IGNORED, Batch, Packed
+from nmtkit.packed import IGNORE_INDEX, Batch, Packed
 
 SIZE = 7
 
@@ -42,7 +42,7 @@ def batch(dead_tail: bool = False) -> Batch:
     output = [token for target in targets for token in target]
     inputs = [[1, *target[:-1]] for target in targets]
     if dead_tail:
-        source, inputs, output = [*source, [2] * 5], [*inputs, [1] * 4], [*output, *[IGNORED] * 4]
+        source, inputs, output = [*source, [2] * 5], [*inputs, [1] * 4], [*output, *[IGNORE_INDEX] * 4]
     pairs = torch.arange(len(source))
     return Batch(Packed.from_lists(source), Packed.from_lists(inputs), torch.tensor(output), 6, pairs)
 
@@ -52,7 +52,7 @@ def criterion(**settings: Any) -> ExpectedReward:
 
 
 def log_p(net: Architecture, source: list[int], words: Sequence[int]) -> Tensor:
-    logits = net.output(net(Packed.from_lists([source]), Packed.from_lists([[1, *words]])))
+    logits = net.output_projection(net(Packed.from_lists([source]), Packed.from_lists([[1, *words]])))
     return logits.log_softmax(-1)[range(len(words) + 1), [*words, 2]].sum()
 
 

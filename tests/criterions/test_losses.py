@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS, Criterion
-from nmtkit.packed import IGNORED, Batch, Layout, Packed
+from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.registry import derive
 
 V = 5
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5], [1.0, 0.0, 0.0, 0.0, 3.0], [2.0, 2.0, 0.0, 1.0, 1.0], [9.0] * V])
-TARGET = [2, 4, 0, IGNORED]
+TARGET = [2, 4, 0, IGNORE_INDEX]
 
 
 class Fixed(nn.Module):
@@ -23,7 +23,7 @@ class Fixed(nn.Module):
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
-        self.output = nn.Identity()
+        self.output_projection = nn.Identity()
         self.noise = noise
         self.passes = 0
 

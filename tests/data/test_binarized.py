@@ -6,10 +6,10 @@ import pytest
 from parallel_text import parallel_lines, write_pair
 
 from nmtkit.data.binarized import Dataset, verify
-from nmtkit.data.joined import Joined
+from nmtkit.data.concat import ConcatArrays
 from nmtkit.data.preparation import Options, prepare
 from nmtkit.data.tokenizer import BOS, EOS
-from nmtkit.packed import IGNORED
+from nmtkit.packed import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_batch_of_fixed_shape_has_a_dead_tail(folder: Path) -> None:
         assert (packed.layout.sentences, int(packed.layout.lengths.sum())) == (6, packed.layout.tokens)
         assert int(packed.layout.lengths.min()) > 0
     assert fixed.target_output[:real].tolist() == plain.target_output.tolist()
-    assert set(fixed.target_output[real:].tolist()) == {IGNORED}
+    assert set(fixed.target_output[real:].tolist()) == {IGNORE_INDEX}
     assert fixed.pairs.tolist() == [1, 2, -1, -1, -1, -1]
     assert fixed.target_tokens == real
 
@@ -147,7 +147,7 @@ def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
 
 def test_joined_arrays_read_like_one() -> None:
     parts = [np.arange(4), np.arange(10, 10), np.arange(20, 27)]
-    joined, plain = Joined(parts, [0, 4, 100]), np.concatenate((parts[0], parts[2] + 100))
+    joined, plain = ConcatArrays(parts, [0, 4, 100]), np.concatenate((parts[0], parts[2] + 100))
     assert len(joined) == len(plain)
     assert np.asarray(joined).tolist() == plain.tolist()
     for start, end in ((0, 11), (2, 6), (5, 9), (3, 3), (4, 4), (0, 4)):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.bulk import BulkEncoder
+from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import LineSample, random_numbers, train_model
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer, normalize, restore
@@ -63,7 +63,7 @@ def test_characters_round_trip_and_come_one_by_one(character_tokenizer: Tokenize
     known = set("amnwlkshoetgru")
     cost = {line: sum(1 + sum(pieces(char, known) for char in word) for word in words(line)) for line in lines}
     assert encoded.lengths.tolist() == [cost[line] + 1 for line in lines]
-    bulk = BulkEncoder(character_tokenizer.target_model, "uint16")
+    bulk = BatchEncoder(character_tokenizer.target_model, "uint16")
     assert bulk.exact_by_word
     assert bulk.encode("".join(line + "\n" for line in lines))[0].tolist() == encoded.ids.tolist()
 
@@ -84,7 +84,7 @@ def character_tokenizer() -> Tokenizer:
 def test_the_word_cache_gives_the_ids_of_whole_lines(
     joint_tokenizer: Tokenizer, lines: list[str], cache: tuple[int, str]
 ) -> None:
-    bulk = BulkEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
+    bulk = BatchEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
     assert bulk.exact_by_word
     plain = joint_tokenizer.encode_source(lines)
     for _ in range(2):  # with words new, and with words known
@@ -94,7 +94,7 @@ def test_the_word_cache_gives_the_ids_of_whole_lines(
 
 
 def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:
-    bulk = BulkEncoder(unigram_tokenizer.source_model, "uint16")
+    bulk = BatchEncoder(unigram_tokenizer.source_model, "uint16")
     assert not bulk.exact_by_word
     lines = ["a man", "", "the  green man\u2028 walks"]
     plain = unigram_tokenizer.encode_source(lines)
@@ -103,7 +103,7 @@ def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenize
 
 
 def test_long_words_are_not_kept(joint_tokenizer: Tokenizer) -> None:
-    bulk = BulkEncoder(joint_tokenizer.source_model, "uint16")
+    bulk = BatchEncoder(joint_tokenizer.source_model, "uint16")
     line = "ab" * 200
     first = bulk.encode(f"a {line} man\n")[0].tolist()
     assert line not in bulk._words

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import draw
-from nmtkit.generation.wishes import Wishes
 from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
@@ -26,7 +26,7 @@ def model() -> Architecture:
     small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
     model = entry.factory(derive(entry.preset, small, "test"), Vocabulary(source=SIZE, target=SIZE, joint=True)).eval()
     with torch.no_grad():
-        model.output.weight.mul_(2.5)
+        model.output_projection.weight.mul_(2.5)
     return model
 
 
@@ -61,25 +61,25 @@ def holds(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> bool:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_every_translation_holds_its_required_phrases(model, beam, ordered):
     phrases = ids(3 * CASES, 3, 2)
-    wishes = [Wishes(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
+    constraints = [Constraints(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
     options = SearchOptions(beam=beam, nbest=beam, max_len_b=4, ordered_constraints=ordered)
-    for wish, found in zip(wishes, beam_search([model], SOURCE, options, wishes), strict=True):
+    for wish, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
         for one in found:
             assert math.isfinite(one.score)
             assert (holds_in_order if ordered else holds)(wish.required, one.tokens)
 
 
 def test_required_phrases_that_share_a_beginning_are_all_held(model):
-    wishes = [Wishes(required=((5, 6, 7), (5, 6, 8), (5,), (5, 6, 7)))] * 20
+    constraints = [Constraints(required=((5, 6, 7), (5, 6, 8), (5,), (5, 6, 7)))] * 20
     source = SOURCE.select(torch.arange(20))
-    for found in beam_search([model], source, SearchOptions(max_len_a=0, max_len_b=3), wishes):
-        assert holds(wishes[0].required, found[0].tokens)
+    for found in beam_search([model], source, SearchOptions(max_len_a=0, max_len_b=3), constraints):
+        assert holds(constraints[0].required, found[0].tokens)
 
 
 def test_without_required_phrases_the_neighbours_translations_are_as_ever(model):
     plain = beam_search([model], SOURCE, SearchOptions())
-    wishes = [Wishes(required=((5, 6),)) if i % 2 else Wishes() for i in range(CASES)]
-    for i, found in enumerate(beam_search([model], SOURCE, SearchOptions(), wishes)):
+    constraints = [Constraints(required=((5, 6),)) if i % 2 else Constraints() for i in range(CASES)]
+    for i, found in enumerate(beam_search([model], SOURCE, SearchOptions(), constraints)):
         if not i % 2:
             assert found[0].tokens == plain[i][0].tokens
 
@@ -87,12 +87,12 @@ def test_without_required_phrases_the_neighbours_translations_are_as_ever(model)
 @pytest.mark.parametrize("options", [SearchOptions(nbest=4), SearchOptions(sampling=True, nbest=3)])
 def test_no_translation_holds_an_avoided_phrase(model, options):
     free = beam_search([model], SOURCE, SearchOptions())
-    wishes = []
+    constraints = []
     for found, random in zip(free, ids(CASES, 3, 4), strict=True):
         output = found[0].tokens
-        wishes.append(Wishes(avoided=tuple({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})))
+        constraints.append(Constraints(avoided=tuple({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})))
     changed = 0
-    for wish, before, found in zip(wishes, free, beam_search([model], SOURCE, options, wishes), strict=True):
+    for wish, before, found in zip(constraints, free, beam_search([model], SOURCE, options, constraints), strict=True):
         assert not any(places(phrase, one.tokens) for one in found for phrase in wish.avoided)
         changed += before[0].tokens != found[0].tokens
     assert changed > CASES / 2
@@ -100,22 +100,22 @@ def test_no_translation_holds_an_avoided_phrase(model, options):
 
 @pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(beam=1), SearchOptions(sampling=True)])
 def test_every_translation_begins_with_its_prefix(model, options):
-    wishes = [Wishes(prefix=prefix if i % 3 else ()) for i, prefix in enumerate(ids(CASES, 4, 5))]
-    for wish, found in zip(wishes, beam_search([model], SOURCE, options, wishes), strict=True):
+    constraints = [Constraints(prefix=prefix if i % 3 else ()) for i, prefix in enumerate(ids(CASES, 4, 5))]
+    for wish, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
         assert tuple(found[0].tokens[: len(wish.prefix)]) == wish.prefix
 
 
 def test_a_prefix_longer_than_the_limit_is_the_translation(model):
-    wishes = [Wishes(prefix=(5, 6, 7))] * CASES
-    for found in beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=1), wishes):
+    constraints = [Constraints(prefix=(5, 6, 7))] * CASES
+    for found in beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=1), constraints):
         assert found[0].tokens == [5, 6, 7]
 
 
 def test_a_prefix_scores_as_the_search_that_chose_it(model):
     """What the search finds anyway, forced from the start, keeps its score: the prefix counts in full."""
     free = beam_search([model], SOURCE, SearchOptions())
-    wishes = [Wishes(prefix=tuple(found[0].tokens)) for found in free]
-    for before, found in zip(free, beam_search([model], SOURCE, SearchOptions(), wishes), strict=True):
+    constraints = [Constraints(prefix=tuple(found[0].tokens)) for found in free]
+    for before, found in zip(free, beam_search([model], SOURCE, SearchOptions(), constraints), strict=True):
         assert found[0].score == pytest.approx(before[0].score, abs=1e-5)
 
 
@@ -145,7 +145,7 @@ def test_diverse_groups_are_sorted_distinct_and_more_diverse(model):
 def test_diverse_scores_are_the_models(model):
     diverse = SearchOptions(nbest=4, diverse_groups=4, diversity=1.0, max_len_b=5)
     found = beam_search([model], SOURCE, diverse)
-    best = [Wishes(prefix=tuple(one[0].tokens)) for one in found]
+    best = [Constraints(prefix=tuple(one[0].tokens)) for one in found]
     again = beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=0), best)
     for one, other in zip(found, again, strict=True):
         assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
@@ -168,7 +168,7 @@ def test_samples_follow_the_models_distribution(model):
     found = beam_search([model], source, SearchOptions(sampling=True, nbest=4000, max_len_a=0, max_len_b=1))[0]
     counts = Counter(one.tokens[0] if one.tokens else 2 for one in found)
     with torch.no_grad():
-        logits = model.output(model(source, Packed.from_lists([[1]])))[0]
+        logits = model.output_projection(model(source, Packed.from_lists([[1]])))[0]
     logits[:2] = -math.inf
     for token, probability in enumerate(logits.softmax(0).tolist()):
         assert abs(counts[token] / 4000 - probability) < 4 * math.sqrt(probability / 4000) + 1e-3
@@ -210,12 +210,12 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
 @pytest.mark.parametrize(
     ("wish", "settings", "message"),
     [
-        (Wishes(required=((5,),)), {"sampling": True}, "required phrases and --sampling"),
-        (Wishes(required=((5,),)), {"diverse_groups": 2}, "required phrases and --diverse-groups"),
-        (Wishes(required=((5,),)), {"no_repeat_ngram": 2}, "required phrases and --no-repeat-ngram"),
-        (Wishes(required=((5,),), avoided=((6,),)), {}, "required phrases and avoided phrases"),
-        (Wishes(required=((5, 0),)), {}, "does not know"),
-        (Wishes(avoided=((),)), {}, "is empty"),
+        (Constraints(required=((5,),)), {"sampling": True}, "required phrases and --sampling"),
+        (Constraints(required=((5,),)), {"diverse_groups": 2}, "required phrases and --diverse-groups"),
+        (Constraints(required=((5,),)), {"no_repeat_ngram": 2}, "required phrases and --no-repeat-ngram"),
+        (Constraints(required=((5,),), avoided=((6,),)), {}, "required phrases and avoided phrases"),
+        (Constraints(required=((5, 0),)), {}, "does not know"),
+        (Constraints(avoided=((),)), {}, "is empty"),
     ],
 )
 def test_wishes_that_cannot_be_granted_are_refused_by_name(wish, settings, message):

@@ -8,9 +8,9 @@ import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis
 from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
@@ -25,7 +25,7 @@ def tiny_model(vocabulary: int, seed: int = 1, sharpness: float = 1.0) -> Archit
     config = derive(entry.preset, small, "test")
     model = entry.factory(config, Vocabulary(source=vocabulary, target=vocabulary, joint=True)).eval()
     with torch.no_grad():
-        model.output.weight.mul_(sharpness)
+        model.output_projection.weight.mul_(sharpness)
     return model
 
 
@@ -34,7 +34,7 @@ class Slow(Architecture):
 
     def __init__(self, model: Architecture) -> None:
         super().__init__()
-        self.model, self.output = model, model.output
+        self.model, self.output = model, model.output_projection
 
     def encode(self, source: Packed) -> Packed:
         return self.model.encode(source)
@@ -53,7 +53,7 @@ def log_probability_of(model: Architecture, source: list[int], output: list[int]
     """Of a whole output, eos included, by one teacher-forced pass."""
     with torch.no_grad():
         features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *output]]))
-        table = model.output(features).double().log_softmax(-1)
+        table = model.output_projection(features).double().log_softmax(-1)
     return sum(table[place, token].item() for place, token in enumerate([*output, EOS]))
 
 
@@ -91,7 +91,7 @@ def test_a_beam_of_one_is_greedy():
         while len(output) < 12:
             with torch.no_grad():
                 features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *output]]))
-            logits = model.output(features[-1])
+            logits = model.output_projection(features[-1])
             logits[:2] = -math.inf
             token = int(logits.argmax())
             if token == EOS:
@@ -172,7 +172,7 @@ def test_an_ensemble_averages_probabilities():
         for model in models:
             with torch.no_grad():
                 features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *best.tokens]]))
-                probabilities.append(model.output(features).double().softmax(-1)[place, token].item())
+                probabilities.append(model.output_projection(features).double().softmax(-1)[place, token].item())
         expected += math.log(sum(probabilities) / 2)
     assert best.log_probability == pytest.approx(expected, abs=1e-5)
 

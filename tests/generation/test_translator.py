@@ -11,9 +11,9 @@ from nmtkit import Translator, checkpoint
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.mbr import utilities
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis
 from nmtkit.generation.translator import WINDOW, Request
 from nmtkit.generation.workers import Workers
 from nmtkit.models import build, from_checkpoint, to_checkpoint, vocabulary_of
@@ -46,7 +46,7 @@ def checkpoint_file(tokenizer, tmp_path_factory):
     config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
     model = build("transformer_tiny", config, vocabulary_of(tokenizer))
     with torch.no_grad():
-        model.output.weight.mul_(2.0)
+        model.output_projection.weight.mul_(2.0)
     path = tmp_path_factory.mktemp("model") / "tiny.pt"
     checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 1))
     return path
@@ -153,7 +153,7 @@ def test_int8_off_the_cpu_is_refused(checkpoint_file):
 def log_probability_of(model, source: list[int], output: list[int]) -> float:
     with torch.no_grad():
         features = model(Packed.from_lists([source]), Packed.from_lists([[1, *output]]))
-        table = model.output(features).double().log_softmax(-1)
+        table = model.output_projection(features).double().log_softmax(-1)
     return sum(table[place, token].item() for place, token in enumerate([*output, 2]))
 
 
@@ -183,7 +183,7 @@ def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkp
         ids = tokenizer.encode_source([line]).ids.tolist()
         for output, peaks in zip(one.hypotheses, other.hypotheses, strict=True):
             tokens = [tokenizer._target.piece_to_id(piece) for piece in output.pieces]
-            maps = model.attention_maps(Packed.from_lists([ids]), Packed.from_lists([[1, *tokens]]))
+            maps = model.attention_weights(Packed.from_lists([ids]), Packed.from_lists([[1, *tokens]]))
             expected = maps["cross"][0][0].mean(0)[:-1]
             torch.testing.assert_close(torch.tensor(output.alignment), expected.detach(), rtol=0, atol=1e-4)
             best = expected[:, :-1].argmax(1).tolist()
@@ -208,9 +208,9 @@ def test_unknown_words_are_replaced_by_what_they_attend_to():
     translator = Translator([model], tokenizer)
     request = [Request("aa Zebra cc", prefix="")]
     with torch.no_grad():  # a model that says <unk>, then ends
-        model.output = torch.nn.Linear(8, tokenizer.target_size)
-        model.output.weight.zero_()
-        model.output.bias.copy_(torch.tensor([2.0] + [-9.0] * (tokenizer.target_size - 1)))
+        model.output_projection = torch.nn.Linear(8, tokenizer.target_size)
+        model.output_projection.weight.zero_()
+        model.output_projection.bias.copy_(torch.tensor([2.0] + [-9.0] * (tokenizer.target_size - 1)))
     one = translator.translate(request, beam=1, max_len_a=0, max_len_b=1, replace_unknown=True, alignment="hard")[0]
     assert one.hypotheses[0].pieces == ["<unk>"]
     assert one.text == ["aa", "Zebra", "cc"][one.hypotheses[0].alignment[0][0]]

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor
 
-from nmtkit.layers.experts import Experts, take_imbalance, variation
+from nmtkit.layers.experts import Experts, pop_auxiliary_losses, variation
 
 
 def layer(experts: int = 6, active: int = 2, groups: int | None = None, importance: float = 1.0) -> Experts:
@@ -78,10 +78,10 @@ def test_losses_are_per_target_token_summed_over_layers_and_taken_once() -> None
     model = torch.nn.Sequential(first, second).train()
     model(x)
     expected = sum(part.imbalance["importance"].item() for part in (first, second)) * 10
-    losses = take_imbalance(model, 10)
+    losses = pop_auxiliary_losses(model, 10)
     assert abs(losses["importance"].item() - expected) < 1e-5
     assert set(losses) == {"importance", "load"}
-    assert take_imbalance(model, 10) == {}
+    assert pop_auxiliary_losses(model, 10) == {}
 
 
 def test_a_fresh_gate_sends_tokens_everywhere() -> None:

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from nmtkit.layers import linear_cross_entropy
 from nmtkit.layers.linear_cross_entropy import cross_entropy, output_cross_entropy
-from nmtkit.packed import IGNORED
+from nmtkit.packed import IGNORE_INDEX
 
 
 def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -25,7 +25,7 @@ def expected(
     x = features.detach().double().requires_grad_()
     parameters = [p.detach().double().requires_grad_() for p in output.parameters()]
     logits = F.linear(x, *parameters)
-    options = {"reduction": "sum", "ignore_index": IGNORED}
+    options = {"reduction": "sum", "ignore_index": IGNORE_INDEX}
     loss = F.cross_entropy(logits, target, label_smoothing=smoothing, **options)
     nll = F.cross_entropy(logits, target, **options)
     return loss, nll, list(torch.autograd.grad(loss, [x, *parameters]))
@@ -39,7 +39,7 @@ def test_values_and_gradients_equal_float64(
 ) -> None:
     monkeypatch.setattr(linear_cross_entropy, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, features, target = case(bias=bias)
-    target[[3, 4, 20]] = IGNORED
+    target[[3, 4, 20]] = IGNORE_INDEX
     loss, nll = output_cross_entropy(output if fused else nn.Sequential(output), features, target, smoothing)
     assert not nll.requires_grad
     gradients = torch.autograd.grad(loss * 0.5, [features, *output.parameters()])

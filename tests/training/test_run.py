@@ -11,9 +11,9 @@ import torch
 
 from nmtkit import checkpoint
 from nmtkit.training import job as jobs
-from nmtkit.training.job import Job
+from nmtkit.training.job import JobConfig
 from nmtkit.training.progress import Lines
-from nmtkit.training.run import Ending, Run
+from nmtkit.training.run import Run, StopReason
 
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
 SMALL_RUN = {
@@ -29,12 +29,12 @@ SMALL_RUN = {
 }
 
 
-def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> Job:
+def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> JobConfig:
     components = jobs.choose({}, {"architecture": "transformer_tiny", **(names or {})}, "test")
     return jobs.resolve({}, components, TINY | SMALL_RUN | {"save_dir": save_dir} | settings, (), "test")
 
 
-def train(data: Path, save_dir: Path, **settings: Any) -> Ending:
+def train(data: Path, save_dir: Path, **settings: Any) -> StopReason:
     return Run(job(save_dir, **settings), data, Lines()).run()
 
 

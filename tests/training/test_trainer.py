@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.plan import Plan
 from nmtkit.training import job as jobs
 from nmtkit.training import memory
-from nmtkit.training.feed import Feed, Position
 from nmtkit.training.finetune import start_from
+from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.meter import Meter
+from nmtkit.training.nonfinite import DivergedError, NonfiniteGuard
 from nmtkit.training.parameters import parameter_groups
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
-from nmtkit.training.skips import DivergedError, Skips
 from nmtkit.training.trainer import Trainer, key
 
 CPU = torch.device("cpu")
@@ -33,13 +33,13 @@ def trainer(data: Path, architecture: str = "transformer_tiny", **settings: Any)
     return build_trainer(job, Dataset.open(data).tokenizer, CPU, resumed=False)
 
 
-def feed(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> Feed:
+def feed(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchLoader:
     split = Dataset.open(data)["train"]
-    plan = Plan(split.source.lengths, split.target.lengths, 400, seed=1)
-    return Feed(split, plan, max_tokens, rank, ranks, CPU, **settings)
+    plan = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1)
+    return BatchLoader(split, plan, max_tokens, rank, ranks, CPU, **settings)
 
 
-def first_update(source: Feed) -> Any:
+def first_update(source: BatchLoader) -> Any:
     pairs = next(iter(source.plan.epoch(0)))
     return source.update(Position(0, 0), pairs, ends_epoch=False)
 
@@ -118,7 +118,7 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     one = trainer(mirror_data)
     source = feed(mirror_data)
-    meter = Meter(CPU, Skips(tmp_path))
+    meter = Meter(CPU, NonfiniteGuard(tmp_path))
     meter.add(one.step(first_update(source)))
     before = [parameter.clone() for parameter in one.model.parameters()]
     state = {name: value.clone() for name, value in one.optimizer.state[next(one.model.parameters())].items()}
@@ -140,9 +140,9 @@ def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
 ) -> None:
     (tmp_path / "update_00000007.pt").touch()
     (tmp_path / "last.pt").symlink_to("update_00000007.pt")
-    monkeypatch.setattr("nmtkit.training.skips.IN_A_ROW", 3)
+    monkeypatch.setattr("nmtkit.training.nonfinite.IN_A_ROW", 3)
     one = trainer(mirror_data)
-    meter = Meter(CPU, Skips(tmp_path))
+    meter = Meter(CPU, NonfiniteGuard(tmp_path))
     poisoned(one, monkeypatch)
     update = first_update(feed(mirror_data))
     meter.add(one.step(update))
@@ -333,5 +333,5 @@ def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Pa
     assert 250 < len(shared) < len(pieces)
     weights, before = new.state_dict()["output.weight"], old.model.state_dict()["output.weight"]
     assert all(torch.equal(weights[row], before[known[pieces[row]]]) for row in shared)
-    same = "encoder.0.feed_forward.inner.weight"
+    same = "encoder.0.feed_forward.fc1.weight"
     assert torch.equal(new.state_dict()[same], old.model.state_dict()[same])

@@ -23,7 +23,7 @@ def rounded(entries: int) -> int:
     return -(-entries // MULTIPLE) * MULTIPLE
 
 
-class BeamCache:
+class KVCache:
     """Keys and values of every layer, of type `dtype`, for all hypotheses of `sentences` sentences."""
 
     def __init__(self, sentences: int, beams: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -85,9 +85,9 @@ class BeamCache:
         far = self.places < (self.position - window // 2)[:, None]
         return mask.masked_fill(far[:, None], -math.inf)
 
-    def select(self, parents: Tensor) -> None:
-        """Row n goes on from what row parents[n] was: N; of the same sentence."""
-        self.mask = self.mask.flatten(0, 1)[parents].unflatten(0, (-1, self.beams))
+    def reorder(self, beam_index: Tensor) -> None:
+        """Row n goes on from what row beam_index[n] was: N; of the same sentence."""
+        self.mask = self.mask.flatten(0, 1)[beam_index].unflatten(0, (-1, self.beams))
 
     def repack(self) -> None:
         """Drops the entries that no row descends from (of old steps most rows share one ancestor) and makes room."""
@@ -113,7 +113,7 @@ class BeamCache:
         picked[:, :, : entries.shape[1]] = store.view(-1, width).index_select(0, rows).view(sentences, heads, -1, width)
         return picked
 
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         """Drops all but these sentences (indices, ascending)."""
         self.mask, self.position = self.mask[sentences], self.position[sentences]
         self.places = self.places[sentences]
@@ -122,7 +122,7 @@ class BeamCache:
             for layer, (keys, values) in self.stores.items()
         }
 
-    def restart(self, slots: Tensor) -> None:
+    def reset(self, slots: Tensor) -> None:
         """The sentences in these slots begin afresh."""
         self.mask[slots] = -math.inf
         self.position = self.position.index_fill(0, slots, -1)

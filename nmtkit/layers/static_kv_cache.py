@@ -12,8 +12,8 @@ since a row's entries are as many as a slot's divided by R. At 256 slots of 4 ro
 in bf16 (w = 2 KiB, 6 layers) that is 0.8 GB a step against 2.4 GB: 0.19 ms against 0.56 ms at an H200's 4.3 TB/s. The
 R times as many products that the mask then throws away are free, for they fill rows of a tile that would lie idle.
 
-Only the first `Reach.target` positions are read, those that the oldest sentence in the search can have come to, so
-capacity costs memory and no time.
+Only the first `CacheLengths.target` positions are read, those that the oldest sentence in the search can have come
+to, so capacity costs memory and no time.
 """
 
 import math
@@ -26,20 +26,21 @@ from torch.nn import functional as F
 
 from nmtkit.packed import Packed
 
-# S slots, R hypotheses (rows) of each, N = S x R, C positions, P of them in reach, E = C x R entries of a slot (that of
+# S slots, R hypotheses (rows) of each, N = S x R, C positions, P of them in lengths, E = C x R entries of a slot
+# (that of
 # row r at position p is p x R + r), M source positions, L layers, H heads, K width of a query or key head, V of a value
 # head, D model width
 
 
 @dataclass(frozen=True)
-class Reach:
+class CacheLengths:
     """How many positions a step looks at: of the target, its own included, and of the source."""
 
     target: int
     source: int
 
 
-class StaticCache:
+class StaticKVCache:
     """Keys and values for every slot: of its hypotheses' tokens, and of its source once.
 
     `project` turns a memory T D into all layers' keys and values, T L H*(K+V): for each layer the keys of all heads,
@@ -75,29 +76,29 @@ class StaticCache:
     def nbytes(self) -> int:
         return sum(x.nbytes for x in (self.keys, self.values, self.memory, self.memory_mask, self.ancestors))
 
-    def begin(self, position: Tensor, reach: Reach) -> "CacheStep":
+    def begin(self, position: Tensor, lengths: CacheLengths) -> "CacheStep":
         """A step in which every row of slot s has a token at position[s]: S, int64."""
         slots, beams, device = self.slots, self.beams, position.device
         row = torch.arange(beams, device=device)
         own = row.to(torch.int16)
         self.ancestors.scatter_(2, position[:, None, None].expand(-1, beams, 1), own[:, None].expand(slots, -1, 1))
-        place = torch.arange(reach.target, device=device)
+        place = torch.arange(lengths.target, device=device)
         seen = place <= position[:, None]  # S P
         if self.window is not None:
             seen = seen & (place >= position[:, None] - self.window // 2)
-        visible = (self.ancestors[:, :, : reach.target, None] == own) & seen[:, None, :, None]  # S R P R
+        visible = (self.ancestors[:, :, : lengths.target, None] == own) & seen[:, None, :, None]  # S R P R
         mask = self.memory_mask.new_zeros(visible.shape).masked_fill_(~visible, -math.inf).flatten(2)[:, None]
         head = torch.arange(slots * self.heads, device=device).view(slots, 1, self.heads)
         entry = position[:, None] * beams + row  # S R
         places = (head * (self.capacity * beams) + entry[:, :, None]).flatten()  # S R H, as the step's keys come
-        return CacheStep(self, reach, places, mask)
+        return CacheStep(self, lengths, places, mask)
 
-    def select(self, parents: Tensor, reach: Reach) -> None:
-        """Row r of slot s goes on from what its row parents[s, r] was: S R."""
-        past = self.ancestors[:, :, : reach.target]
-        past.copy_(past.gather(1, parents[:, :, None].expand_as(past)))
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Row r of slot s goes on from what its row beam_index[s, r] was: S R."""
+        past = self.ancestors[:, :, : lengths.target]
+        past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 
-    def refill(self, slots: Tensor, memory: Packed) -> None:
+    def insert(self, slots: Tensor, memory: Packed) -> None:
         """The sentences of `memory` start afresh in `slots` (indices, one for each).
 
         What the last sentences left is wiped out: the masks hide it, but 0 x NaN is NaN.
@@ -106,7 +107,7 @@ class StaticCache:
         for store in (self.keys, self.values):
             store.index_fill_(1, slots, 0.0)
         self.memory.index_fill_(0, slots, 0.0)
-        token = slots[layout.sentence] * places + layout.position  # T
+        token = slots[layout.segment_ids] * places + layout.position_ids  # T
         self.memory.view(-1, self.memory[0, 0].numel()).index_copy_(0, token, self.project(memory.values))
         beyond = torch.arange(places, device=slots.device) >= layout.lengths[:, None]
         mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]
@@ -117,14 +118,14 @@ class StaticCache:
 class CacheStep:
     """The cache as the layers see it in one step."""
 
-    cache: StaticCache
-    reach: Reach
+    cache: StaticKVCache
+    lengths: CacheLengths
     places: Tensor  # N*H: where the newest keys go, among S*H*E
     mask: Tensor  # S 1 R P*R: what is added to scores
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Keeps the newest keys N H K and values N H V; the rows' attention to what they descend from: N H*V."""
-        end = self.reach.target * self.cache.beams
+        end = self.lengths.target * self.cache.beams
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         for store, new in ((keys, key), (values, value)):
             store.view(-1, store.shape[-1]).index_copy_(0, self.places, new.flatten(0, 1))
@@ -132,7 +133,7 @@ class CacheStep:
 
     def attend_memory(self, layer: int, query: Tensor) -> Tensor:
         """The rows' attention to their source: N H K -> N H*V."""
-        cache, end = self.cache, self.reach.source
+        cache, end = self.cache, self.lengths.source
         sizes = [cache.heads * width for width in cache.widths]
         parts = cache.memory[:, :end, layer].split(sizes, -1)
         key, value = (part.unflatten(-1, (cache.heads, -1)).transpose(1, 2) for part in parts)  # S H M K

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from nmtkit.training.trainer import Outcome
+from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
 
@@ -17,7 +17,7 @@ class DivergedError(ValueError):
     """Too many updates in a row were skipped."""
 
 
-class Skips:
+class NonfiniteGuard:
     """Looks at outcomes in order."""
 
     def __init__(self, save_dir: Path) -> None:
@@ -25,7 +25,7 @@ class Skips:
         self.in_a_row = 0
         self.total = 0
 
-    def read(self, outcomes: list[Outcome]) -> list[Outcome]:
+    def read(self, outcomes: list[StepMetrics]) -> list[StepMetrics]:
         """Those that were not skipped; waits for the device once. Warns of the others, by their pairs' numbers.
 
         Raises DivergedError after too many in a row, naming the checkpoint from before them.

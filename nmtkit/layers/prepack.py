@@ -13,11 +13,11 @@ INT8_PAYS = 512  # inputs; with 128 or 256, scaling them takes what the product 
 BLOCK = 32  # rows normalised together: their logits stay in the processor's cache
 
 
-def pack(model: nn.Module, precision: Literal["fp32", "bf16", "int8"]) -> None:
+def prepack(model: nn.Module, precision: Literal["fp32", "bf16", "int8"]) -> None:
     """Replaces every `nn.Linear` of `model`, which must be on the CPU, in place. The model can be trained no more.
 
     Embeddings and norms stay in fp32, and so do inputs and outputs of the layers. A result for one row does not depend
-    on the other rows, but for rounding in the last place of fp32. The logits of `model.output` come as log
+    on the other rows, but for rounding in the last place of fp32. The logits of `model.output_projection` come as log
     probabilities, which are logits too.
 
     int8 is for layers where it pays: those of fewer than 512 inputs become bf16, if the processor multiplies in that.
@@ -25,16 +25,16 @@ def pack(model: nn.Module, precision: Literal["fp32", "bf16", "int8"]) -> None:
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
-                packed = packed_linear(child, precision)
+                packed = prepacked_linear(child, precision)
                 packed.normalises = module is model and name == "output"
                 setattr(module, name, packed)
 
 
-def packed_linear(linear: nn.Linear, precision: Literal["fp32", "bf16", "int8"]) -> "FixedLinear":
+def prepacked_linear(linear: nn.Linear, precision: Literal["fp32", "bf16", "int8"]) -> "FixedLinear":
     if precision != "int8":
-        return PackedLinear(linear, precision)
+        return PrepackedLinear(linear, precision)
     if linear.in_features < INT8_PAYS and multiplies_in_bf16():
-        return PackedLinear(linear, "bf16")
+        return PrepackedLinear(linear, "bf16")
     return Int8Linear(linear)
 
 
@@ -42,13 +42,13 @@ def multiplies_in_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported()
 
 
-def search_type(linear: nn.Module) -> torch.dtype:
+def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """The type a search keeps keys and values in that `linear` makes: that of its numbers, but bf16 for 8 bits.
 
     Batched products in bf16 take a quarter of the time, for half the memory is moved. A processor without instructions
     for them is given fp32.
     """
-    if isinstance(linear, PackedLinear | Int8Linear):
+    if isinstance(linear, PrepackedLinear | Int8Linear):
         short = getattr(linear, "dtype", None) is not torch.float32
         return torch.bfloat16 if short and multiplies_in_bf16() else torch.float32
     weight: Tensor = linear.weight  # type: ignore[assignment]
@@ -86,7 +86,7 @@ class FixedLinear(nn.Module, ABC):
         return y.view(*x.shape[:-1], self.outputs)
 
 
-class PackedLinear(FixedLinear):
+class PrepackedLinear(FixedLinear):
     """`nn.Linear` with weights in oneDNN's own order; in bf16 it takes the products in bf16 and sums in fp32."""
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmtkit.data.plan import Plan, slices
+from nmtkit.data.batching import BatchSampler, micro_batches
 
 
 def random_lengths(pairs: int, seed: int = 0, longest: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -15,7 +15,7 @@ def random_lengths(pairs: int, seed: int = 0, longest: int = 40) -> tuple[np.nda
 @pytest.mark.parametrize("window", [10_000, 300, 7])
 def test_every_pair_once_an_epoch_within_both_budgets(window: int) -> None:
     source, target = random_lengths(1000)
-    plan = Plan(source, target, 200, seed=3, window_pairs=window)
+    plan = BatchSampler(source, target, 200, seed=3, window_pairs=window)
     for epoch in (1, 2):
         updates = list(plan.epoch(epoch))
         assert sorted(np.concatenate(updates).tolist()) == list(range(1000))
@@ -25,7 +25,7 @@ def test_every_pair_once_an_epoch_within_both_budgets(window: int) -> None:
 
 def test_the_number_of_updates_is_known_beforehand_within_two_per_cent() -> None:
     source, target = random_lengths(5000)
-    plan = Plan(source, target, 1000, seed=3)
+    plan = BatchSampler(source, target, 1000, seed=3)
     for epoch in range(3):
         assert abs(len(list(plan.epoch(epoch))) / plan.updates_per_epoch - 1) < 0.02
 
@@ -34,7 +34,7 @@ def test_a_function_of_seed_and_epoch_alone() -> None:
     source, target = random_lengths(2000)
 
     def first(seed: int, epoch: int) -> list[int]:
-        return next(iter(Plan(source, target, 300, seed).epoch(epoch))).tolist()
+        return next(iter(BatchSampler(source, target, 300, seed).epoch(epoch))).tolist()
 
     assert first(1, 1) == first(1, 1)
     assert len({tuple(first(seed, epoch)) for seed in (1, 2) for epoch in (1, 2)}) == 4
@@ -43,7 +43,7 @@ def test_a_function_of_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize("window", [10_000, 130])
 def test_an_epoch_can_be_entered_anywhere(window: int) -> None:
     source, target = random_lengths(1000)
-    plan = Plan(source, target, 200, seed=3, window_pairs=window)
+    plan = BatchSampler(source, target, 200, seed=3, window_pairs=window)
     updates = [update.tolist() for update in plan.epoch(4)]
     for start in (0, 1, 5, len(updates) - 1, len(updates)):
         assert [update.tolist() for update in plan.epoch(4, start)] == updates[start:]
@@ -51,7 +51,7 @@ def test_an_epoch_can_be_entered_anywhere(window: int) -> None:
 
 def test_updates_are_of_similar_length_and_in_random_order() -> None:
     source, target = random_lengths(20_000)
-    updates = list(Plan(source, target, 1000, seed=1).epoch(1))
+    updates = list(BatchSampler(source, target, 1000, seed=1).epoch(1))
     assert np.mean([target[update].std() / target[update].mean() for update in updates]) < 0.06
     means = np.array([target[update].mean() for update in updates])
     assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2
@@ -61,7 +61,7 @@ def test_updates_are_of_similar_length_and_in_random_order() -> None:
 
 def test_pairs_meet_others_in_another_epoch() -> None:
     source, target = random_lengths(20_000, longest=12)
-    plan = Plan(source, target, 500, seed=1)
+    plan = BatchSampler(source, target, 500, seed=1)
     update_of = []
     for epoch in (1, 2):
         updates = list(plan.epoch(epoch))
@@ -76,7 +76,7 @@ def test_pairs_meet_others_in_another_epoch() -> None:
 
 def test_windows_hold_contiguous_pairs() -> None:
     source, target = random_lengths(1000)
-    for update in Plan(source, target, 200, seed=3, window_pairs=250).epoch(1):
+    for update in BatchSampler(source, target, 200, seed=3, window_pairs=250).epoch(1):
         assert len({pair // 250 for pair in update.tolist()}) == 1
 
 
@@ -84,10 +84,10 @@ def test_a_pair_above_the_budget_is_named_with_one_that_would_do() -> None:
     source, target = random_lengths(1000)
     target[777] = 300
     with pytest.raises(ValueError, match=r"pair 777 .* 300 tokens .* --batch-tokens 200; give --batch-tokens 300"):
-        Plan(source, target, 200, seed=1, window_pairs=100)
+        BatchSampler(source, target, 200, seed=1, window_pairs=100)
     update = np.array([5, 777, 9])
     with pytest.raises(ValueError, match=r"pair 777 .* 300 tokens .* --max-tokens 100; give --max-tokens 300"):
-        slices(update, source, target, 100)
+        micro_batches(update, source, target, 100)
 
 
 @settings(max_examples=30, deadline=None)
@@ -95,7 +95,7 @@ def test_a_pair_above_the_budget_is_named_with_one_that_would_do() -> None:
 def test_slices_hold_the_update_once_in_order_of_length(pairs: int, max_tokens: int, seed: int) -> None:
     source, target = random_lengths(1000, seed)
     update = np.random.default_rng(seed).permutation(1000)[:pairs]
-    parts = slices(update, source, target, max_tokens)
+    parts = micro_batches(update, source, target, max_tokens)
     assert sorted(np.concatenate(parts).tolist()) == sorted(update.tolist())
     for part in parts:
         assert max(source[part].sum(), target[part].sum()) <= max_tokens
@@ -110,7 +110,7 @@ def test_slices_are_even() -> None:
     update = np.arange(3000)
     largest = max(source.sum(), target.sum())
     limit = int(largest / 3.5)  # four slices, the last of which would be half full
-    parts = slices(update, source, target, limit)
+    parts = micro_batches(update, source, target, limit)
     assert len(parts) == 4
     sizes = [max(source[part].sum(), target[part].sum()) for part in parts]
     assert min(sizes) > 0.9 * max(sizes)

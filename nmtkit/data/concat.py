@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Joined:
+class ConcatArrays:
     """One-dimensional arrays end to end. `shifts` are added to the values of each part, so that offsets stay true.
 
     Takes an index, a slice, or an array of indices, and gives what NumPy would; nothing else of an array.

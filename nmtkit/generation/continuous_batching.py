@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
-from nmtkit.generation.device_search import DeviceSearch
-from nmtkit.generation.graphs import CudaGraphs, Plain, Recorder, Steps
+from nmtkit.generation.beam_search import Hypothesis
+from nmtkit.generation.constraints import NO_CONSTRAINTS
+from nmtkit.generation.graph_runner import CudaGraphRunner, Plain, Recorder, Steps
+from nmtkit.generation.graph_search import GraphBeamSearch
 from nmtkit.generation.lines import Sentence
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Hypothesis
-from nmtkit.generation.wishes import NO_WISHES
-from nmtkit.layers.static_cache import Reach
+from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
 
 # B sentences, Z translations wanted of each
@@ -44,9 +44,9 @@ class Ticket:
     steps: int = 0
 
     @property
-    def needs(self) -> Reach:
+    def needs(self) -> CacheLengths:
         """Positions, of target and source."""
-        return Reach(self.longest + 1, len(self.sentence.ids))
+        return CacheLengths(self.longest + 1, len(self.sentence.ids))
 
 
 @dataclass
@@ -93,8 +93,8 @@ class Fetched:
 class Continuous:
     """Searches jobs (lists of sentences) with at most `slots` sentences at a time; `run` is a `Runner`.
 
-    `device_search.suits` must hold. Jobs with wishes go to `otherwise`. The state grows when a sentence does not fit
-    or many wait, and is kept from run to run, with all that is recorded.
+    `device_search.suits` must hold. Jobs with constraints go to `otherwise`. The state grows when a sentence does not
+    fit or many wait, and is kept from run to run, with all that is recorded.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class Continuous:
         recorder: Callable[[], Recorder] | None = None,
     ) -> None:
         self.models, self.options, self.otherwise, self.device = models, options, otherwise, device
-        self.recorder = recorder or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Plain)
+        self.recorder = recorder or ((lambda: CudaGraphRunner(device)) if device.type == "cuda" else Plain)
         self.slots = self.most = slots  # `most` is less where memory is short
         limits = [one.max_target_positions for one in models if one.max_target_positions is not None]
         self.limit = min(limits, default=None)
-        self.search: DeviceSearch | None = None
-        self.steps: Steps[Reach] | None = None
+        self.search: GraphBeamSearch | None = None
+        self.steps: Steps[CacheLengths] | None = None
         self.start_afresh()
 
     def start_afresh(self) -> None:
@@ -152,7 +152,7 @@ class Continuous:
                 exhausted, idle = job is None, not job
                 if job is None:
                     break
-                if not job or any(sentence.wishes != NO_WISHES for sentence in job):
+                if not job or any(sentence.constraints != NO_CONSTRAINTS for sentence in job):
                     yield number, self.otherwise(job) if job else []
                 else:
                     self.enlist(number, job)
@@ -209,10 +209,10 @@ class Continuous:
         self.search = None  # the last one's memory is free from here on
         self.steps = None
         shape = capacity, source, self.device
-        one = DeviceSearch(self.models, self.options, 1, *shape).nbytes
+        one = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes
         self.most = max(1, min(self.slots, room(self.device) // one))
         slots = min(self.most, max(FEW, slots, rounded(len(self.waiting))))
-        self.search = DeviceSearch(self.models, self.options, slots, *shape)
+        self.search = GraphBeamSearch(self.models, self.options, slots, *shape)
         self.steps = Steps(self.search.step, self.recorder())
 
     def refill(self) -> None:
@@ -230,7 +230,7 @@ class Continuous:
             slots, free = free[: len(tickets)], free[len(tickets) :]
             numbers = torch.tensor([slots, [ticket.longest for ticket in tickets]])
             on_device = self.to_device(numbers)
-            self.search.refill(on_device[0], memories, on_device[1])
+            self.search.insert(on_device[0], memories, on_device[1])
             self.live.update(zip(slots, tickets, strict=True))
 
     def encode(self) -> None:
@@ -261,9 +261,11 @@ class Continuous:
             ticket.steps += BURST
         target = max(min(ticket.steps, ticket.needs.target) for ticket in tickets)
         source = max(ticket.needs.source for ticket in tickets)
-        reach = Reach(min(rounded(target), self.search.capacity), min(rounded(source), self.search.source_capacity))
+        lengths = CacheLengths(
+            min(rounded(target), self.search.capacity), min(rounded(source), self.search.source_capacity)
+        )
         for _ in range(BURST):
-            self.steps(reach)
+            self.steps(lengths)
         return Fetched(self.search.done)
 
     def collect(self, slots: list[int]) -> None:
@@ -307,7 +309,7 @@ def room(device: torch.device) -> int:
 
 
 def hypotheses_of(scores: Tensor, totals: Tensor, sizes: Tensor, outputs: Tensor) -> list[list[Hypothesis]]:
-    """What `DeviceSearch.results` gives, as each sentence's hypotheses, best first."""
+    """What `GraphBeamSearch.results` gives, as each sentence's hypotheses, best first."""
     found = []
     for row in zip(scores.tolist(), totals.tolist(), sizes.tolist(), outputs.tolist(), strict=True):
         kept = zip(*row, strict=True)

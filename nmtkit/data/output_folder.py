@@ -11,7 +11,7 @@ from nmtkit.data.binarized import MANIFEST
 MARK = ".nmtkit-unfinished"  # in a folder under construction: says that it is ours to remove
 
 
-class Destination:
+class AtomicFolder:
     """Use as a context: `folder` is there to be filled, and `finish` puts it in its place. Left without it, all goes.
 
     Raises ValueError, before anything is written, when `final` holds something that may not be replaced, or another
@@ -24,7 +24,7 @@ class Destination:
         self._old = final.with_name(final.name + ".old.tmp")
         check_replaceable(final, overwrite)
 
-    def __enter__(self) -> "Destination":
+    def __enter__(self) -> "AtomicFolder":
         self.final.parent.mkdir(parents=True, exist_ok=True)
         for stale in (self.folder, self._old):
             if stale.exists():

@@ -13,32 +13,34 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
+from nmtkit.generation.beam_search import Candidates, Search
+from nmtkit.generation.constraints import NONE, Constraints
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import Candidates, Search
 from nmtkit.generation.topk import topk
-from nmtkit.generation.wishes import NONE, Wishes
 from nmtkit.packed import Packed
 
 # B sentences, R hypotheses (rows) of each, N = B x R, P phrases of a sentence, L tokens of a phrase (both at most),
 # V target vocabulary, C candidates
 
 
-class ConstrainedSearch(Search):
+class ConstrainedBeamSearch(Search):
     """Every hypothesis that ends holds every required phrase; in their order, if `options.ordered_constraints`."""
 
     def __init__(
-        self, models: Sequence[Architecture], source: Packed, options: SearchOptions, wishes: Sequence[Wishes]
+        self, models: Sequence[Architecture], source: Packed, options: SearchOptions, constraints: Sequence[Constraints]
     ) -> None:
-        super().__init__(models, source, options, wishes)
-        number = max(len(one.required) for one in wishes)
-        width = max(len(phrase) for one in wishes for phrase in one.required)
-        rows = [[*one.required, *[()] * (number - len(one.required))] for one in wishes]
+        super().__init__(models, source, options, constraints)
+        number = max(len(one.required) for one in constraints)
+        width = max(len(phrase) for one in constraints for phrase in one.required)
+        rows = [[*one.required, *[()] * (number - len(one.required))] for one in constraints]
         table = [[list(phrase) + [NONE] * (width - len(phrase)) for phrase in one] for one in rows]
-        self.phrases = torch.tensor(table, dtype=torch.int64).view(len(wishes), number, width)  # B P L
+        self.phrases = torch.tensor(table, dtype=torch.int64).view(len(constraints), number, width)  # B P L
         self.lengths = (self.phrases != NONE).sum(2)  # B P
         self.met = (self.lengths == 0)[:, None].expand(-1, options.rows, -1).clone()  # B R P
-        self.current = torch.zeros(len(wishes), options.rows, dtype=torch.int64)  # B R: the phrase begun, if place > 0
-        self.place = torch.zeros(len(wishes), options.rows, dtype=torch.int64)  # B R: its tokens so far
+        self.current = torch.zeros(
+            len(constraints), options.rows, dtype=torch.int64
+        )  # B R: the phrase begun, if place > 0
+        self.place = torch.zeros(len(constraints), options.rows, dtype=torch.int64)  # B R: its tokens so far
 
     def open_tokens(self) -> Tensor:
         """The token that begins or goes on with each phrase not yet held: B R P, NONE where there is none."""
@@ -85,7 +87,7 @@ class ConstrainedSearch(Search):
         every = self.log_probability[:, :, None] + torch.cat([values, wanted_value], 2)
         row = torch.arange(rows)[None, :, None].expand_as(every).flatten(1)
         every, tokens = every.flatten(1), torch.cat([tokens, wanted.clamp_min(0)], 2).flatten(1)
-        room = self.restrictions.max_length[:, None] - self.history.shape[2] - 1  # tokens that may follow this one
+        room = self.logits_processor.max_length[:, None] - self.history.shape[2] - 1  # tokens that may follow this one
         every = every.masked_fill((total - progress > room) & (tokens != EOS), -math.inf)
         best = in_turn(every, progress, min(2 * rows, every.shape[1]))
         return Candidates(every.gather(1, best), row.gather(1, best), tokens.gather(1, best))
@@ -107,8 +109,8 @@ class ConstrainedSearch(Search):
         self.place = self.place.masked_fill(done, 0)
         return parents, tokens
 
-    def keep(self, kept: Tensor) -> None:
-        super().keep(kept)
+    def drop_finished(self, kept: Tensor) -> None:
+        super().drop_finished(kept)
         self.phrases, self.lengths, self.met = self.phrases[kept], self.lengths[kept], self.met[kept]
         self.current, self.place = self.current[kept], self.place[kept]
 

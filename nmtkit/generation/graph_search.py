@@ -14,28 +14,28 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS, UNK
+from nmtkit.generation.beam_search import penalty
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.search import penalty
 from nmtkit.generation.topk import topk
-from nmtkit.layers.static_cache import Reach
+from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
 
 # S slots, R hypotheses (rows) of each, N = S x R, Z translations wanted of each sentence, C positions, P of them in
-# reach, V target vocabulary, K continuations of a row, B sentences
+# lengths, V target vocabulary, K continuations of a row, B sentences
 
 # What can be asked for here, or does not matter here; all else is for `decoding.beam_search`.
 KNOWN = {"beam", "nbest", "lenpen", "max_len_a", "max_len_b", "min_len", "mbr", "seed", "diversity"}
 
 
 def suits(models: Sequence[Architecture], options: SearchOptions) -> bool:
-    """Whether this search does what `options` say, with these models. (Wishes it never grants.)"""
+    """Whether this search does what `options` say, with these models. (Constraints it never grants.)"""
     asked = {field.name for field in dataclasses.fields(options)} - KNOWN
     if any(getattr(options, name) != getattr(SearchOptions, name) for name in asked):
         return False
     return all(model.static_start(1, options.beam, 1, 1) is not None for model in models)
 
 
-class DeviceSearch:
+class GraphBeamSearch:
     """`slots` sentences at a time, in outputs of up to `capacity` - 1 tokens, from sources of up to `source_capacity`.
 
     Slots are done at first, and stay as they are until `refill`.
@@ -74,10 +74,10 @@ class DeviceSearch:
         return self.history.nbytes + self.output.nbytes + sum(state.nbytes for state in self.states)
 
     @torch.inference_mode()
-    def refill(self, slots: Tensor, memories: Sequence[Packed], max_length: Tensor) -> None:
+    def insert(self, slots: Tensor, memories: Sequence[Packed], max_length: Tensor) -> None:
         """Sentences begin in `slots` [B], with a memory of each model, and may have `max_length` [B] tokens."""
         for state, memory in zip(self.states, memories, strict=True):
-            state.refill(slots, memory)
+            state.insert(slots, memory)
         self.tokens.index_fill_(0, slots, BOS)
         self.log_probability.index_fill_(0, slots, -math.inf)
         self.log_probability[:, 0].index_fill_(0, slots, 0.0)  # the other rows would be the same hypothesis
@@ -98,21 +98,21 @@ class DeviceSearch:
         self._settle(torch.ones_like(self.done))
 
     @torch.inference_mode()
-    def step(self, reach: Reach) -> None:
-        """One more token for every hypothesis. `reach.target` is more than any slot has tokens."""
-        best, rows, tokens = self._candidates(self._log_probabilities(reach))
+    def step(self, lengths: CacheLengths) -> None:
+        """One more token for every hypothesis. `lengths.target` is more than any slot has tokens."""
+        best, rows, tokens = self._candidates(self._log_probabilities(lengths))
         beam = self.options.beam
-        self._finish(best[:, :beam], rows[:, :beam], tokens[:, :beam], reach)
-        parents = self._extend(best, rows, tokens, reach)
+        self._finish(best[:, :beam], rows[:, :beam], tokens[:, :beam], lengths)
+        parents = self._extend(best, rows, tokens, lengths)
         for state in self.states:
-            state.select(parents, reach)
+            state.reorder(parents, lengths)
         self._settle(self._over())
 
-    def _log_probabilities(self, reach: Reach) -> Tensor:
+    def _log_probabilities(self, lengths: CacheLengths) -> Tensor:
         """Of every token that may come next, the mean over the models: N V."""
         tokens = self.tokens.flatten()
         each = [
-            model.static_step(tokens, self.length, state, reach).log_softmax(1, dtype=torch.float32)
+            model.static_step(tokens, self.length, state, lengths).log_softmax(1, dtype=torch.float32)
             for model, state in zip(self.models, self.states, strict=True)
         ]
         steps = each[0] if len(each) == 1 else torch.stack(each).logsumexp(0).sub_(math.log(len(each)))
@@ -139,22 +139,22 @@ class DeviceSearch:
         best, place = ranked.topk(min(2 * beam, beam * width), dim=1)
         return best, place // width, tokens.flatten(1).gather(1, place)
 
-    def _finish(self, best: Tensor, rows: Tensor, tokens: Tensor, reach: Reach) -> None:
+    def _finish(self, best: Tensor, rows: Tensor, tokens: Tensor, lengths: CacheLengths) -> None:
         """Puts by the candidates that end, each field S R, where they are among the best."""
         ending = (tokens == EOS) & best.isfinite()
         score = (best / penalty(self.length + 1, self.options.lenpen)[:, None]).masked_fill(~ending, -math.inf)
-        output = self.history[:, :, : reach.target].gather(1, _wide(rows, reach.target))
+        output = self.history[:, :, : lengths.target].gather(1, _wide(rows, lengths.target))
         merged = torch.cat([self.score, score], 1)
         # stable: of two with one score the older stays
         order = merged.sort(dim=1, descending=True, stable=True).indices[:, : self.options.nbest]
-        kept = self.output[:, :, : reach.target]
-        kept.copy_(torch.cat([kept, output], 1).gather(1, _wide(order, reach.target)))
+        kept = self.output[:, :, : lengths.target]
+        kept.copy_(torch.cat([kept, output], 1).gather(1, _wide(order, lengths.target)))
         self.score.copy_(merged.gather(1, order))
         self.total.copy_(torch.cat([self.total, best], 1).gather(1, order))
         size = self.length[:, None].expand_as(best)
         self.size.copy_(torch.cat([self.size, size], 1).gather(1, order))
 
-    def _extend(self, best: Tensor, rows: Tensor, tokens: Tensor, reach: Reach) -> Tensor:
+    def _extend(self, best: Tensor, rows: Tensor, tokens: Tensor, lengths: CacheLengths) -> Tensor:
         """Goes on with the R best candidates that do not end; returns the rows they come from, S R."""
         going = best.masked_fill(tokens == EOS, -math.inf)
         order = going.isfinite().to(torch.uint8).argsort(dim=1, descending=True, stable=True)
@@ -162,8 +162,8 @@ class DeviceSearch:
         parents = rows.gather(1, first)
         self.tokens.copy_(tokens.gather(1, first))
         self.log_probability.copy_(going.gather(1, first))
-        past = self.history[:, :, : reach.target]
-        new = past.gather(1, _wide(parents, reach.target))
+        past = self.history[:, :, : lengths.target]
+        new = past.gather(1, _wide(parents, lengths.target))
         place = self.length[:, None, None].expand(-1, new.shape[1], 1)
         past.copy_(new.scatter_(2, place, self.tokens[:, :, None].to(new.dtype)))
         return parents

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.training.job import Job
+from nmtkit.training.job import JobConfig
 
 # What the paper takes a P100 to sustain, in its estimate of training cost (section 5 and table 2): 9.5 TFLOP/s
 P100_FLOPS = 9.5e12
 STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4, "adafactor": 0}  # of optimizer state per parameter
 
 
-def unallocated(job: Job, vocabulary: Vocabulary) -> Architecture:
+def unallocated(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
     """The model without memory for its parameters."""
     chosen = job.components["architecture"]
     with torch.device("meta"):
@@ -78,7 +78,7 @@ class Estimate:
 
 
 def estimate(
-    job: Job,
+    job: JobConfig,
     vocabulary: Vocabulary,
     batch_tokens: int,
     bytes_each: int,

@@ -26,7 +26,7 @@ def score_of(path: Path, metric: str) -> float | None:
     return badness(metric, scores[metric])
 
 
-class Store:
+class CheckpointManager:
     """Writes checkpoints into `folder` and removes what is neither among the last nor among the best."""
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, metric: str) -> None:
@@ -65,18 +65,18 @@ class Store:
         if distributed.world_size() == 1:
             return
         token = None
-        if distributed.is_first():
+        if distributed.is_rank_zero():
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, token = tempfile.mkstemp(prefix=".shared.", suffix=".tmp", dir=self.folder)
             os.close(handle)
-        name = Path(distributed.from_first(token)).name
+        name = Path(distributed.broadcast(token)).name
         end = time.monotonic() + VISIBLE_SECONDS
         while not (seen := (self.folder / name).exists()) and time.monotonic() < end:
             time.sleep(0.1)
-            distributed.beat()
+            distributed.heartbeat()
         own = f"{self.folder.absolute()} on {platform.node()}"
-        places = distributed.gather((seen, own))
-        if distributed.is_first():
+        places = distributed.all_gather_object((seen, own))
+        if distributed.is_rank_zero():
             (self.folder / name).unlink(missing_ok=True)
         for rank, (found, place) in enumerate(places):
             if not found:

@@ -20,7 +20,7 @@ COUNTED_PAIRS = 1_000_000  # up to so many, the updates of an epoch are counted 
 Pairs = npt.NDArray[np.int64]
 
 
-class Plan:
+class BatchSampler:
     """Updates of one training set, both sides of each at most `batch_tokens` (eos included).
 
     Raises ValueError for a pair that alone exceeds the budget, naming it and the budget that would do.
@@ -117,7 +117,7 @@ def cut(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limi
     return cuts
 
 
-def slices(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int) -> list[Pairs]:
+def micro_batches(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int) -> list[Pairs]:
     """An update cut into as few slices as `max_tokens` per side allows, of about equal tokens.
 
     Pairs of a slice are of similar length, sorted by (target, source), so that equal lengths lie side by side.

@@ -1,6 +1,6 @@
 """Search for the translations a model scores best: beam search, greedy search (a beam of one), diverse groups.
 
-Roles: the `Scorer` says how probable continuations are, `Restrictions` which are allowed, `Search` keeps the open
+Roles: the `Scorer` says how probable continuations are, `LogitsProcessor` which are allowed, `Search` keeps the open
 hypotheses and picks the best continuations, `Finished` keeps those that ended, and `bound` says whether an open one can
 still be among the best. Sampling and required phrases are searches of their own kind.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
+from nmtkit.generation.constraints import Constraints, LogitsProcessor
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.scorer import Scorer
 from nmtkit.generation.topk import topk
-from nmtkit.generation.wishes import Restrictions, Wishes
 from nmtkit.packed import Packed
 
 # B sentences still in the search, R hypotheses (rows) of each, N = B x R, G rows of a group, V target vocabulary,
@@ -90,7 +90,7 @@ class Search:
         models: Sequence[Architecture],
         source: Packed,
         options: SearchOptions,
-        wishes: Sequence[Wishes],
+        constraints: Sequence[Constraints],
     ) -> None:
         self.options = options
         self.device = source.values.device
@@ -100,7 +100,7 @@ class Search:
         limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
         longest = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # without eos
         # What search has to decide lives on the CPU: a few numbers per hypothesis and step.
-        self.restrictions = Restrictions(options, [min([length, *limits]) for length in longest], wishes)
+        self.logits_processor = LogitsProcessor(options, [min([length, *limits]) for length in longest], constraints)
         self.sentence = torch.arange(sentences)  # B: which sentence of the source
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R t: the tokens so far
         # B R, float64: sums of many small numbers; all hypotheses of a group but one are dead at first.
@@ -111,19 +111,19 @@ class Search:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
             steps = self.scorer.step(tokens.to(self.device))
-            parents, tokens = self.advance(self.restrictions.apply(steps, self.history))
+            parents, tokens = self.advance(self.logits_processor.apply(steps, self.history))
             over = self.over()
             if over.all():
                 return self.results()
             if over.sum() >= COMPACT * len(over):
                 kept = (~over).nonzero().flatten()
-                self.keep(kept)
+                self.drop_finished(kept)
                 rows = self.options.rows
                 parents = (parents[kept] % rows) + torch.arange(len(kept))[:, None] * rows
                 tokens = tokens[kept]
             else:
                 self.log_probability[over] = -math.inf  # goes on as a dead weight until it is dropped
-            self.scorer.select(parents.flatten().to(self.device))
+            self.scorer.reorder(parents.flatten().to(self.device))
             tokens = tokens.flatten()
 
     def advance(self, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,13 +203,13 @@ class Search:
         Log probabilities only fall, so it is today's, divided by the largest penalty on the way to the longest output.
         """
         shortest = penalty(self.history.shape[2] + 1, self.options.lenpen)
-        longest = penalty(self.restrictions.max_length + 1, self.options.lenpen)
+        longest = penalty(self.logits_processor.max_length + 1, self.options.lenpen)
         return self.log_probability.amax(1) / torch.maximum(shortest, longest)
 
-    def keep(self, kept: Tensor) -> None:
+    def drop_finished(self, kept: Tensor) -> None:
         """Drops all but these sentences from the batch."""
-        self.scorer.keep(kept.to(self.device))
-        self.restrictions.keep(kept)
+        self.scorer.drop_finished(kept.to(self.device))
+        self.logits_processor.drop_finished(kept)
         self.sentence = self.sentence[kept]
         self.log_probability, self.history = self.log_probability[kept], self.history[kept]
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
-from nmtkit.data.plan import Plan, slices
-from nmtkit.packed import IGNORED, Batch, Layout, Packed
+from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 
 AHEAD = 4  # updates prepared beyond the one being computed
 
@@ -44,7 +44,7 @@ class Update:
         return Position(self.position.epoch, self.position.index + 1)
 
 
-class Feed:
+class BatchLoader:
     """Endless updates from a position on. `close` it when done.
 
     With `subword_alpha` every epoch sees the text segmented anew. The pairs of an update and of its slices are those
@@ -55,7 +55,7 @@ class Feed:
     def __init__(
         self,
         split: Split,
-        plan: Plan,
+        plan: BatchSampler,
         max_tokens: int,
         rank: int,
         ranks: int,
@@ -119,7 +119,7 @@ class Feed:
 
     def update(self, position: Position, pairs: npt.NDArray[np.int64], ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
-        cut = slices(pairs, source, target, self.max_tokens)
+        cut = micro_batches(pairs, source, target, self.max_tokens)
         end = -(-len(cut) // self.ranks) * self.ranks if self.equal_passes else len(cut)
         mine = [
             (number, self.batch(cut[number], position.epoch) if number < len(cut) else self.idle(cut[0][:1]))
@@ -139,7 +139,7 @@ class Feed:
     def idle(self, pairs: npt.NDArray[np.int64]) -> Batch:
         """A slice of which no token counts."""
         batch = self.batch(pairs, 0)
-        ignored = torch.full_like(batch.target_output, IGNORED)
+        ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
         return Batch(batch.source, batch.target_input, ignored, 0, batch.pairs)
 
     def _fixed(self, pairs: npt.NDArray[np.int64]) -> Batch:

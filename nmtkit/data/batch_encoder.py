@@ -25,7 +25,7 @@ Ids = npt.NDArray[Any]
 Lengths = npt.NDArray[np.int64]
 
 
-class BulkEncoder:
+class BatchEncoder:
     """Encodes with one SentencePiece model; ids come as `dtype`."""
 
     def __init__(self, model: bytes, dtype: str, cached_words: int = CACHED_WORDS) -> None:
@@ -42,7 +42,7 @@ class BulkEncoder:
         )
 
     def _empty_cache(self) -> dict[str, bytes]:
-        # a line feed, set between spaces, is the word that ends a sentence; runs of spaces give empty words
+        # a line loader, set between spaces, is the word that ends a sentence; runs of spaces give empty words
         return {"\n": np.array([EOS], self._dtype).tobytes(), "": b""}
 
     def encode(self, text: str) -> tuple[Ids, Lengths]:

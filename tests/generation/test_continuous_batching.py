@@ -5,14 +5,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.generation.continuous import BURST, Continuous, rounded
+from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.continuous_batching import BURST, Continuous, rounded
 from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.device_search import DeviceSearch, suits
-from nmtkit.generation.graphs import Plain, Steps
+from nmtkit.generation.graph_runner import Plain, Steps
+from nmtkit.generation.graph_search import GraphBeamSearch, suits
 from nmtkit.generation.lines import Sentence
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.wishes import Wishes
-from nmtkit.layers.static_cache import Reach
+from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
@@ -27,8 +27,8 @@ def tiny(vocabulary: int, seed: int = 1, name: str = "transformer_tiny", **chang
     config = derive(entry.preset, small, "test")
     model = entry.factory(config, Vocabulary(source=vocabulary, target=vocabulary, joint=True)).eval()
     with torch.no_grad():
-        model.output.weight.mul_(2.0)
-        model.output.weight[EOS] *= 1.5  # outputs of many lengths
+        model.output_projection.weight.mul_(2.0)
+        model.output_projection.weight[EOS] *= 1.5  # outputs of many lengths
     return model
 
 
@@ -45,7 +45,7 @@ def jobs_of(sentences: list[Sentence], size: int) -> list[list[Sentence]]:
 def continuous(models: list[Architecture], options: SearchOptions, slots: int, **settings: object) -> Continuous:
     def otherwise(job):
         source = Packed.from_lists([one.ids for one in job])
-        return beam_search(models, source, options, [one.wishes for one in job])
+        return beam_search(models, source, options, [one.constraints for one in job])
 
     return Continuous(models, options, slots, otherwise, CPU, **settings)
 
@@ -133,14 +133,14 @@ def test_wishes_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_behind(
     model, options = tiny(60), SearchOptions(max_len_b=10)
     sentences = sources(24, 60, 8)
     expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
-    wished = Sentence(sentences[0].ids, Wishes(prefix=(7, 8)))
+    required = Sentence(sentences[0].ids, Constraints(prefix=(7, 8)))
     runner = continuous([model], options, 5)
     given_up = runner.run(jobs_of(sentences, 2))
     next(given_up)  # with sentences in slots
     with pytest.raises(RuntimeError, match="under way"):
         next(runner.run([sentences]))
     given_up.close()
-    found = dict(runner.run([sentences, [wished]]))
+    found = dict(runner.run([sentences, [required]]))
     assert_same(found[0], expected)
     assert found[1][0][0].tokens[:2] == [7, 8]
 
@@ -170,8 +170,8 @@ def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(c
     def overflowing(source: Packed) -> Packed:
         memory = encode(source)
         bad = (source.values == 59).nonzero().flatten()
-        sentences = source.layout.sentence[bad]
-        spoilt = (source.layout.sentence[:, None] == sentences).any(1)
+        sentences = source.layout.segment_ids[bad]
+        spoilt = (source.layout.segment_ids[:, None] == sentences).any(1)
         return memory.with_values(memory.values.masked_fill(spoilt[:, None], torch.inf))
 
     model.encode = overflowing
@@ -203,15 +203,15 @@ class NoWaiting(TorchDispatchMode):
 @torch.inference_mode()
 def test_a_step_never_waits_for_the_device_and_keeps_every_tensor_in_its_place():
     models = [tiny(700, 1, window=4), tiny(700, 2)]  # so large a vocabulary that top-k goes in two stages
-    search = DeviceSearch(models, SearchOptions(beam=3, nbest=2, min_len=2), 4, 16, 16, CPU)
+    search = GraphBeamSearch(models, SearchOptions(beam=3, nbest=2, min_len=2), 4, 16, 16, CPU)
     source = Packed.from_lists([one.ids for one in sources(4, 700, 9)])
     memories = [model.encode(source) for model in models]
     parts = [one for owner in (search, *search.states) for one in vars(owner).values() if torch.is_tensor(one)]
     places = [(one.data_ptr(), one.shape) for one in parts]
     with NoWaiting():
-        search.refill(torch.arange(4), memories, torch.full((4,), 12))
+        search.insert(torch.arange(4), memories, torch.full((4,), 12))
         for length in range(1, 9):
-            search.step(Reach(length, 12))
+            search.step(CacheLengths(length, 12))
     assert [(one.data_ptr(), one.shape) for one in parts] == places
     with NoWaiting(), pytest.raises(AssertionError, match="waits"):
         bool(search.done.any())
@@ -221,9 +221,9 @@ def test_a_step_never_waits_for_the_device_and_keeps_every_tensor_in_its_place()
 def test_a_step_in_16_bits_mixes_no_types_or_devices():
     """On tensors without contents."""
     model, meta = tiny(700).to("meta", torch.bfloat16), torch.device("meta")
-    search = DeviceSearch([model], SearchOptions(beam=3, nbest=2, min_len=1), 4, 16, 16, meta)
+    search = GraphBeamSearch([model], SearchOptions(beam=3, nbest=2, min_len=1), 4, 16, 16, meta)
     before = {name: (one.dtype, one.device, one.shape) for name, one in vars(search).items() if torch.is_tensor(one)}
-    search.step(Reach(8, 8))
+    search.step(CacheLengths(8, 8))
     after = {name: (one.dtype, one.device, one.shape) for name, one in vars(search).items() if torch.is_tensor(one)}
     assert before == after
 

@@ -17,7 +17,7 @@ NONE, ANY = -1, -2  # no token; matches every token
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """Target ids, without eos. An avoided phrase is avoided as these pieces; others may spell the same text."""
 
     prefix: Phrase = ()  # the translation begins with it
@@ -25,7 +25,7 @@ class Wishes:
     avoided: tuple[Phrase, ...] = ()  # it holds none of these
 
     def check(self, options: SearchOptions) -> None:
-        """Raises ValueError when the wishes contradict each other or `options`, naming both."""
+        """Raises ValueError when the constraints contradict each other or `options`, naming both."""
         if any(not phrase for phrase in (*self.required, *self.avoided)):
             raise ValueError("a required or avoided phrase is empty")
         if any(UNK in phrase for phrase in (self.prefix, *self.required)):
@@ -42,23 +42,25 @@ class Wishes:
                 raise ValueError(f"required phrases and {name} cannot be combined")
 
 
-NO_WISHES = Wishes()
+NO_CONSTRAINTS = Constraints()
 
 
-class Restrictions:
+class LogitsProcessor:
     """Which continuations are allowed: lengths, special tokens, prefixes, avoided phrases, repeated n-grams."""
 
-    def __init__(self, options: SearchOptions, longest: Sequence[int], wishes: Sequence[Wishes]) -> None:
+    def __init__(self, options: SearchOptions, longest: Sequence[int], constraints: Sequence[Constraints]) -> None:
         self.options = options
-        needed = [len(one.prefix) + sum(map(len, one.required)) for one in wishes]
-        # B: the most tokens, without eos; raised where the wishes need more
+        needed = [len(one.prefix) + sum(map(len, one.required)) for one in constraints]
+        # B: the most tokens, without eos; raised where the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(longest, needed, strict=True)])
-        self.prefix = _table([list(one.prefix) for one in wishes])  # B L, NONE after the end
-        phrases = max((len(one.avoided) for one in wishes), default=0)
-        padded = [[*one.avoided, *[()] * (phrases - len(one.avoided))] for one in wishes]
+        self.prefix = _table([list(one.prefix) for one in constraints])  # B L, NONE after the end
+        phrases = max((len(one.avoided) for one in constraints), default=0)
+        padded = [[*one.avoided, *[()] * (phrases - len(one.avoided))] for one in constraints]
         length = max((len(phrase) for one in padded for phrase in one), default=0)
         rows = [[[ANY] * (length - len(phrase)) + list(phrase) for phrase in one] for one in padded]
-        self.avoided = torch.tensor(rows, dtype=torch.int64).view(len(wishes), phrases, length)  # B A L, right-aligned
+        self.avoided = torch.tensor(rows, dtype=torch.int64).view(
+            len(constraints), phrases, length
+        )  # B A L, right-aligned
 
     def apply(self, steps: Tensor, history: Tensor) -> Tensor:
         """`steps` (log probabilities N V) with -inf where a continuation of `history` B R t is not allowed."""
@@ -103,7 +105,7 @@ class Restrictions:
         row = torch.arange(sentences * rows).view(sentences, rows, 1).expand_as(hit)[hit]
         steps[row.to(steps.device), last[hit].to(steps.device)] = -math.inf
 
-    def keep(self, sentences: Tensor) -> None:
+    def drop_finished(self, sentences: Tensor) -> None:
         self.max_length, self.prefix = self.max_length[sentences], self.prefix[sentences]
         self.avoided = self.avoided[sentences]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.layers.quantized import Int8Linear, PackedLinear, few_shapes, pack
+from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, few_shapes, prepack
 
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -48,9 +48,9 @@ def test_packing_changes_results_no_more_than_its_precision(precision, tolerance
     x = torch.randn(5, 3, 512)
     with torch.no_grad():
         expected = model(x)
-        pack(model, precision)
+        prepack(model, precision)
         found = model(x)
-    assert isinstance(model[0], Int8Linear if precision == "int8" else PackedLinear)
+    assert isinstance(model[0], Int8Linear if precision == "int8" else PrepackedLinear)
     assert found.dtype == torch.float32 and found.shape == expected.shape
     assert (found - expected).abs().max() < tolerance * expected.abs().max()
 
@@ -59,25 +59,25 @@ def test_packing_changes_results_no_more_than_its_precision(precision, tolerance
 def test_the_logits_of_a_packed_model_are_log_probabilities_row_by_row(precision, tolerance):
     torch.manual_seed(1)
     model = nn.Module()
-    model.output = nn.Linear(32, 200, bias=False)
+    model.output_projection = nn.Linear(32, 200, bias=False)
     x = torch.randn(75, 32)
     with torch.no_grad():
-        expected = model.output(x).log_softmax(1)
-        pack(model, precision)
-        found = model.output(x).clone()
+        expected = model.output_projection(x).log_softmax(1)
+        prepack(model, precision)
+        found = model.output_projection(x).clone()
         assert (found - expected).abs().max() < tolerance
         assert found.exp().sum(1).tolist() == pytest.approx([1.0] * 75, abs=1e-5)
-        torch.testing.assert_close(model.output(x[40:41])[0], found[40], rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.output_projection(x[40:41])[0], found[40], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_int8_is_for_layers_where_it_pays(has_bf16, monkeypatch):
-    monkeypatch.setattr("nmtkit.layers.quantized.multiplies_in_bf16", lambda: has_bf16)
+    monkeypatch.setattr("nmtkit.layers.prepack.multiplies_in_bf16", lambda: has_bf16)
     model = nn.Sequential(nn.Linear(512, 8), nn.Linear(256, 8))
     with torch.no_grad():
-        pack(model, "int8")
+        prepack(model, "int8")
     assert isinstance(model[0], Int8Linear)
-    assert isinstance(model[1], PackedLinear if has_bf16 else Int8Linear)
+    assert isinstance(model[1], PrepackedLinear if has_bf16 else Int8Linear)
 
 
 def test_numbers_of_rows_come_in_few_kinds():

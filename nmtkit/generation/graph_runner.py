@@ -27,7 +27,7 @@ class Plain:
         return work
 
 
-class CudaGraphs:
+class CudaGraphRunner:
     """CUDA graphs, replayed one after the other on the current stream; they share one pool of memory.
 
     Sharing is safe since no result of one stays in the pool for another: steps leave theirs in tensors made before.

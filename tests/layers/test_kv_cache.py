@@ -5,7 +5,7 @@ import torch
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
-from nmtkit.layers.cache import attend_rows
+from nmtkit.layers.kv_cache import attend_rows
 from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
@@ -31,12 +31,12 @@ def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
             torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
             if step == 20:
                 for one in (state, plain):
-                    one.keep(torch.tensor([0, 2, 3]))
+                    one.drop_finished(torch.tensor([0, 2, 3]))
                 sentences = 3
             parents = torch.randint(beams, (sentences, beams), generator=generator)
             parents = (parents + torch.arange(sentences)[:, None] * beams).flatten()
             for one in (state, plain):
-                one.select(parents)
+                one.reorder(parents)
             pruned |= state.cache.used < most
             most = max(most, state.cache.used)
             tokens = torch.randint(3, 20, (sentences * beams,), generator=generator)

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.layers.linear_cross_entropy import CHUNK_BYTES, CHUNK_BYTES_GPU, cross_entropy
-from nmtkit.packed import IGNORED
+from nmtkit.packed import IGNORE_INDEX
 
 # T tokens, R of them in a chunk, D model width, V vocabulary; p and q the distributions of the two passes
 
 
-def output_agreement(
+def output_r_drop_loss(
     output: nn.Module, first: Tensor, second: Tensor, target: Tensor, label_smoothing: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums over the tokens of T (those with target `IGNORED` left out) of loss, negative log-likelihood, divergence.
+    """Sums over the tokens of T (those with target `IGNORE_INDEX` left out) of loss, negative log-likelihood,
+    divergence.
 
     The likelihood is the mean of both passes', the divergence (KL(p || q) + KL(q || p)) / 2, and the loss
 
@@ -29,7 +30,9 @@ def output_agreement(
     first, second = output(first), output(second)
     first_loss, first_nll = cross_entropy(first, target, label_smoothing)
     second_loss, second_nll = cross_entropy(second, target, label_smoothing)
-    divergence = symmetric_divergence(first.float().log_softmax(-1), second.float().log_softmax(-1), target != IGNORED)
+    divergence = symmetric_divergence(
+        first.float().log_softmax(-1), second.float().log_softmax(-1), target != IGNORE_INDEX
+    )
     loss = (first_loss + second_loss) / 2 + alpha / 2 * divergence
     return loss, (first_nll + second_nll) / 2, divergence.detach()
 
@@ -71,7 +74,7 @@ class _LinearAgreement(torch.autograd.Function):
         rows = max(1, (CHUNK_BYTES if device == "cpu" else CHUNK_BYTES_GPU) // (len(w) * 4))
         for start in range(0, len(target), rows):
             stretch = slice(start, start + rows)
-            counted, goal = target[stretch] != IGNORED, target[stretch].clamp(min=0)[:, None]
+            counted, goal = target[stretch] != IGNORE_INDEX, target[stretch].clamp(min=0)[:, None]
             logs = [torch.nn.functional.linear(x[stretch], w, b).float().log_softmax(-1) for x in passes]  # R V
             p, q = (log.exp() for log in logs)
             row_nll = (logs[0].gather(1, goal) + logs[1].gather(1, goal))[:, 0] / -2
