@@ -26,7 +26,7 @@ def prepack(model: nn.Module, precision: Literal["fp32", "bf16", "int8"]) -> Non
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 packed = prepacked_linear(child, precision)
-                packed.normalises = module is model and name == "output"
+                packed.normalises = module is model and name == "output_projection"
                 setattr(module, name, packed)
 
 

@@ -330,7 +330,7 @@ def test_attention_maps_are_distributions(name: str) -> None:
     for kind, maps in model.attention_weights(source, target).items():
         queries = source.layout if kind == "encoder" else target.layout
         for weights in maps:
-            torch.testing.assert_close(weights.sum(-1)[:, 0], queries.valid.float(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(weights.sum(-1)[:, 0], queries.mask.float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES.names() if name.endswith(("_small", "_tiny"))])

@@ -165,7 +165,7 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
 
     def embed(tokens: list[int]) -> Tensor:
         return (
-            weights["output.weight"][tokens] * math.sqrt(config.d_model)
+            weights["output_projection.weight"][tokens] * math.sqrt(config.d_model)
             + sinusoids(len(tokens), config.d_model).double()
         )
 

@@ -326,11 +326,11 @@ def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path
 
 DIE_AT = """
 import os, signal, sys
-from nmtkit.data import corpus, destination, encoding
+from nmtkit.data import corpus, encoding, output_folder
 from nmtkit.cli import main
 corpus.BLOCK_LINES = 16
 name, calls = sys.argv[1].split(":")
-module, attribute = {"write": (encoding.os, "pwrite"), "rename": (destination.os, "rename")}[name]
+module, attribute = {"write": (encoding.os, "pwrite"), "rename": (output_folder.os, "rename")}[name]
 original, left = getattr(module, attribute), [int(calls)]
 def dying(*arguments):
     left[0] -= 1

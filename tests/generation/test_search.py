@@ -34,7 +34,7 @@ class Slow(Architecture):
 
     def __init__(self, model: Architecture) -> None:
         super().__init__()
-        self.model, self.output = model, model.output_projection
+        self.model, self.output_projection = model, model.output_projection
 
     def encode(self, source: Packed) -> Packed:
         return self.model.encode(source)

@@ -230,8 +230,8 @@ def test_the_tiles_of_the_document_mask_hold_all_that_is_visible(seed: int) -> N
     one, other, block = Layout.of(lengths), Layout.of(key_lengths), 8
     mask = document_mask(one, other, causal=False, window=None, block=block)
     needed = torch.zeros(-(-one.tokens // block), -(-other.tokens // block), dtype=torch.bool)
-    for row, sentence in enumerate(one.sentence.tolist()):
-        for column, key_sentence in enumerate(other.sentence.tolist()):
+    for row, sentence in enumerate(one.segment_ids.tolist()):
+        for column, key_sentence in enumerate(other.segment_ids.tolist()):
             needed[row // block, column // block] |= sentence == key_sentence
     visited = torch.zeros_like(needed)
     counts, order = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].tolist()

@@ -251,7 +251,7 @@ def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    watch = object.__new__(distributed.Watch)
+    watch = object.__new__(distributed.Watchdog)
     watch.store = store = FakeStore({"beat 0": b"8 1", "beat 1": b"7 1", "beat 2": b"8 1"})
     watch.timeout, watch.seen = 60.0, {}
     assert watch._hanging() is None

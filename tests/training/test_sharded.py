@@ -62,7 +62,7 @@ def test_sharded_runs_go_on_from_replicated_ones_and_back(mirror_data: Path, tmp
     assert one_process(*flags(mirror_data, whole, *features, "--max-update", 8)) == 0
     assert_alike(whole, parts)
     shared = checkpoint.load(parts / "last.pt")["model"]
-    names = ("output.weight", "source_embedding.tokens.weight")
+    names = ("output_projection.weight", "source_embedding.tokens.weight")
     assert len({shared[name].data_ptr() for name in names}) == 1
 
 

@@ -240,14 +240,14 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
     memory.try_largest(one, source)
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert not gradient(one).any()
-    plain = one.rehearse
+    plain = one.warm_up
 
     def small(batch: Any) -> None:
         if batch.target_tokens > 150:
             raise torch.OutOfMemoryError("too much")
         plain(batch)
 
-    monkeypatch.setattr(one, "rehearse", small)
+    monkeypatch.setattr(one, "warm_up", small)
     with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
         memory.try_largest(one, source)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
@@ -331,7 +331,7 @@ def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Pa
     shared = [row for row, piece in enumerate(pieces) if piece in known]
     assert found["target"] == len(shared)
     assert 250 < len(shared) < len(pieces)
-    weights, before = new.state_dict()["output.weight"], old.model.state_dict()["output.weight"]
+    weights, before = new.state_dict()["output_projection.weight"], old.model.state_dict()["output_projection.weight"]
     assert all(torch.equal(weights[row], before[known[pieces[row]]]) for row in shared)
     same = "encoder.0.feed_forward.fc1.weight"
     assert torch.equal(new.state_dict()[same], old.model.state_dict()[same])
