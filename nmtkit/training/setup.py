@@ -14,7 +14,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.lr_schedulers import LR_SCHEDULERS, RunFacts
+from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.config import RunConfig
 from nmtkit.training.finetune import start_from
 from nmtkit.training.job import JobConfig
@@ -95,7 +95,7 @@ def build_trainer(job: JobConfig, tokenizer: Tokenizer, device: torch.device, re
         check_shardable(job)
     chosen = job.components["criterion"]
     criterion = CRITERIONS[chosen.name].factory(chosen.config, tokenizer).to(device)
-    facts = RunFacts(
+    facts = RunInfo(
         d_model=getattr(job.components["architecture"].config, "d_model", None), max_update=job.run.max_update
     )
     chosen = job.components["lr-scheduler"]

@@ -4,14 +4,13 @@ import math
 
 import pytest
 
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunFacts
-from nmtkit.lr_schedulers.inverse_sqrt import inverse_sqrt
+from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
 from nmtkit.registry import derive
 
 
 def schedule(name: str, max_update: int | None = 1000, d_model: int | None = 512, **settings: object) -> LRScheduler:
     entry = LR_SCHEDULERS[name]
-    return entry.factory(derive(entry.preset, settings, "test"), RunFacts(d_model=d_model, max_update=max_update))
+    return entry.factory(derive(entry.preset, settings, "test"), RunInfo(d_model=d_model, max_update=max_update))
 
 
 @pytest.mark.parametrize(
@@ -25,13 +24,7 @@ def schedule(name: str, max_update: int | None = 1000, d_model: int | None = 512
     ],
 )
 def test_inverse_sqrt_is_equation_3(update: int, expected: float) -> None:
-    assert inverse_sqrt(update, 512, 4000) == pytest.approx(expected, rel=1e-5)
     assert schedule("inverse_sqrt").lr(update) == pytest.approx(expected, rel=1e-5)
-
-
-def test_equation_3_has_no_update_0() -> None:
-    with pytest.raises(ValueError, match="from 1"):
-        inverse_sqrt(0, 512, 4000)
 
 
 def test_a_given_rate_is_the_peak_at_the_end_of_warm_up() -> None:
