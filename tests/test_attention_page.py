@@ -7,16 +7,14 @@ import subprocess
 
 import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
+from testing import tiny_transformer
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.attention_page import Attention, attend, page
 from nmtkit.cli import main
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.registry import derive
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SENTENCE = "a dog </script> runs <b>fast</b> & {{title}}"
@@ -28,9 +26,8 @@ def model_and_tokenizer():
     lines = ["a dog runs fast", "ein Hund läuft schnell", SENTENCE] * 5
     tokenizer = Tokenizer(train_model(lines, 320, "bpe"))
     changes = {"encoder_layers": LAYERS, "decoder_layers": LAYERS, "d_model": 12, "d_ff": 16, "heads": HEADS}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, changes, "the test")
-    torch.manual_seed(0)
-    return models.build("transformer_tiny", config, models.vocabulary_of(tokenizer)).eval(), tokenizer, config
+    model = tiny_transformer(models.vocabulary_of(tokenizer), seed=0, **changes)
+    return model, tokenizer, model.config
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from testing import tiny_transformer
 
 from nmtkit import Translator, checkpoint
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.lines import Request
-from nmtkit.models import build, to_checkpoint, vocabulary_of
-from nmtkit.registry import derive
+from nmtkit.models import to_checkpoint, vocabulary_of
 
 # the beginning of the Universal Declaration of Human Rights: real sentences of several lengths, free to copy
 LINES = [
@@ -30,16 +29,13 @@ LINES = [
 
 
 def save_model(path: Path, **changes: object) -> Path:
-    torch.manual_seed(1)
     tokenizer = Tokenizer(train_model(LINES, 400))
-    small = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = build("transformer_tiny", config, vocabulary_of(tokenizer))
+    small = {"encoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
+    model = tiny_transformer(vocabulary_of(tokenizer), sharpness=2.0, **small)
     with torch.no_grad():
-        model.output_projection.weight.mul_(2.0)
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
-    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 7))
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
     return path
 
 

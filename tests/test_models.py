@@ -5,23 +5,21 @@ from typing import Any
 
 import pytest
 import torch
+from testing import tiny_transformer
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 
 @pytest.fixture(scope="module")
 def contents() -> checkpoint.Checkpoint:
     lines = [f"the {word} sees a {other}" for word in ("cat", "dog", "cow") for other in ("house", "tree")]
     tokenizer = Tokenizer(train_model(lines, vocab_size=290))
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, {"d_model": 8, "d_ff": 16, "heads": 2}, "test")
-    model = models.build("transformer_tiny", config, models.vocabulary_of(tokenizer))
-    return models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 3)
+    model = tiny_transformer(models.vocabulary_of(tokenizer), d_model=8, d_ff=16)
+    return models.to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 3)
 
 
 def written(folder: Path, contents: checkpoint.Checkpoint, **changes: Any) -> Path:

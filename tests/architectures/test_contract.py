@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from testing import TINY_CONFIGS, tiny_model
 from torch import Tensor
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -17,64 +18,12 @@ from nmtkit.packed import Layout, Packed
 from nmtkit.registry import derive, plain
 
 SIZE = 13
-TINY: dict[str, dict[str, Any]] = {
-    "transformer_tiny": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
-    "transformer_moe_tiny": {
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "d_model": 16,
-        "d_ff": 24,
-        "heads": 2,
-        "experts": 5,
-        "active_experts": 2,
-    },
-    "gnmt_small": {"encoder_layers": 3, "decoder_layers": 3, "d_model": 12, "d_attention": 7, "initial_range": 0.5},
-    "deep_att_small": {
-        "encoder_layers": 3,
-        "decoder_layers": 3,
-        "d_embedding": 6,
-        "d_model": 8,
-        "d_memory": 10,
-        "d_attention": 7,
-        "initial_range": 0.4,
-    },
-    "convs2s_small": {
-        "encoder_widths": (8, 12),
-        "encoder_kernels": (3, 5),
-        "decoder_widths": (8, 8, 12),
-        "decoder_kernels": (3, 2, 1),
-        "d_embedding": 10,
-        "d_output": 9,
-        "max_positions": 40,
-    },
-    "bytenet_small": {
-        "encoder_blocks": 3,
-        "decoder_blocks": 4,
-        "d_model": 6,
-        "dilations": (1, 2, 4),
-        "unfold_extra": 1,
-    },
-    "moe_small": {
-        "encoder_layers": 3,
-        "decoder_layers": 3,
-        "d_model": 8,
-        "d_hidden": 12,
-        "d_expert": 9,
-        "initial_range": 0.4,
-        "experts": 9,
-        "expert_groups": 3,
-        "active_experts": 2,
-    },
-}
-TINY_NAMES = list(TINY)
+TINY_NAMES = list(TINY_CONFIGS)
 
 
 def tiny(name: str, size: int = SIZE, **changes: Any) -> Architecture:
     """A small model of the architecture; its gates, where it has some, are no longer all zero."""
-    entry = ARCHITECTURES[name]
-    torch.manual_seed(3)
-    config = derive(entry.preset, {**TINY[name], **changes}, "test")
-    model = entry.factory(config, Vocabulary(source=size, target=size, joint=True))
+    model = tiny_model(name, size, seed=3, **changes)
     for parameter in model.parameters():
         if not parameter.any() and parameter.dim() > 1:
             torch.nn.init.normal_(parameter)
@@ -94,7 +43,7 @@ def reference(model: Architecture, source: list[int], prefix: list[int]) -> Tens
 
 def test_every_factory_is_tried() -> None:
     ours = {entry.factory for entry in ARCHITECTURES.entries.values() if entry.factory.__module__.startswith("nmtkit.")}
-    assert ours == {ARCHITECTURES[name].factory for name in TINY}
+    assert ours == {ARCHITECTURES[name].factory for name in TINY_CONFIGS}
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
@@ -253,7 +202,7 @@ def test_every_parameter_gets_a_finite_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_bf16_autocast_trains_and_steps(name: str) -> None:
-    model = tiny(name, dropout=0.0)
+    model = tiny(name, dropout=0.0).train()
     source, target = sentences(5, 8, 3), sentences(7, 4, 9, seed=6)
     exact = model.eval()(source, target).detach()
     model.train()
@@ -297,7 +246,7 @@ def test_auxiliary_losses_are_silent_in_evaluation(name: str) -> None:
 
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_config_survives_a_round_trip(name: str) -> None:
-    model_config = derive(ARCHITECTURES[name].preset, TINY[name], "test")
+    model_config = derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test")
     assert derive(ARCHITECTURES[name].preset, plain(model_config), "test") == model_config
 
 

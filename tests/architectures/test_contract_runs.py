@@ -2,10 +2,10 @@
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from testing import TINY_CONFIGS
 
 from nmtkit import averaging, checkpoint
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
@@ -18,21 +18,6 @@ from nmtkit.training import job as jobs
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 
-TINY: dict[str, dict[str, Any]] = {
-    "transformer_moe_tiny": {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 16, "experts": 4},
-    "gnmt_small": {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_attention": 8},
-    "deep_att_small": {"encoder_layers": 2, "decoder_layers": 2, "d_embedding": 8, "d_model": 8, "d_memory": 8},
-    "convs2s_small": {
-        "encoder_widths": (16,),
-        "encoder_kernels": (3,),
-        "decoder_widths": (16,),
-        "decoder_kernels": (3,),
-        "d_embedding": 16,
-        "d_output": 16,
-    },
-    "bytenet_small": {"encoder_blocks": 2, "decoder_blocks": 2, "d_model": 8},
-    "moe_small": {"d_model": 8, "d_hidden": 16, "d_expert": 8, "experts": 4},
-}
 RUN = {
     "batch_tokens": 200,
     "max_tokens": 120,
@@ -49,11 +34,11 @@ RUN = {
 
 def train(data: Path, save_dir: Path, name: str, max_update: int) -> None:
     components = jobs.choose({}, {"architecture": name}, "test")
-    settings = TINY[name] | RUN | {"save_dir": save_dir, "max_update": max_update}
+    settings = TINY_CONFIGS[name] | RUN | {"save_dir": save_dir, "max_update": max_update}
     Run(jobs.resolve({}, components, settings, (), "test"), data, Lines()).run()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_resume_is_exact_and_checkpoints_average_and_ensemble(mirror_data: Path, tmp_path: Path, name: str) -> None:
     train(mirror_data, tmp_path / "whole", name, 4)
     train(mirror_data, tmp_path / "parts", name, 2)
@@ -74,14 +59,14 @@ def test_resume_is_exact_and_checkpoints_average_and_ensemble(mirror_data: Path,
     assert [translation.text for translation in one] == [translation.text for translation in several]
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: str) -> None:
     data = Dataset.open(mirror_data)
     batch = data["train"].batch(torch.arange(3).numpy())
     tokenizer = data.tokenizer
     torch.manual_seed(1)
     vocabulary = Vocabulary(source=tokenizer.source_size, target=tokenizer.target_size, joint=tokenizer.joint)
-    fresh = ARCHITECTURES[name].factory(derive(ARCHITECTURES[name].preset, TINY[name], "test"), vocabulary)
+    fresh = ARCHITECTURES[name].factory(derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test"), vocabulary)
     optimizers = list(OPTIMIZERS.entries.values())
     for index, entry in enumerate(CRITERIONS.entries.values()):
         model = copy.deepcopy(fresh).train()

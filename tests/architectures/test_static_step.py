@@ -2,22 +2,18 @@
 
 import pytest
 import torch
+from testing import tiny_model
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
-from nmtkit.registry import derive
 
 VOCABULARY = 30
 
 
 def tiny(name: str = "transformer_tiny", **changes: object) -> Architecture:
-    torch.manual_seed(3)
-    entry = ARCHITECTURES[name]
-    small = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, **changes}
-    config = derive(entry.preset, small, "test")
-    return entry.factory(config, Vocabulary(source=VOCABULARY, target=VOCABULARY, joint=True)).eval()
+    return tiny_model(name, VOCABULARY, seed=3, **changes)
 
 
 def memories(model: Architecture, *lengths: int) -> Packed:
@@ -73,7 +69,7 @@ def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot():
 
 
 def test_other_ways_to_decode_have_no_static_state():
-    assert tiny("transformer_moe").static_start(1, 1, 8, 8) is None
+    assert tiny("transformer_moe_tiny").static_start(1, 1, 8, 8) is None
 
 
 @torch.inference_mode()

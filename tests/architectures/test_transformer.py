@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from testing import tiny_transformer
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
@@ -18,7 +19,6 @@ from nmtkit.layers.linear_cross_entropy import output_cross_entropy
 from nmtkit.packed import Layout, Packed
 
 SIZE = 19
-TINY = TransformerConfig(encoder_layers=2, decoder_layers=2, d_model=16, d_ff=24, heads=2)
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre-norm": {"pre_norm": True},
@@ -32,9 +32,8 @@ variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 
 
 def model_of(joint: bool = True, **changes: Any) -> Transformer:
-    torch.manual_seed(7)
-    source = SIZE if joint else SIZE + 4
-    return Transformer(replace(TINY, **changes), Vocabulary(source=source, target=SIZE, joint=joint))
+    vocabulary = Vocabulary(source=SIZE if joint else SIZE + 4, target=SIZE, joint=joint)
+    return tiny_transformer(vocabulary, seed=7, **{"encoder_layers": 2, **changes}).train()
 
 
 def sentences(*lengths: int, seed: int = 1) -> Packed:
@@ -68,8 +67,7 @@ def test_embeddings_are_scaled_and_positions_added() -> None:
 
 
 def test_fresh_embeddings_have_unit_variance_once_scaled() -> None:
-    torch.manual_seed(0)
-    model = Transformer(replace(TINY, d_model=64), Vocabulary(source=2000, target=2000, joint=True))
+    model = tiny_transformer(2000, seed=0, d_model=64)
     assert (model.output_projection.weight * 8).std().item() == pytest.approx(1, abs=0.02)
     bound = math.sqrt(6 / (64 + 24))
     inner = model.encoder[0].feed_forward.fc1

@@ -6,16 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner, Result
+from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit import checkpoint
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
-from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.models import build, to_checkpoint, vocabulary_of
-from nmtkit.registry import derive
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 LINES = ["a dog runs .", "", "two men sleeps in the park !", "  ", "🙂 كلب", "the cat"]
@@ -25,12 +21,7 @@ LINES = ["a dog runs .", "", "two men sleeps in the park !", "  ", "🙂 كلب"
 def folder(tmp_path_factory) -> Path:
     """Holds model.pt, of a random tiny Transformer, and the text test.en and test.de."""
     path = tmp_path_factory.mktemp("generate")
-    tokenizer = Tokenizer(train_model([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))], 330))
-    torch.manual_seed(1)
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = build("transformer_tiny", config, vocabulary_of(tokenizer))
-    checkpoint.save(path / "model.pt", to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 1))
+    save_tiny_transformer(path / "model.pt", tiny_tokenizer(), decoder_layers=1)
     for language in ("en", "de"):
         (path / f"test.{language}").write_text("\n".join(LINES) + "\n")
     return path

@@ -8,26 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from testing import save_tiny_transformer
 
-from nmtkit import checkpoint, models
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
 from nmtkit.generation.ranks import place
-from nmtkit.registry import derive
 
 
 @pytest.fixture(scope="module")
 def trained(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights."""
-    torch.manual_seed(1)
-    tokenizer = Dataset.open(mirror_data).tokenizer
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = models.build("transformer_tiny", config, models.vocabulary_of(tokenizer))
     path = tmp_path_factory.mktemp("model") / "random.pt"
-    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
-    return path
+    return save_tiny_transformer(path, Dataset.open(mirror_data).tokenizer, decoder_layers=1)
 
 
 FLAGS = ["generate", "--device", "cpu", "--max-len-b", "4", "--max-tokens", "40"]

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from testing import tiny_transformer
 from torch import Tensor
 
-from nmtkit.architectures import Architecture, Vocabulary
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures import Architecture
 from nmtkit.criterions.expected_reward import (
     ExpectedReward,
     ExpectedRewardConfig,
@@ -31,9 +31,7 @@ class Letters:
 
 
 def model(size: int = SIZE, dropout: float = 0.0) -> Architecture:
-    torch.manual_seed(3)
-    config = TransformerConfig(encoder_layers=1, decoder_layers=1, d_model=8, d_ff=8, heads=2, dropout=dropout)
-    return Transformer(config, Vocabulary(source=size, target=size, joint=True))
+    return tiny_transformer(size, seed=3, decoder_layers=1, d_model=8, d_ff=8, dropout=dropout).train()
 
 
 def batch(dead_tail: bool = False) -> Batch:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from testing import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures import Architecture
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.continuous_batching import BURST, Continuous, rounded
 from nmtkit.generation.decoding import beam_search
@@ -14,20 +15,14 @@ from nmtkit.generation.lines import Sentence
 from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 EOS = 2
 CPU = torch.device("cpu")
 
 
 def tiny(vocabulary: int, seed: int = 1, name: str = "transformer_tiny", **changes: object) -> Architecture:
-    torch.manual_seed(seed)
-    entry = ARCHITECTURES[name]
-    small = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, **changes}
-    config = derive(entry.preset, small, "test")
-    model = entry.factory(config, Vocabulary(source=vocabulary, target=vocabulary, joint=True)).eval()
+    model = tiny_model(name, vocabulary, seed=seed, sharpness=2.0, **changes)
     with torch.no_grad():
-        model.output_projection.weight.mul_(2.0)
         model.output_projection.weight[EOS] *= 1.5  # outputs of many lengths
     return model
 
@@ -157,7 +152,7 @@ def test_modes_and_models_it_does_not_know_are_refused():
         {"score_reference": True},
     ):
         assert not suits([model], SearchOptions(**changes))
-    assert not suits([model, tiny(20, name="transformer_moe")], SearchOptions())
+    assert not suits([model, tiny(20, name="transformer_moe_tiny")], SearchOptions())
 
 
 @torch.inference_mode()

@@ -6,14 +6,14 @@ from collections import Counter
 
 import pytest
 import torch
+from testing import tiny_transformer
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures import Architecture
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import draw
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 SIZE = 30
 CASES = 200
@@ -21,13 +21,7 @@ CASES = 200
 
 @pytest.fixture(scope="module")
 def model() -> Architecture:
-    torch.manual_seed(3)
-    entry = ARCHITECTURES["transformer_tiny"]
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
-    model = entry.factory(derive(entry.preset, small, "test"), Vocabulary(source=SIZE, target=SIZE, joint=True)).eval()
-    with torch.no_grad():
-        model.output_projection.weight.mul_(2.5)
-    return model
+    return tiny_transformer(SIZE, seed=3, sharpness=2.5, decoder_layers=1)
 
 
 def ids(number: int, longest: int, seed: int, shortest: int = 1) -> list[tuple[int, ...]]:

@@ -5,28 +5,16 @@ import math
 
 import pytest
 import torch
+from testing import tiny_transformer
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 BOS, EOS = 1, 2
-
-
-def tiny_model(vocabulary: int, seed: int = 1, sharpness: float = 1.0) -> Architecture:
-    """A random Transformer; `sharpness` scales its output, so that its distributions are far from uniform."""
-    torch.manual_seed(seed)
-    entry = ARCHITECTURES["transformer_tiny"]
-    small = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2}
-    config = derive(entry.preset, small, "test")
-    model = entry.factory(config, Vocabulary(source=vocabulary, target=vocabulary, joint=True)).eval()
-    with torch.no_grad():
-        model.output_projection.weight.mul_(sharpness)
-    return model
 
 
 class Slow(Architecture):
@@ -61,7 +49,7 @@ def log_probability_of(model: Architecture, source: list[int], output: list[int]
 def test_beam_search_equals_exhaustive_search_when_the_beam_covers_every_prefix(lenpen):
     vocabulary, longest = 6, 3  # tokens 3, 4 and 5 may be produced, in outputs of up to 3
     for seed in range(6):
-        model = tiny_model(vocabulary, seed, sharpness=3.0)
+        model = tiny_transformer(vocabulary, seed=seed, sharpness=3.0)
         source = random_sources(1, vocabulary, 4, seed)[0]
         outputs = [list(o) for n in range(longest + 1) for o in itertools.product((3, 4, 5), repeat=n)]
         expected = {}
@@ -76,7 +64,7 @@ def test_beam_search_equals_exhaustive_search_when_the_beam_covers_every_prefix(
 
 
 def test_the_score_is_the_log_probability_over_the_papers_penalty():
-    model, sources = tiny_model(20, sharpness=2.0), random_sources(8, 20, 6)
+    model, sources = tiny_transformer(20, sharpness=2.0), random_sources(8, 20, 6)
     for source, found in zip(sources, beam_search([model], Packed.from_lists(sources), SearchOptions()), strict=True):
         best = found[0]
         log_probability = log_probability_of(model, source, best.tokens)
@@ -85,7 +73,7 @@ def test_the_score_is_the_log_probability_over_the_papers_penalty():
 
 
 def test_a_beam_of_one_is_greedy():
-    model = tiny_model(20, sharpness=2.0)
+    model = tiny_transformer(20, sharpness=2.0)
     for source in random_sources(10, 20, 6):
         output: list[int] = []
         while len(output) < 12:
@@ -103,7 +91,7 @@ def test_a_beam_of_one_is_greedy():
 
 @pytest.mark.parametrize("beam", [1, 4])
 def test_a_sentence_is_searched_alike_alone_and_in_any_batch(beam):
-    model, sources = tiny_model(50, sharpness=2.0), random_sources(40, 50, 12)
+    model, sources = tiny_transformer(50, sharpness=2.0), random_sources(40, 50, 12)
     options = SearchOptions(beam=beam, nbest=beam)
     alone = [beam_search([model], Packed.from_lists([source]), options)[0] for source in sources]
     for size in (7, 40):
@@ -118,7 +106,7 @@ def test_a_sentence_is_searched_alike_alone_and_in_any_batch(beam):
 
 
 def test_the_cached_state_finds_what_the_slow_one_finds():
-    model, sources = tiny_model(50, sharpness=2.0), random_sources(20, 50, 12)
+    model, sources = tiny_transformer(50, sharpness=2.0), random_sources(20, 50, 12)
     source, options = Packed.from_lists(sources), SearchOptions(nbest=4)
     assert isinstance(Slow(model).start(model.encode(source), 4), PrefixState)
     for fast, slow in zip(
@@ -129,7 +117,7 @@ def test_the_cached_state_finds_what_the_slow_one_finds():
 
 
 def test_the_nbest_are_sorted_and_distinct():
-    model, sources = tiny_model(30, sharpness=2.0), random_sources(50, 30, 8)
+    model, sources = tiny_transformer(30, sharpness=2.0), random_sources(50, 30, 8)
     for found in beam_search([model], Packed.from_lists(sources), SearchOptions(beam=6, nbest=6)):
         assert len(found) == 6
         assert len({tuple(one.tokens) for one in found}) == 6
@@ -137,7 +125,7 @@ def test_the_nbest_are_sorted_and_distinct():
 
 
 def test_a_beam_scores_at_least_as_well_as_greedy_on_average():
-    model, source = tiny_model(30, sharpness=2.5), Packed.from_lists(random_sources(200, 30, 8))
+    model, source = tiny_transformer(30, sharpness=2.5), Packed.from_lists(random_sources(200, 30, 8))
 
     def mean(beam: int) -> float:
         return sum(found[0].score for found in beam_search([model], source, SearchOptions(beam=beam))) / 200
@@ -146,7 +134,7 @@ def test_a_beam_scores_at_least_as_well_as_greedy_on_average():
 
 
 def test_lengths_stay_within_their_limits_and_no_special_is_produced():
-    model, sources = tiny_model(30), random_sources(30, 30, 8)
+    model, sources = tiny_transformer(30), random_sources(30, 30, 8)
     options = SearchOptions(nbest=4, min_len=3, max_len_a=0.5, max_len_b=4)
     for source, found in zip(sources, beam_search([model], Packed.from_lists(sources), options), strict=True):
         for one in found:
@@ -155,7 +143,7 @@ def test_lengths_stay_within_their_limits_and_no_special_is_produced():
 
 
 def test_an_ensemble_of_a_model_with_itself_equals_the_model():
-    model, source = tiny_model(30, sharpness=2.0), Packed.from_lists(random_sources(20, 30, 8))
+    model, source = tiny_transformer(30, sharpness=2.0), Packed.from_lists(random_sources(20, 30, 8))
     for one, three in zip(
         beam_search([model], source, SearchOptions()), beam_search([model] * 3, source, SearchOptions()), strict=True
     ):
@@ -164,7 +152,8 @@ def test_an_ensemble_of_a_model_with_itself_equals_the_model():
 
 
 def test_an_ensemble_averages_probabilities():
-    models, source = [tiny_model(12, 1, 2.0), tiny_model(12, 2, 2.0)], random_sources(1, 12, 4)[0]
+    models = [tiny_transformer(12, seed=seed, sharpness=2.0) for seed in (1, 2)]
+    source = random_sources(1, 12, 4)[0]
     best = beam_search(models, Packed.from_lists([source]), SearchOptions())[0][0]
     expected = 0.0
     for place, token in enumerate([*best.tokens, EOS]):
@@ -183,7 +172,7 @@ def test_a_sentence_that_overflows_gets_an_empty_translation_and_its_neighbours_
             memory = super().encode(source)
             return memory.with_values(memory.values.masked_fill((source.values == 7)[:, None], math.nan))
 
-    model = tiny_model(20, sharpness=2.0)
+    model = tiny_transformer(20, sharpness=2.0)
     healthy, broken = [3, 4, 5, EOS], [3, 7, 5, EOS]
     found = beam_search([Overflowing(model)], Packed.from_lists([healthy, broken]), SearchOptions())
     assert found[0][0].tokens == beam_search([model], Packed.from_lists([healthy]), SearchOptions())[0][0].tokens

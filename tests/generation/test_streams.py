@@ -10,14 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
-
-from nmtkit import checkpoint
-from nmtkit.architectures import ARCHITECTURES
-from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.models import build, to_checkpoint, vocabulary_of
-from nmtkit.registry import derive
+from testing import save_tiny_transformer, tiny_tokenizer
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 
@@ -25,13 +18,8 @@ WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street
 @pytest.fixture(scope="module")
 def command(tmp_path_factory) -> list[str]:
     """Translates standard input, into a few pieces a line, with a random tiny Transformer."""
-    tokenizer = Tokenizer(train_model([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))], 330))
-    torch.manual_seed(1)
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = build("transformer_tiny", config, vocabulary_of(tokenizer))
     path: Path = tmp_path_factory.mktemp("streams") / "model.pt"
-    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 1))
+    save_tiny_transformer(path, tiny_tokenizer(), decoder_layers=1)
     limits = ["--device", "cpu", "--threads", "1", "--max-len-a", "0", "--max-len-b", "3"]
     return [sys.executable, "-m", "nmtkit", "generate", "--path", str(path), *limits]
 

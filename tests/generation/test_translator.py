@@ -6,9 +6,9 @@ import signal
 
 import pytest
 import torch
+from testing import save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
 from nmtkit import Translator, checkpoint
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
@@ -16,9 +16,8 @@ from nmtkit.generation.mbr import utilities
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import WINDOW, Request
 from nmtkit.generation.workers import Workers
-from nmtkit.models import build, from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 ODD_LINES = [
     "",
@@ -35,21 +34,13 @@ ODD_LINES = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    words = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
-    return Tokenizer(train_model([" ".join(words[i:] + words[:i]) for i in range(len(words))], 330))
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="module")
 def checkpoint_file(tokenizer, tmp_path_factory):
-    torch.manual_seed(1)
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = build("transformer_tiny", config, vocabulary_of(tokenizer))
-    with torch.no_grad():
-        model.output_projection.weight.mul_(2.0)
     path = tmp_path_factory.mktemp("model") / "tiny.pt"
-    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 1))
-    return path
+    return save_tiny_transformer(path, tokenizer, sharpness=2.0, decoder_layers=1)
 
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
@@ -201,10 +192,7 @@ def test_the_alignment_of_a_split_line_counts_pieces_of_the_whole_line(checkpoin
 def test_unknown_words_are_replaced_by_what_they_attend_to():
     text = ["aa bb cc dd ee"] * 3
     tokenizer = Tokenizer(train_model(text, 8, "word"))
-    torch.manual_seed(1)
-    small = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 8, "d_ff": 8, "heads": 1}
-    config = derive(ARCHITECTURES["transformer_tiny"].preset, small, "test")
-    model = build("transformer_tiny", config, vocabulary_of(tokenizer)).eval()
+    model = tiny_transformer(vocabulary_of(tokenizer), decoder_layers=1, d_model=8, d_ff=8, heads=1)
     translator = Translator([model], tokenizer)
     request = [Request("aa Zebra cc", prefix="")]
     with torch.no_grad():  # a model that says <unk>, then ends

@@ -2,24 +2,17 @@
 
 import pytest
 import torch
+from testing import tiny_transformer
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.layers.kv_cache import attend_rows
 from nmtkit.packed import Packed
-from nmtkit.registry import derive
-
-
-def tiny_model(**changes: int) -> Architecture:
-    torch.manual_seed(1)
-    entry = ARCHITECTURES["transformer_tiny"]
-    small = {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2, **changes}
-    return entry.factory(derive(entry.preset, small, "test"), Vocabulary(source=20, target=20, joint=True)).eval()
 
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
-    model, beams = tiny_model(window=window), 3
+    model, beams = tiny_transformer(20, window=window), 3
     generator = torch.Generator().manual_seed(2)
     memory = model.encode(Packed.from_lists([[5, 6, 7, 2], [8, 2], [9, 10, 2], [4, 2]]))
     state, plain = model.start(memory, beams), PrefixState(memory, beams)
@@ -44,7 +37,7 @@ def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
 
 
 def test_rows_share_one_entry_only_while_they_are_alike():
-    model = tiny_model()
+    model = tiny_transformer(20)
     memory = model.encode(Packed.from_lists([[5, 2], [8, 9, 2]]))
     with torch.no_grad():
         for tokens, entries in (([1, 1, 1, 1], 1), ([1, 3, 1, 1], 2)):

@@ -1,0 +1,116 @@
+"""Builders of tiny models, tokenizers and checkpoints: seconds become milliseconds, and nothing is downloaded.
+
+Every builder is deterministic: the same arguments return the same weights.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit import checkpoint
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.models import to_checkpoint, vocabulary_of
+from nmtkit.registry import derive
+
+WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
+
+# A config of a few thousand weights for each architecture.
+TINY_CONFIGS: dict[str, dict[str, Any]] = {
+    "transformer_tiny": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
+    "transformer_moe_tiny": {
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "d_model": 16,
+        "d_ff": 24,
+        "heads": 2,
+        "experts": 5,
+        "active_experts": 2,
+    },
+    "gnmt_small": {"encoder_layers": 3, "decoder_layers": 3, "d_model": 12, "d_attention": 7, "initial_range": 0.5},
+    "deep_att_small": {
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_embedding": 6,
+        "d_model": 8,
+        "d_memory": 10,
+        "d_attention": 7,
+        "initial_range": 0.4,
+    },
+    "convs2s_small": {
+        "encoder_widths": (8, 12),
+        "encoder_kernels": (3, 5),
+        "decoder_widths": (8, 8, 12),
+        "decoder_kernels": (3, 2, 1),
+        "d_embedding": 10,
+        "d_output": 9,
+        "max_positions": 40,
+    },
+    "bytenet_small": {
+        "encoder_blocks": 3,
+        "decoder_blocks": 4,
+        "d_model": 6,
+        "dilations": (1, 2, 4),
+        "unfold_extra": 1,
+    },
+    "moe_small": {
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_model": 8,
+        "d_hidden": 12,
+        "d_expert": 9,
+        "initial_range": 0.4,
+        "experts": 9,
+        "expert_groups": 3,
+        "active_experts": 2,
+    },
+}
+
+
+def tiny_model(
+    architecture: str,
+    vocabulary: int | Vocabulary = 30,
+    *,
+    seed: int = 1,
+    sharpness: float = 1.0,
+    **config: Any,
+) -> Architecture:
+    """Returns a random model in evaluation mode, its settings those of `TINY_CONFIGS` with `config` on top.
+
+    A whole number stands for a joint vocabulary of that size. `sharpness` scales the weights of the output projection,
+    so that the distributions of its tokens are far from uniform.
+    """
+    if isinstance(vocabulary, int):
+        vocabulary = Vocabulary(source=vocabulary, target=vocabulary, joint=True)
+    entry = ARCHITECTURES[architecture]
+    torch.manual_seed(seed)
+    model = entry.factory(derive(entry.preset, TINY_CONFIGS[architecture] | config, "test"), vocabulary).eval()
+    with torch.no_grad():
+        model.output_projection.weight.mul_(sharpness)
+    return model
+
+
+def tiny_transformer(
+    vocabulary: int | Vocabulary = 30, *, seed: int = 1, sharpness: float = 1.0, **config: Any
+) -> Transformer:
+    """Returns `tiny_model("transformer_tiny", …)`: one encoder layer, two decoder layers, 16 wide."""
+    model = tiny_model("transformer_tiny", vocabulary, seed=seed, sharpness=sharpness, **config)
+    assert isinstance(model, Transformer)
+    return model
+
+
+def tiny_tokenizer(size: int = 330) -> Tokenizer:
+    """Returns a joint BPE tokenizer of `WORDS`."""
+    return Tokenizer(train_model([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))], size))
+
+
+def save_tiny_transformer(
+    path: Path, tokenizer: Tokenizer, *, seed: int = 1, sharpness: float = 1.0, update: int = 1, **config: Any
+) -> Path:
+    """Writes a checkpoint of `tiny_transformer` with the tokenizer's vocabulary to `path` and returns `path`."""
+    model = tiny_transformer(vocabulary_of(tokenizer), seed=seed, sharpness=sharpness, **config)
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], update))
+    return path
