@@ -1,14 +1,16 @@
 """Registered names, their preset configs, the command-line flags these become, and plug-ins.
 
 A registry maps a name to a factory and a preset: a frozen, keyword-only dataclass whose every field is declared with
-`option(default, help)`. The same declaration gives the flag, its help text, and the key in a TOML file.
+`option(default, help)`. The same declaration sets the flag, its help text, its limits, and the key in a TOML file.
 """
 
 import dataclasses
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
-import math
+import operator
+import reprlib
 import sys
 import types
 import typing
@@ -21,6 +23,12 @@ import click
 from click.core import ParameterSource
 
 T = TypeVar("T")
+
+LARGEST = 10**12  # limit of a number that declares no other: larger sizes are mistakes, and overflow 64 bits downstream
+COMMAND_LINE = "the command line"  # origin of settings that are flags
+
+
+# --- declaring settings -----------------------------------------------------------------------------------------------
 
 
 def option(
@@ -35,16 +43,18 @@ def option(
     metavar: str | None = None,
     section: str | None = None,
 ) -> Any:
-    """Declares a config field that is also a command-line flag and a TOML key.
+    """Declares a config field that is also a command-line flag and a TOML key; `...` for a default makes it required.
 
     `min` and `max` are inclusive limits of a number, `above` and `below` exclusive ones; of a tuple they limit every
-    item. None always passes, NaN and infinity never do. `help` states the unit where there is one. `flag` overrides
-    the flag's name ("-s/--source-lang"), `metavar` how its value is shown, and `section` begins a new heading on the
-    help page. Choices are the field's type: `Literal["a", "b"]`.
+    item. None always passes; NaN, infinity and numbers beyond `LARGEST` never do. `help` states the unit where there
+    is one. `flag` overrides the flag's name ("-s/--source-lang"), `metavar` how its value is shown, and `section`
+    begins a new heading on the help page. Choices are the field's type: `Literal["a", "b"]`.
     """
-    declared: dict[str, Any] = {"min": min, "max": max, "above": above, "below": below}
-    declared |= {"flag": flag, "metavar": metavar, "section": section}
-    return dataclasses.field(default=default, metadata={"help": help, **declared})
+    metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
+    metadata |= {"flag": flag, "metavar": metavar, "section": section}
+    if default is ...:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +75,248 @@ def check_limits(config: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            if not _within(number, field.metadata):
-                limits = _limits(field.metadata) or "a finite number"
-                raise ValueError(f"{flag_of(field)} is {number}; it must be {limits}")
+            unmet, declared = _limits(number, field.metadata)
+            if unmet:
+                words = " and ".join(dict.fromkeys((*declared, *unmet)))
+                raise ValueError(f"{flag_of(field)} is {number}; it must be {words}")
 
 
-def _within(number: float, metadata: Mapping[str, Any]) -> bool:
-    low, high, above, below = (metadata.get(name) for name in ("min", "max", "above", "below"))
-    return (
-        math.isfinite(number)
-        and (low is None or number >= low)
-        and (high is None or number <= high)
-        and (above is None or number > above)
-        and (below is None or number < below)
+def _limits(number: float, metadata: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Returns in words the limits that `number` fails, `LARGEST` among them, and all that are declared."""
+    low, above, high, below = (metadata.get(name) for name in ("min", "above", "max", "below"))
+    lower = ("above", operator.gt, above) if above is not None else ("at least", operator.ge, low)
+    upper = ("below", operator.lt, below) if below is not None else ("at most", operator.le, high)
+    unmet, declared = [], []
+    for (word, within, bound), largest in ((lower, -LARGEST), (upper, LARGEST)):
+        limit = largest if bound is None else bound
+        if bound is not None:
+            declared.append(f"{word} {limit:,}")
+        if not within(number, limit):  # NaN is within no limit
+            unmet.append(f"{word} {limit:,}")
+    return unmet, declared
+
+
+def flag_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the long flag of a config field."""
+    declared = field.metadata.get("flag")
+    return declared.split("/")[-1] if declared else flag_name(field.name)
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """Returns the annotated type of each field by name, in order of declaration."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def check_config_class(cls: type, name: str) -> None:
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"the preset of {name!r} is a {cls.__name__}, not a dataclass")
+    for field in dataclasses.fields(cls):
+        if "help" not in field.metadata:
+            raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
+
+
+def check_no_collisions(configs: Mapping[str, Any]) -> None:
+    """Raises ValueError when two components (title -> config) declare one field, hence one flag, naming both."""
+    owner: dict[str, str] = {}
+    for title, config in configs.items():
+        for field in dataclasses.fields(config):
+            if field.name in owner:
+                raise ValueError(f"{owner[field.name]} and {title} both declare {flag_name(field.name)}; rename one")
+            owner[field.name] = title
+
+
+# --- values: from flags, TOML and checkpoints, and back ---------------------------------------------------------------
+
+
+def convert(value: Any, hint: Any, text: bool = False) -> Any:
+    """Returns `value` as the annotated type `hint`. Raises ValueError saying what is expected.
+
+    With `text` it is as typed on the command line: `a,b,c` is a list, `none` no value, and numbers are written out.
+    Without, it comes from TOML or a checkpoint, and has its type: 1 is no boolean and 1.0 no whole number. In a list
+    of `str | None`, an empty item is None.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return convert(value, _present(hint), text)
+    if origin is tuple:
+        if text:
+            value = [item.strip() for item in value.split(",")] if value.strip() else []
+        if isinstance(value, list | tuple):
+            optional = type(None) in typing.get_args(arguments[0])
+            return tuple(None if item == "" and optional else convert(item, arguments[0], text) for item in value)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in arguments):
+            return value
+    elif hint is Path:
+        if isinstance(value, str | Path) and str(value):
+            return Path(value)
+    elif text or (hint is float and type(value) is int):
+        try:
+            return hint(value)
+        except (ValueError, OverflowError):
+            pass
+    elif type(value) is hint:  # exactly: True is an int to isinstance
+        return value
+    raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}")
+
+
+def _present(hint: Any) -> Any:
+    """Returns the type of an optional value where there is one."""
+    return next(item for item in typing.get_args(hint) if item is not type(None))
+
+
+def _expected(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
+    return names.get(hint, f"a {hint}")
+
+
+def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
+    """Returns `config`, or that of a class with its defaults, with `changes` by field name; dashes are underscores.
+
+    `origin` names in errors where the changes come from (a TOML table, a checkpoint, `COMMAND_LINE`).
+
+    Raises ValueError for a field the config does not have, and for a value of the wrong type or beyond its limits.
+    """
+    hints = field_types(config if isinstance(config, type) else type(config))
+    checked = {}
+    for key, value in changes.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            nearest = difflib.get_close_matches(name, hints, 1)
+            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "known:"
+            raise ValueError(f"{origin} has no setting {key!r}; {guess} {', '.join(hints)}")
+        try:
+            checked[name] = convert(value, hints[name])
+        except ValueError as error:
+            raise ValueError(f"{origin}: {key}: {error}") from None
+    try:
+        result = config(**checked) if isinstance(config, type) else dataclasses.replace(config, **checked)  # type: ignore[type-var]
+        check_limits(result)  # configs of plug-ins need not derive from Config
+    except ValueError as error:
+        raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
+    return result
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Returns a config as a dict of plain types, as checkpoints and TOML files hold it; `derive` reads it back."""
+    return {
+        name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+        for name, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    }
+
+
+def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the TOML text of tables of plain values, as `--config` reads it; None is written "none"."""
+    return "\n".join(
+        f"[{title}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in table.items())
+        for title, table in tables.items()
     )
 
 
-def _limits(metadata: Mapping[str, Any]) -> str:
-    """Returns the limits in words: "at least 0 and below 1"."""
-    words = (("min", "at least"), ("above", "above"), ("max", "at most"), ("below", "below"))
-    return " and ".join(f"{word} {metadata[name]}" for name, word in words if metadata.get(name) is not None)
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return '"none"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped)
+    return f'"{escaped}"'
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+
+def flags(config: Any, section: str = "Options") -> list[click.Option]:
+    """Returns one click option for each field of `config`, a config or a class of them, that shows its default.
+
+    On the help page they are listed under the heading `section` up to the first field that declares its own. A flag
+    that is not given comes as None, and so does one that says `none`: `on_command_line` tells them apart.
+    """
+    hints = field_types(config if isinstance(config, type) else type(config))
+    result = []
+    for field in dataclasses.fields(config):
+        section = field.metadata.get("section") or section
+        default = field.default if isinstance(config, type) else getattr(config, field.name)
+        result.append(_flag(field, hints[field.name], default, section))
+    return result
+
+
+def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those of the running command's parameters that were given, so that presets show through the others."""
+    source = click.get_current_context().get_parameter_source
+    return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
+
+
+def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
+    long, required = flag_of(field), default is dataclasses.MISSING
+    short = [name for name in (field.metadata.get("flag") or "").split("/") if name and name != long]
+    typed: dict[str, Any] = {}
+    if hint is not bool:
+        typed = {"type": FieldType(hint), "metavar": field.metadata.get("metavar") or metavar(hint)}
+    result = click.Option(
+        [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
+        help=field.metadata["help"] + ("" if required else f"  [default: {_shown(default)}]"),
+        required=required,
+        default=None,
+        **typed,
+    )
+    result.section = section  # type: ignore[attr-defined]  # read by cli.command when it groups the help page
+    return result
+
+
+def _shown(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "on", False: "off"}[value]
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value) or "none"
+    return str(value)
+
+
+def metavar(hint: Any) -> str:
+    """Returns how the help page shows a value of the annotated type `hint`: N, X, TEXT, a|b, PATH,…"""
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return "|".join(str(item) for item in options)
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return metavar(_present(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"{metavar(options[0])},…"
+    return {int: "N", float: "X", str: "TEXT", Path: "PATH"}.get(hint, "VALUE")
+
+
+class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, to type checkers only
+    """A click type that reads the text of a flag by the annotation of its field."""
+
+    name = "value"
+
+    def __init__(self, hint: Any) -> None:
+        self.hint = hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return convert(value, self.hint, text=True)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+# --- registries and plug-ins ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,201 +367,6 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         return list(self.entries)
-
-
-# --- config fields --------------------------------------------------------------------------------------------------
-
-
-def check_config_class(cls: type, name: str) -> None:
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"the preset of {name!r} is a {cls.__name__}, not a dataclass")
-    for field in dataclasses.fields(cls):
-        if "help" not in field.metadata:
-            raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
-
-
-def field_types(cls: type) -> dict[str, Any]:
-    """Field name -> annotated type, in order of declaration."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def flag_name(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
-def flag_of(field: dataclasses.Field[Any]) -> str:
-    """Returns the long flag of a config field."""
-    declared = field.metadata.get("flag")
-    return declared.split("/")[-1] if declared else flag_name(field.name)
-
-
-def flags(config: Any, section: str) -> list[click.Option]:
-    """One click option for each field of `config`, listed on the help page under the heading `section`.
-
-    A flag that is not given comes as None, and so does one that says `none`: `on_command_line` tells them apart.
-    """
-    hints = field_types(type(config))
-    fields = dataclasses.fields(config)
-    return [_flag(field, hints[field.name], getattr(config, field.name), section) for field in fields]
-
-
-def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the running command's parameters that were given, so that presets show through the others."""
-    source = click.get_current_context().get_parameter_source
-    return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
-
-
-def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) -> click.Option:
-    name = flag_name(field.name)
-    typed: dict[str, Any] = {} if hint is bool else {"type": FieldType(hint), "metavar": metavar(hint)}
-    result = click.Option(
-        [f"{name}/--no-{name[2:]}" if hint is bool else name, field.name],
-        help=f"{field.metadata['help']}  [default: {_shown(default)}]",
-        default=None,
-        **typed,
-    )
-    result.section = section  # type: ignore[attr-defined]  # read by cli.command when it groups the help page
-    return result
-
-
-def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "on", False: "off"}[value]
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value) or "none"
-    return str(value)
-
-
-def metavar(hint: Any) -> str:
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return "|".join(str(item) for item in options)
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return metavar(next(item for item in options if item is not type(None)))
-    if typing.get_origin(hint) is tuple:
-        return f"{metavar(options[0])},…"
-    return {int: "N", float: "X", str: "TEXT", Path: "PATH"}.get(hint, "VALUE")
-
-
-class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, to type checkers only
-    """A click type that parses by the field's annotation; lists are written `a,b,c`, no value is written `none`."""
-
-    name = "value"
-
-    def __init__(self, hint: Any) -> None:
-        self.hint = hint
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse(value, self.hint)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-def parse(text: str, hint: Any) -> Any:
-    """`text` as a value of the annotated type `hint`. Raises ValueError naming what is allowed."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        if type(None) in arguments and text.lower() == "none":
-            return None
-        return parse(text, next(item for item in arguments if item is not type(None)))
-    if origin is Literal:
-        if text not in arguments:
-            raise ValueError(f"{text!r} is not one of {', '.join(arguments)}")
-        return text
-    if origin is tuple:
-        return tuple(parse(item.strip(), arguments[0]) for item in text.split(",") if item.strip())
-    if hint is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is neither true nor false")
-        return text.lower() == "true"
-    try:
-        return hint(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not {'a whole number' if hint is int else 'a number'}") from None
-
-
-def check_value(value: Any, hint: Any, place: str) -> Any:
-    """`value`, as read from TOML or a checkpoint, as the annotated type `hint`. Raises ValueError naming `place`."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        if type(None) in arguments and value in (None, "none"):
-            return None
-        return check_value(value, next(item for item in arguments if item is not type(None)), place)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(check_value(item, arguments[0], place) for item in value)
-    if origin is Literal and value in arguments:
-        return value
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if hint is Path and isinstance(value, str | Path):
-        return Path(value)
-    if hint in (bool, int, str) and type(value) is hint:  # exactly: True is an int to isinstance
-        return value
-    raise ValueError(f"{place} is {value!r}, where {metavar(hint)} is expected")
-
-
-def derive(config: T, changes: Mapping[str, Any], place: str) -> T:
-    """`config` with `changes` by field name; `place` names their source in errors (a TOML table, a checkpoint).
-
-    Raises ValueError for a field the config does not have and for a value of the wrong type.
-    """
-    hints = field_types(type(config))
-    unknown = [name for name in changes if name not in hints]
-    if unknown:
-        raise ValueError(f"{place} has no setting {unknown[0]!r}; known: {', '.join(hints)}")
-    checked = {name: check_value(value, hints[name], f"{place}: {name}") for name, value in changes.items()}
-    result = dataclasses.replace(config, **checked)  # type: ignore[type-var]
-    check_limits(result)  # configs of plug-ins need not derive from Config
-    return result
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """A config as a dict of plain types: what checkpoints and TOML files hold. `derive` reads it back."""
-    return {
-        name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-        for name, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    }
-
-
-def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError when two components (title -> config) declare one field, hence one flag, naming both."""
-    owner: dict[str, str] = {}
-    for title, config in configs.items():
-        for field in dataclasses.fields(config):
-            if field.name in owner:
-                raise ValueError(f"{owner[field.name]} and {title} both declare {flag_name(field.name)}; rename one")
-            owner[field.name] = title
-
-
-def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML text of tables of plain values, as `--config` reads it; None is written "none"."""
-    return "\n".join(
-        f"[{title}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in table.items())
-        for title, table in tables.items()
-    )
-
-
-def _toml_value(value: Any) -> str:
-    if value is None:
-        return '"none"'
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else str(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped)
-    return f'"{escaped}"'
-
-
-# --- plug-ins -------------------------------------------------------------------------------------------------------
 
 
 def load_plugin(name: str) -> None:

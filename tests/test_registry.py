@@ -10,23 +10,38 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit import registry
-from nmtkit.registry import Registry, check_no_collisions, derive, flags, load_plugin, option, parse, plain, to_toml
+from nmtkit.registry import (
+    COMMAND_LINE,
+    Registry,
+    check_no_collisions,
+    convert,
+    derive,
+    flags,
+    load_plugin,
+    option,
+    plain,
+    to_toml,
+)
 
 HERE = Path("here")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    width: int = option(4, "width, in units")
-    rate: float | None = option(None, "rate per update")
+class Config(registry.Config):
+    width: int = option(4, "width, in units", min=1)
+    rate: float | None = option(None, "rate per update", above=0, below=1)
     kind: Literal["old", "new"] = option("old", "which kind")
     betas: tuple[float, ...] = option((0.9, 0.98), "decay rates")
     fast: bool = option(False, "be fast")
     folder: Path = option(HERE, "where")
+    files: tuple[Path, ...] = option((), "which")
+    tags: tuple[str | None, ...] = option((), "what")
 
-    def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ValueError(f"width is {self.width}; it must be at least 1")
+
+@dataclass(frozen=True, kw_only=True)
+class Needy(registry.Config):
+    source_lang: str = option(..., "from which language", flag="-s/--source-lang", metavar="LANG", section="Files")
+    workers: int | None = option(None, "processes", min=1, section="Running")
 
 
 def test_an_unknown_name_lists_the_known_ones_and_mentions_plug_ins() -> None:
@@ -70,6 +85,9 @@ def test_two_components_with_one_flag_are_both_named() -> None:
         (["--fast"], {"fast": True}),
         (["--no-fast"], {"fast": False}),
         (["--folder", "a/b"], {"folder": Path("a/b")}),
+        (["--files", "a/b, c"], {"files": (Path("a/b"), Path("c"))}),
+        (["--files", ""], {"files": ()}),
+        (["--tags", "<x>,,<y>"], {"tags": ("<x>", None, "<y>")}),
     ],
 )
 def test_flags_parse_to_the_fields_types(arguments: list[str], expected: dict[str, Any]) -> None:
@@ -80,26 +98,77 @@ def test_flags_parse_to_the_fields_types(arguments: list[str], expected: dict[st
     assert {name: value for name, value in seen.items() if value is not None} == expected
 
 
-@pytest.mark.parametrize(("text", "hint"), [("x", int), ("1.5", int), ("x", float | None), ("red", Literal["old"])])
-def test_a_value_of_the_wrong_type_is_refused(text: str, hint: Any) -> None:
-    with pytest.raises(ValueError, match=f"'{text}'"):
-        parse(text, hint)
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("x", int), ("1.5", int), ("x", float | None), ("red", Literal["old"]), ("", Path), ("1,,2", tuple[int, ...]),
+        ("9" * 5000, int),
+    ],
+)  # fmt: skip
+def test_a_text_of_the_wrong_type_is_refused(text: str, hint: Any) -> None:
+    with pytest.raises(ValueError, match="' is not "):
+        convert(text, hint, text=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (1.0, int), (True, int), (1, bool), ("true", bool), (True, float), ("1", float), (1, Literal["1"]),
+        (True, Literal[1]), ("", Path), (1, Path), ("a", tuple[str, ...]), ([1], tuple[str, ...]), (["a"], str),
+        ({}, str), (None, int), ([None], tuple[str, ...]), (10**400, float),
+    ],
+)  # fmt: skip
+def test_a_toml_value_of_the_wrong_type_is_refused(value: Any, hint: Any) -> None:
+    with pytest.raises(ValueError, match=" is not "):
+        convert(value, hint)
+
+
+def test_limits_are_checked_wherever_a_value_comes_from() -> None:
+    for width, most in ((0, "$"), (-1, "$"), (10**30, " and at most 1,000,000,000,000$")):
+        with pytest.raises(ValueError, match=f"--width is {width}; it must be at least 1{most}"):
+            Config(width=width)
+    for rate in (0.0, 1, float("nan"), float("inf"), -0.5):
+        with pytest.raises(ValueError, match=r"--rate is .*; it must be above 0 and below 1"):
+            derive(Config(), {"rate": rate}, "run.toml")
+    with pytest.raises(ValueError, match=r"--betas is 1e\+30; it must be at most 1,000,000,000,000"):
+        derive(Config(), {"betas": [0.9, 10**30]}, "run.toml")
+    assert Config(rate=None).rate is None
+
+
+def test_a_flag_may_have_a_short_form_a_metavar_a_heading_and_no_default() -> None:
+    language, workers = flags(Needy, "Other")
+    assert language.opts == ["-s", "--source-lang"] and language.metavar == "LANG" and language.required
+    assert (language.section, workers.section) == ("Files", "Running")  # type: ignore[attr-defined]
+    assert "default" not in language.help and "[default: none]" in workers.help  # type: ignore[operator]
+    assert derive(Needy, {"source_lang": "en"}, COMMAND_LINE) == Needy(source_lang="en")
+    with pytest.raises(ValueError, match=r"^--workers is 0;"):
+        derive(Needy, {"source_lang": "en", "workers": 0}, COMMAND_LINE)
 
 
 def test_derive_names_the_place_of_an_unknown_setting_and_of_a_wrong_value() -> None:
-    with pytest.raises(ValueError, match=r"run\.toml has no setting 'wdith'; known: width"):
+    with pytest.raises(ValueError, match=r"run\.toml has no setting 'wdith'; did you mean 'width'\?"):
         derive(Config(), {"wdith": 3}, "run.toml")
-    with pytest.raises(ValueError, match=r"run\.toml: width is 'wide'"):
+    with pytest.raises(ValueError, match=r"run\.toml: width: 'wide' is not a whole number"):
         derive(Config(), {"width": "wide"}, "run.toml")
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match=r"run\.toml: --width is 0; it must be at least 1"):
         derive(Config(), {"width": 0}, "run.toml")
 
 
+def test_dashes_and_underscores_are_alike_in_toml() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Two(registry.Config):
+        two_words: int = option(1, "a number")
+
+    assert derive(Two(), {"two-words": 3}, "run.toml") == derive(Two(), {"two_words": 3}, "run.toml")
+
+
 def test_a_config_survives_toml_and_plain_types() -> None:
-    config = Config(width=3, rate=2.5e-9, kind="new", betas=(0.1,), fast=True, folder=Path('odd "name"\\\n'))
+    config = Config(
+        width=3, rate=2.5e-9, kind="new", betas=(0.1,), fast=True, folder=Path('odd "name"\\\n'), tags=(None, "a")
+    )
     assert derive(Config(), plain(config), "plain") == config
     assert derive(Config(), tomllib.loads(to_toml({"thing": plain(config)}))["thing"], "toml") == config
-    assert derive(Config(rate=1.0), tomllib.loads(to_toml({"t": plain(Config())}))["t"], "toml") == Config()
+    assert derive(Config(rate=0.5), tomllib.loads(to_toml({"t": plain(Config())}))["t"], "toml") == Config()
 
 
 def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
 from nmtkit.lr_schedulers import LR_SCHEDULERS
 from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.registry import Registry, check_no_collisions, check_value, derive, field_types, plain, to_toml
+from nmtkit.registry import COMMAND_LINE, Registry, check_no_collisions, convert, derive, field_types, plain, to_toml
 from nmtkit.training.config import RunConfig
 
 # table of the TOML file -> registry; a table's `name` says which entry it was written for
@@ -75,7 +75,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
 
 def plugins_of(tables: Tables, given: Sequence[str], place: str) -> tuple[str, ...]:
     """The plug-ins of the config and of the flags, each once."""
-    listed = check_value(tables.get("run", {}).get("plugin", []), tuple[str, ...], f"{place}: plugin")
+    listed = convert(tables.get("run", {}).get("plugin", []), tuple[str, ...])
     return tuple(dict.fromkeys((*listed, *given)))
 
 
@@ -88,7 +88,7 @@ def choose(tables: Tables, names: Mapping[str, str | None], place: str) -> dict[
     components = {}
     for table, registry in REGISTRIES.items():
         settings = dict(tables.get(table, {}))
-        written_for = check_value(settings.pop("name", DEFAULTS[table]), str, f"{place}: name of [{table}]")
+        written_for = convert(settings.pop("name", DEFAULTS[table]), str)
         entry = registry[names.get(table) or written_for]
         config = entry.preset
         if entry.name == written_for and settings:
@@ -115,10 +115,10 @@ def resolve(
         in_file.pop("batch_tokens", None)
     if given.get("batch_tokens") is not None:
         in_file.pop("update_freq", None)
-    run = derive(RunConfig(), in_file | given, place if in_file else "the command line")
+    run = derive(RunConfig(), in_file | given, place if in_file else COMMAND_LINE)
     chosen = {}
     for table, component in components.items():
         own = field_types(type(component.config))
         changes = {name: value for name, value in settings.items() if name in own}
-        chosen[table] = Component(name=component.name, config=derive(component.config, changes, "the command line"))
+        chosen[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
     return JobConfig(run=run, components=chosen, plugins=plugins)
