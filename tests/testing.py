@@ -47,7 +47,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_kernels": (3, 2, 1),
         "d_embedding": 10,
         "d_output": 9,
-        "max_positions": 40,
+        "max_positions": 60,
     },
     "bytenet_small": {
         "encoder_blocks": 3,
