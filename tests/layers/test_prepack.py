@@ -55,21 +55,6 @@ def test_packing_changes_results_no_more_than_its_precision(precision, tolerance
     assert (found - expected).abs().max() < tolerance * expected.abs().max()
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 5e-2), ("int8", 5e-2)])
-def test_the_logits_of_a_packed_model_are_log_probabilities_row_by_row(precision, tolerance):
-    torch.manual_seed(1)
-    model = nn.Module()
-    model.output_projection = nn.Linear(32, 200, bias=False)
-    x = torch.randn(75, 32)
-    with torch.no_grad():
-        expected = model.output_projection(x).log_softmax(1)
-        prepack(model, precision)
-        found = model.output_projection(x).clone()
-        assert (found - expected).abs().max() < tolerance
-        assert found.exp().sum(1).tolist() == pytest.approx([1.0] * 75, abs=1e-5)
-        torch.testing.assert_close(model.output_projection(x[40:41])[0], found[40], rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_int8_is_for_layers_where_it_pays(has_bf16, monkeypatch):
     monkeypatch.setattr("nmtkit.layers.prepack.multiplies_in_bf16", lambda: has_bf16)
