@@ -79,20 +79,25 @@ class Architecture(nn.Module, ABC):
         features = self.decode(memory, prefixes)
         return self.output_projection(features[prefixes.layout.cu_seqlens[1:].long() - 1])
 
-    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> "StaticState | None":
-        """A state of `slots` sentences, empty as yet, whose tensors never change shape; None where there is none.
+    @property
+    def supports_static_decoding(self) -> bool:
+        """Whether `static_start` and `static_step` are there, with which a GPU searches in CUDA graphs."""
+        return False
+
+    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> "StaticState":
+        """Returns a state of `slots` sentences, empty as yet, whose tensors never change shape.
 
         It has room for `capacity` tokens of each hypothesis, bos included, and `source_capacity` of a source, on whose
-        layout the memory must lie. With it a GPU searches by `static_step` in CUDA graphs.
+        layout the memory must lie.
         """
-        return None
+        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
         """As `step`, with slot s at position[s] (S); logits are in 32 bits. It must not wait for the device.
 
         Shapes are to depend on the state and on `lengths` alone, which is as far as any slot has come.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no static state")
+        raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
 
 class DecoderState(ABC):

@@ -392,9 +392,12 @@ class Transformer(Architecture):
         logits: Tensor = self.output_projection(self.decoder_norm(x))
         return logits if len(logits) == state.rows else logits.repeat_interleave(state.beams, 0)
 
-    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> StaticKVCache | None:
-        if type(self) is not Transformer:  # a subclass may decode in other ways
-            return None
+    @property
+    def supports_static_decoding(self) -> bool:
+        """True unless a subclass decodes or steps in a way of its own. (FSDP's subclass does not.)"""
+        return all(getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "step"))
+
+    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> StaticKVCache:
         self.target_embedding.table(capacity)  # not to grow, hence move, later
         attentions = [layer.cross_attention for layer in self.decoder]
         return StaticKVCache(

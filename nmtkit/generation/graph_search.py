@@ -32,7 +32,7 @@ def suits(models: Sequence[Architecture], options: SearchOptions) -> bool:
     asked = {field.name for field in dataclasses.fields(options)} - KNOWN
     if any(getattr(options, name) != getattr(SearchOptions, name) for name in asked):
         return False
-    return all(model.static_start(1, options.beam, 1, 1) is not None for model in models)
+    return all(model.supports_static_decoding for model in models)
 
 
 class GraphBeamSearch:
@@ -53,9 +53,7 @@ class GraphBeamSearch:
     ) -> None:
         self.models, self.options = models, options
         self.slots, self.capacity, self.source_capacity = slots, capacity, source_capacity
-        started = [model.static_start(slots, options.beam, capacity, source_capacity) for model in models]
-        self.states = [state for state in started if state is not None]
-        assert len(self.states) == len(models)
+        self.states = [model.static_start(slots, options.beam, capacity, source_capacity) for model in models]
         rows, kept = (slots, options.beam), (slots, options.nbest)
         self.tokens = torch.full(rows, BOS, device=device)  # S R: the newest of each row
         self.log_probability = torch.full(rows, -math.inf, dtype=torch.float64, device=device)

@@ -68,8 +68,14 @@ def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot():
     assert torch.allclose(got, expected, atol=1e-5)
 
 
-def test_other_ways_to_decode_have_no_static_state():
-    assert tiny("transformer_moe_tiny").static_start(1, 1, 8, 8) is None
+def test_only_the_transformers_own_way_to_decode_is_static():
+    from torch.distributed.fsdp import FSDPModule
+
+    model = tiny()
+    assert model.supports_static_decoding
+    model.__class__ = type("FSDPTransformer", (FSDPModule, type(model)), {})  # as fully_shard does
+    assert model.supports_static_decoding
+    assert not tiny("transformer_moe_tiny").supports_static_decoding
 
 
 @torch.inference_mode()
