@@ -1,19 +1,18 @@
-"""A synchronous grammar: each phrase is built once and said in English and in German.
+"""A synchronous grammar: each phrase is built once and rendered in English and in German.
 
-What makes the pair worth learning: German marks gender, case and number on articles and adjectives, puts the finite
-verb second in a main clause and last in a subordinate one, and tears separable verbs apart. Phrases also name the
+The language pair is worth learning because German marks gender, case and number on articles and adjectives, puts the
+finite verb second in a main clause and last in a subordinate one, and splits separable verbs. Phrases also name the
 combinations of words they use, by which the corpus tells training sentences from held-out ones.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nmtkit.demo import numerals
-from nmtkit.demo.lexicon import CONJUNCTIONS, MODALS, REPORTING, Noun, Pronoun, Verb
+from nmtkit.demo.lexicon import CONJUNCTIONS, MODALS, REPORTING, Noun, Pronoun, Verb, cardinal
 
 Combination = tuple[str, str]
 
-# Endings by case, for masculine, feminine, neuter, plural
+# Endings by case, each for masculine, feminine, neuter and plural
 _GENDERS = "mfnp"
 _STRONG = {
     "nominative": ("er", "e", "es", "e"),
@@ -37,7 +36,7 @@ DEFINITE = ("the", "this", "every", "my", "our")
 class NounPhrase:
     """`determiner` is the, a, this, every, my, our, many or empty; a `number` above one replaces it.
 
-    `relative` is said of the noun: the woman who sold the car.
+    `relative` is a relative clause about the noun: the woman who sold the car.
     """
 
     noun: Noun
@@ -59,7 +58,7 @@ class NounPhrase:
         if self.adjective:
             yield self.adjective[0], self.noun.english
         if self.number is not None:
-            yield numerals.english(self.number), self.noun.english
+            yield cardinal(self.number)[0], self.noun.english
         if self.relative:
             yield from self.relative.combinations()
 
@@ -68,7 +67,7 @@ class NounPhrase:
         words.append(self.noun.english_plural if self.plural else self.noun.english)
         determiner = self.determiner
         if self.number is not None:
-            determiner = numerals.english(self.number)
+            determiner = cardinal(self.number)[0]
         elif determiner == "a" and words[0][0] in "aeiou":
             determiner = "an"
         elif determiner == "this" and self.plural:
@@ -77,7 +76,7 @@ class NounPhrase:
         return f"{phrase} who {self.relative.english(self.person)}" if self.relative else phrase
 
     def german(self, case: str) -> str:
-        """The phrase in `case`; a relative clause is closed by a comma, which `sentence` drops before a full stop."""
+        """Returns the phrase in `case`. A relative clause ends in a comma; `sentence` drops it before a full stop."""
         gender = _GENDERS.index("p" if self.plural else self.noun.gender)
         article, ending = self._article(case, gender)
         words = [article] if article else []
@@ -90,9 +89,9 @@ class NounPhrase:
         return " ".join(words)
 
     def _article(self, case: str, gender: int) -> tuple[str, str]:
-        """The determiner, and the ending that an adjective takes after it."""
+        """Returns the determiner and the ending that an adjective takes after it."""
         if self.number is not None:
-            return numerals.german(self.number), _STRONG[case][gender]
+            return cardinal(self.number)[1], _STRONG[case][gender]
         if self.determiner == "the":
             return _THE[case][gender], _WEAK[case][gender]
         if self.determiner in _DER_WORDS:
@@ -133,15 +132,18 @@ Phrase = NounPhrase | PronounPhrase
 
 @dataclass(frozen=True)
 class Adverbial:
-    """A time, place or company, said alike wherever it stands."""
+    """A time, location, company or amount; its form does not depend on where it stands."""
 
     english: str
     german: str
     parts: tuple[Combination, ...] = ()
 
+    def combinations(self) -> Iterator[Combination]:
+        return iter(self.parts)
 
-def place(noun_phrase: NounPhrase) -> Adverbial:
-    """In the old garden, im alten Garten."""
+
+def location(noun_phrase: NounPhrase) -> Adverbial:
+    """Returns "in the old garden", "im alten Garten"."""
     german = f"in {noun_phrase.german('dative')}"
     if german.startswith("in dem "):
         german = "im " + german.removeprefix("in dem ")
@@ -154,7 +156,7 @@ def company(phrase: Phrase) -> Adverbial:
 
 @dataclass(frozen=True)
 class Predicate:
-    """A verb with all but its subject. `tense` is present, past, or a modal of `MODALS`."""
+    """A verb with its objects and adverbials. `tense` is present, past, or a modal of `MODALS`."""
 
     verb: Verb
     tense: str = "present"
@@ -164,19 +166,16 @@ class Predicate:
     where: Adverbial | None = None
 
     def combinations(self) -> Iterator[Combination]:
-        for phrase in (self.direct, self.recipient):
-            if phrase:
-                yield from phrase.combinations()
+        for part in (self.direct, self.recipient, self.time, self.where):
+            if part:
+                yield from part.combinations()
         if isinstance(self.direct, NounPhrase):
-            yield " ".join(filter(None, (self.verb.english, self.verb.particle))), self.direct.noun.english
-        for adverbial in (self.time, self.where):
-            if adverbial:
-                yield from adverbial.parts
+            yield _join(self.verb.english, self.verb.particle), self.direct.noun.english
 
     # English
 
     def english(self, person: str, time: bool = True) -> str:
-        """Said of a subject of this person; without its `time` when that stands in front."""
+        """Returns the predicate of a subject of this person; `time=False` leaves the time out."""
         if self.tense == "past":
             return self._english_rest(self.verb.english_past, time)
         if self.tense in MODALS:
@@ -185,7 +184,7 @@ class Predicate:
         return self._english_rest(self.verb.english_third if person == "third" else self.verb.english, time)
 
     def english_plain(self, time: bool = True) -> str:
-        """With the bare infinitive."""
+        """Returns the predicate with the bare infinitive."""
         return self._english_rest(self.verb.english, time)
 
     def english_question(self, subject: Phrase) -> str:
@@ -202,12 +201,12 @@ class Predicate:
             recipient = self.recipient.english("dative") if self.recipient else ""
             words += [self.verb.particle, recipient, self.direct.english("accusative") if self.direct else ""]
         words += [adverbial.english for adverbial in (self.where, self.time if time else None) if adverbial]
-        return " ".join(filter(None, words))
+        return _join(*words)
 
     # German
 
     def german_finite(self, person: str) -> str:
-        """The finite verb as it stands in second place, without its prefix."""
+        """Returns the finite verb as it stands second in a main clause, without its prefix."""
         if self.tense == "past":
             forms = ("habe", "hat", "haben") if self.verb.auxiliary == "haben" else ("bin", "ist", "sind")
         elif self.tense in MODALS:
@@ -218,7 +217,7 @@ class Predicate:
         return forms[("first", "third", "plural").index(person)]
 
     def german_middle(self, time: bool = True) -> str:
-        """What stands between the subject and the end: pronouns, time, dative, known things, place, new things."""
+        """Returns the middle field: pronouns, time, dative, definite objects, location, indefinite objects."""
         case = self.verb.case
         phrases = [(self.recipient, "dative"), (self.direct, case)]
         pronouns = [phrase.german(case) for phrase, case in phrases if isinstance(phrase, PronounPhrase)]
@@ -227,23 +226,22 @@ class Predicate:
         for phrase, case in phrases:
             if isinstance(phrase, NounPhrase):
                 (early if case == "dative" or phrase.definite else late).append(phrase.german(case))
-        when = [self.time.german] if self.time and time else []
-        where = [self.where.german] if self.where else []
-        return " ".join([*pronouns, *when, *early, *where, *late])
+        when = self.time.german if self.time and time else ""
+        return _join(*pronouns, when, *early, self.where.german if self.where else "", *late)
 
     def german_closing(self) -> str:
-        """What the sentence bracket ends with: the prefix, the participle or the infinitive."""
+        """Returns the closing part of the sentence bracket: the prefix, the participle or the infinitive."""
         if self.tense == "past":
             return self.verb.participle
         return self.verb.infinitive if self.tense in MODALS else self.verb.prefix
 
     def german_final(self, person: str) -> str:
-        """All of it with the finite verb last, as in subordinate clauses."""
+        """Returns the predicate with the finite verb last, as in subordinate clauses."""
         joint = "" if self.tense == "present" else " "
         return _join(self.german_middle(), self.german_closing() + joint + self.german_finite(person))
 
     def german_infinitive(self) -> str:
-        """With zu: die Tür aufzumachen."""
+        """Returns the predicate as an infinitive with zu: "die Tür aufzumachen"."""
         return _join(self.german_middle(), self.verb.to_infinitive)
 
 
@@ -260,19 +258,19 @@ class Clause:
         return f"{self.subject.english()} {self.predicate.english(self.subject.person)}"
 
     def german(self) -> str:
-        """Subject first, verb second."""
+        """Returns the clause with the subject first and the verb second."""
         predicate, finite = self.predicate, self.predicate.german_finite(self.subject.person)
         return _join(self.subject.german("nominative"), finite, predicate.german_middle(), predicate.german_closing())
 
     def german_inverted(self, time: bool = True) -> str:
-        """Verb first: a question, or what follows a part in front."""
+        """Returns the clause with the verb first: a question, or the rest of a sentence that begins with its time."""
         predicate, finite = self.predicate, self.predicate.german_finite(self.subject.person)
         return _join(
             finite, self.subject.german("nominative"), predicate.german_middle(time), predicate.german_closing()
         )
 
     def german_subordinate(self) -> str:
-        """Verb last."""
+        """Returns the clause with the verb last."""
         return _join(self.subject.german("nominative"), self.predicate.german_final(self.subject.person))
 
 
@@ -285,86 +283,97 @@ class Pair:
     combinations: frozenset[Combination]
 
 
+def sentence(english: str, german: str, *parts: Phrase | Predicate | Clause | Adverbial, end: str = ".") -> Pair:
+    """Returns the pair, capitalised and with a full stop, and one comma where a relative clause meets another."""
+    german = german.replace(",,", ",").removesuffix(",")
+    combinations = frozenset(combination for part in parts for combination in part.combinations())
+    return Pair(english[0].upper() + english[1:] + end, german[0].upper() + german[1:] + end, combinations)
+
+
 def statement(clause: Clause) -> Pair:
-    return sentence(clause.english(), clause.german(), clause.combinations())
+    """Returns "The man sings on Monday.", "Der Mann singt am Montag."."""
+    return sentence(clause.english(), clause.german(), clause)
 
 
 def time_first(clause: Clause) -> Pair:
-    """On Monday the man sings. Am Montag singt der Mann."""
+    """Returns "On Monday the man sings.", "Am Montag singt der Mann."."""
     predicate = clause.predicate
     assert predicate.time
     english = f"{predicate.time.english} {clause.subject.english()} {predicate.english(clause.subject.person, False)}"
-    return sentence(english, f"{predicate.time.german} {clause.german_inverted(time=False)}", clause.combinations())
+    return sentence(english, f"{predicate.time.german} {clause.german_inverted(time=False)}", clause)
 
 
 def question(clause: Clause) -> Pair:
-    english = clause.predicate.english_question(clause.subject)
-    return sentence(english, clause.german_inverted(), clause.combinations(), end="?")
+    """Returns "Does the man sing?", "Singt der Mann?"."""
+    return sentence(clause.predicate.english_question(clause.subject), clause.german_inverted(), clause, end="?")
 
 
 def reported(speaker: Phrase, verb: int, clause: Clause) -> Pair:
-    """The man says that …, der Mann sagt, dass …; `verb` is an index of `REPORTING`."""
+    """Returns "The man says that …", "Der Mann sagt, dass …"; `verb` is an index of `REPORTING`."""
     plain, third, *german = REPORTING[verb]
-    said = german[("first", "third", "plural").index(speaker.person)]
+    finite = german[("first", "third", "plural").index(speaker.person)]
     return sentence(
         f"{speaker.english()} {third if speaker.person == 'third' else plain} that {clause.english()}",
-        f"{speaker.german('nominative')} {said}, dass {clause.german_subordinate()}",
-        [*speaker.combinations(), *clause.combinations()],
+        f"{speaker.german('nominative')} {finite}, dass {clause.german_subordinate()}",
+        speaker,
+        clause,
     )
 
 
 def reason(main: Clause, conjunction: str, clause: Clause) -> Pair:
-    """Main clause first: …, weil …"""
+    """Returns a sentence with the main clause first: "…, weil …"."""
     return sentence(
         f"{main.english()} {conjunction} {clause.english()}",
         f"{main.german()}, {CONJUNCTIONS[conjunction]} {clause.german_subordinate()}",
-        [*main.combinations(), *clause.combinations()],
+        main,
+        clause,
     )
 
 
 def condition(conjunction: str, clause: Clause, main: Clause) -> Pair:
-    """Subordinate clause first, so that the main verb comes next: Wenn der Mann schläft, singt die Frau."""
+    """Returns a sentence with the subordinate clause first: "Wenn der Mann schläft, singt die Frau."."""
     return sentence(
         f"{conjunction} {clause.english()}, {main.english()}",
         f"{CONJUNCTIONS[conjunction]} {clause.german_subordinate()}, {main.german_inverted()}",
-        [*clause.combinations(), *main.combinations()],
+        clause,
+        main,
     )
 
 
 def attempt(subject: Phrase, predicate: Predicate) -> Pair:
-    """The boy tries to open the door. Der Junge versucht, die Tür aufzumachen."""
-    english, german = {"first": ("try", "versuche"), "third": ("tries", "versucht"), "plural": ("try", "versuchen")}[
-        subject.person
-    ]
+    """Returns "The boy tries to open the door.", "Der Junge versucht, die Tür aufzumachen."."""
+    forms = {"first": ("try", "versuche"), "third": ("tries", "versucht"), "plural": ("try", "versuchen")}
+    english, german = forms[subject.person]
     return sentence(
         f"{subject.english()} {english} to {predicate.english_plain()}",
         f"{subject.german('nominative')} {german}, {predicate.german_infinitive()}",
-        [*subject.combinations(), *predicate.combinations()],
+        subject,
+        predicate,
     )
 
 
 def price(thing: NounPhrase, euros: int) -> Pair:
+    """Returns "The car costs ten euros.", "Das Auto kostet zehn Euro."."""
+    english, german = cardinal(euros)
+    amount = Adverbial(f"{english} euros", f"{german} Euro", ((english, "euro " + thing.noun.english),))
     return sentence(
-        f"{thing.english()} {'cost' if thing.plural else 'costs'} {numerals.english(euros)} euros",
-        f"{thing.german('nominative')} {'kosten' if thing.plural else 'kostet'} {numerals.german(euros)} Euro",
-        [*thing.combinations(), (numerals.english(euros), "euro " + thing.noun.english)],
+        f"{thing.english()} {'cost' if thing.plural else 'costs'} {amount.english}",
+        f"{thing.german('nominative')} {'kosten' if thing.plural else 'kostet'} {amount.german}",
+        thing,
+        amount,
     )
 
 
 def age(person: NounPhrase, years: int) -> Pair:
+    """Returns "The man is ten years old.", "Der Mann ist zehn Jahre alt."."""
+    english, german = cardinal(years)
+    amount = Adverbial(f"{english} years", f"{german} Jahre", ((english, "year " + person.noun.english),))
     return sentence(
-        f"{person.english()} is {numerals.english(years)} years old",
-        f"{person.german('nominative')} ist {numerals.german(years)} Jahre alt",
-        [*person.combinations(), (numerals.english(years), "year " + person.noun.english)],
+        f"{person.english()} is {amount.english} old",
+        f"{person.german('nominative')} ist {amount.german} alt",
+        person,
+        amount,
     )
-
-
-def sentence(
-    english: str, german: str, combinations: "Iterator[Combination] | list[Combination]", end: str = "."
-) -> Pair:
-    """Capitalises both, sets the full stop, and leaves one comma where a relative clause meets another."""
-    german = german.replace(",,", ",").removesuffix(",")
-    return Pair(english[0].upper() + english[1:] + end, german[0].upper() + german[1:] + end, frozenset(combinations))
 
 
 def _join(*words: str) -> str:

@@ -1,9 +1,14 @@
-"""The words of the demo corpus: English and German side by side, with the forms that cannot be derived by rule.
+"""The words of the demo corpus: English and German side by side, with the forms that no rule derives, and numbers.
 
 Every English word has one German rendering (several may share one), so that each sentence has one right translation.
 """
 
 from dataclasses import dataclass
+
+
+def translations(text: str) -> dict[str, str]:
+    """Reads "old alt, small klein": English to German."""
+    return {english: german for english, german in (entry.split() for entry in text.split(","))}
 
 
 @dataclass(frozen=True)
@@ -118,33 +123,16 @@ PLACES = (
     Noun("forest", "forests", "Wald", "Wälder", "m"),
 )
 
-# English adjective -> German stem, to which the ending is added
-OF_ANYTHING = {"old": "alt", "small": "klein", "beautiful": "schön"}
-OF_PEOPLE = {
-    **OF_ANYTHING,
-    "tall": "groß",
-    "young": "jung",
-    "tired": "müd",
-    "friendly": "freundlich",
-    "sick": "krank",
-    "happy": "glücklich",
-    "clever": "klug",
-    "famous": "berühmt",
-}
-OF_THINGS = {
-    **OF_ANYTHING,
-    "big": "groß",
-    "new": "neu",
-    "red": "rot",
-    "green": "grün",
-    "blue": "blau",
-    "black": "schwarz",
-    "white": "weiß",
-    "heavy": "schwer",
-    "expensive": "teur",
-    "cheap": "billig",
-}
-OF_PLACES = {**OF_ANYTHING, "big": "groß", "new": "neu", "quiet": "ruhig", "dark": "dunkl"}
+# Adjectives, with the German stem to which the ending is added
+OF_ANYTHING = translations("old alt, small klein, beautiful schön")
+OF_PEOPLE = OF_ANYTHING | translations(
+    "tall groß, young jung, tired müd, friendly freundlich, sick krank, happy glücklich, clever klug, famous berühmt"
+)
+OF_THINGS = OF_ANYTHING | translations(
+    "big groß, new neu, red rot, green grün, blue blau, black schwarz, white weiß, heavy schwer, expensive teur, "
+    "cheap billig"
+)
+OF_PLACES = OF_ANYTHING | translations("big groß, new neu, quiet ruhig, dark dunkl")
 
 PRONOUNS = (
     Pronoun("I", "me", "ich", "mich", "mir", "first"),
@@ -222,28 +210,76 @@ REPORTING = (
     ("hope", "hopes", "hoffe", "hofft", "hoffen"),
     ("know", "knows", "weiß", "weiß", "wissen"),
 )
-CONJUNCTIONS = {"because": "weil", "although": "obwohl", "when": "wenn"}
+CONJUNCTIONS = translations("because weil, although obwohl, when wenn")
 
-WEEKDAYS = {
-    "Monday": "Montag",
-    "Tuesday": "Dienstag",
-    "Wednesday": "Mittwoch",
-    "Thursday": "Donnerstag",
-    "Friday": "Freitag",
-    "Saturday": "Samstag",
-    "Sunday": "Sonntag",
-}
-MONTHS = {
-    "January": "Januar",
-    "February": "Februar",
-    "March": "März",
-    "April": "April",
-    "May": "Mai",
-    "June": "Juni",
-    "July": "Juli",
-    "August": "August",
-    "September": "September",
-    "October": "Oktober",
-    "November": "November",
-    "December": "Dezember",
-}
+WEEKDAYS = translations(
+    "Monday Montag, Tuesday Dienstag, Wednesday Mittwoch, Thursday Donnerstag, Friday Freitag, Saturday Samstag, "
+    "Sunday Sonntag"
+)
+MONTHS = translations(
+    "January Januar, February Februar, March März, April April, May Mai, June Juni, July Juli, August August, "
+    "September September, October Oktober, November November, December Dezember"
+)
+
+# --- numbers, dates and clock times: every function returns the English and the German words -------------------------
+
+# 0 to 19, then the tens from 20 on
+_NUMBERS = list(
+    translations("""
+    zero null, one eins, two zwei, three drei, four vier, five fünf, six sechs, seven sieben, eight acht, nine neun,
+    ten zehn, eleven elf, twelve zwölf, thirteen dreizehn, fourteen vierzehn, fifteen fünfzehn, sixteen sechzehn,
+    seventeen siebzehn, eighteen achtzehn, nineteen neunzehn,
+    twenty zwanzig, thirty dreißig, forty vierzig, fifty fünfzig, sixty sechzig, seventy siebzig, eighty achtzig,
+    ninety neunzig""").items()
+)
+_ENGLISH_ORDINALS = translations(
+    "one first, two second, three third, five fifth, eight eighth, nine ninth, twelve twelfth"
+)
+_GERMAN_ORDINALS = {1: "ersten", 3: "dritten", 7: "siebten", 8: "achten"}
+
+
+def cardinal(number: int) -> tuple[str, str]:
+    """Returns 0 to 99 in words: twenty-one, einundzwanzig."""
+    if number < 20:
+        return _NUMBERS[number]
+    tens, ones = divmod(number, 10)
+    english, german = _NUMBERS[18 + tens]  # 20 is entry 20, 30 is entry 21
+    if not ones:
+        return english, german
+    return f"{english}-{_NUMBERS[ones][0]}", f"{'ein' if ones == 1 else _NUMBERS[ones][1]}und{german}"
+
+
+def ordinal(number: int) -> tuple[str, str]:
+    """Returns 1 to 99 as ordinals, the German form the one that follows "am": twenty-first, einundzwanzigsten."""
+    english, german = cardinal(number)
+    head, hyphen, last = english.rpartition("-")
+    last = last[:-1] + "ieth" if last.endswith("y") else _ENGLISH_ORDINALS.get(last, last + "th")
+    return head + hyphen + last, _GERMAN_ORDINALS.get(number, german + ("ten" if number < 20 else "sten"))
+
+
+def date(day: int, month: str) -> tuple[str, str]:
+    """Returns "on the twenty-first of March", "am einundzwanzigsten März"; `month` is the English name."""
+    english, german = ordinal(day)
+    return f"on the {english} of {month}", f"am {german} {MONTHS[month]}"
+
+
+def clock(hour: int, minute: int) -> tuple[str, str]:
+    """Returns the time of day, without "at" or "um": "half past seven", "halb acht". Hours go from 1 to 12.
+
+    A full hour, a quarter, a half and most multiples of five are said relative to the hour, others as two numbers.
+    """
+    following = cardinal(hour % 12 + 1)
+    english, german = cardinal(hour)
+    german_hour = "ein" if hour == 1 else german
+    if minute == 0:
+        return f"{english} o'clock", f"{german_hour} Uhr"
+    if minute == 30:
+        return f"half past {english}", f"halb {following[1]}"
+    if minute in (5, 10, 15, 20, 40, 45, 50, 55):
+        distance = min(minute, 60 - minute)
+        amount = ("a quarter", "Viertel") if distance == 15 else cardinal(distance)
+        if minute < 30:
+            return f"{amount[0]} past {english}", f"{amount[1]} nach {german}"
+        return f"{amount[0]} to {following[0]}", f"{amount[1]} vor {following[1]}"
+    minutes = cardinal(minute)
+    return f"{english} {'oh ' * (minute < 10)}{minutes[0]}", f"{german_hour} Uhr {minutes[1]}"

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from nmtkit.demo import corpus, grammar, lexicon, numerals
+from nmtkit.demo import corpus, grammar, lexicon
 from nmtkit.demo.grammar import Adverbial, Clause, NounPhrase, Predicate, PronounPhrase
 
 NOUNS = {noun.english: noun for noun in (*lexicon.PEOPLE, *lexicon.THINGS, *lexicon.OPENABLE, *lexicon.PLACES)}
@@ -84,7 +84,7 @@ def test_articles_and_adjectives_agree(given: str, case: str, english: str, germ
     ],
 )
 def test_numbers_are_written_out(number: int, english: str, german: str) -> None:
-    assert (numerals.english(number), numerals.german(number)) == (english, german)
+    assert lexicon.cardinal(number) == (english, german)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_numbers_are_written_out(number: int, english: str, german: str) -> None
     ],
 )
 def test_dates_are_written_out(day: int, month: str, english: str, german: str) -> None:
-    assert numerals.date(day, month) == (english, german)
+    assert lexicon.date(day, month) == (english, german)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_dates_are_written_out(day: int, month: str, english: str, german: str) 
     ],
 )
 def test_clock_times_are_written_out(hour: int, minute: int, english: str, german: str) -> None:
-    assert numerals.clock(hour, minute) == (english, german)
+    assert lexicon.clock(hour, minute) == (english, german)
 
 
 def clause(subject: str, verb: str, direct: str = "", tense: str = "present", **rest: object) -> Clause:
@@ -172,12 +172,12 @@ SENTENCES = [
         "Er hat ihr das Bild gezeigt.",
     ),
     (
-        grammar.statement(clause("the baker", "arbeiten", where=grammar.place(phrase("the old garden")))),
+        grammar.statement(clause("the baker", "arbeiten", where=grammar.location(phrase("the old garden")))),
         "The baker works in the old garden.",
         "Der Bäcker arbeitet im alten Garten.",
     ),
     (
-        grammar.statement(clause("they", "verkaufen", "a clock", where=grammar.place(phrase("a church")))),
+        grammar.statement(clause("they", "verkaufen", "a clock", where=grammar.location(phrase("a church")))),
         "They sell a clock in a church.",
         "Sie verkaufen in einer Kirche eine Uhr.",
     ),

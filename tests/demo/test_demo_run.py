@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from nmtkit.cli import main
 from nmtkit.demo import corpus
-from nmtkit.demo.baselines import nearest_translations
-from nmtkit.demo.run import Step, command_line, conclude, run, steps
+from nmtkit.demo.run import Step, command_line, nearest_translations, run, steps
 
 
 @pytest.mark.parametrize("step", steps(Path("nmtkit-demo")), ids=lambda step: step.arguments[0])
@@ -37,22 +37,66 @@ def test_the_nearest_sentence_shares_most_words() -> None:
     assert nearest_translations(["The dog sleeps", "a dog", "zebra"], known) == ["B", "C", "A"]
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="--dir"):
-        run(tmp_path, ["nmtkit"], Console(file=io.StringIO()))
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match="--dir"):
+            run(tmp_path, ["nmtkit"], Console(file=io.StringIO()), overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_path: Path, width: int) -> None:
-    pairs = corpus.generate(seed=2, train=300, valid=20, test=60)
-    translations = [pair.german for pair in pairs.test]
-    translations[3] = "Falsch."
-    (tmp_path / "test.de").write_text("".join(f"{line}\n" for line in translations), encoding="utf-8")
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces the commands: notes their names, and as translations writes the references but for the fourth."""
+    names: list[str] = []
+
+    def call(step: Step) -> None:
+        names.append(step.arguments[0])
+        if step.output:
+            lines = (step.output.parent / "data/test.de").read_text(encoding="utf-8").splitlines(keepends=True)
+            step.output.write_text("".join([*lines[:3], "Falsch.\n", *lines[4:]]), encoding="utf-8")
+
+    monkeypatch.setattr("nmtkit.demo.run.call", call)
+    monkeypatch.setattr(corpus, "generate", lambda: SMALL)
+    return names
+
+
+SMALL = corpus.generate(seed=2, train=300, valid=20, test=60)
+
+
+def screen_of(folder: Path, overwrite: bool = False, width: int = 80) -> str:
     screen = io.StringIO()
-    conclude(pairs, tmp_path, ["nmtkit"], Console(file=screen, width=width, force_terminal=True, no_color=True), 60, 70)
-    lines = Console(file=io.StringIO()).render_str(screen.getvalue()).plain.splitlines()
+    out = Console(file=screen, width=width, force_terminal=True, no_color=True)
+    run(folder, ["nmtkit"], out, overwrite)
+    return Text.from_ansi(screen.getvalue()).plain
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_path, calls, width) -> None:
+    lines = screen_of(tmp_path, width=width).splitlines()
+    closing = next(i for i, line in enumerate(lines) if line.startswith("Translations beside"))
+    assert all(len(line) <= width for line in lines[closing:-1])
     scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the nearest", "the English"))]
     assert float(scores[0]) > 90 > 50 > float(scores[1]) > float(scores[2])
-    assert "59 of 60" in screen.getvalue()
+    assert any(line.startswith("59 of 60") for line in lines)
+
+
+def test_a_second_call_shows_the_result_again_and_runs_nothing(tmp_path: Path, calls: list[str]) -> None:
+    folder = tmp_path / "demo"
+    first = screen_of(folder)
+    assert len(calls) == 5
+    second = screen_of(folder)
+    assert len(calls) == 5
+    closing = first[first.index("\nTranslations beside") :]
+    assert second.startswith(closing) and f"$ nmtkit demo --dir {folder} --overwrite" in second
+
+
+def test_overwrite_and_an_interrupted_demo_start_again_and_leave_other_files(tmp_path, calls) -> None:
+    screen_of(tmp_path)
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "checkpoints").mkdir()
+    assert "holds an earlier demo" in " ".join(screen_of(tmp_path, overwrite=True).split())
+    assert len(calls) == 10 and not (tmp_path / "checkpoints").exists()
+    (tmp_path / "test.de").unlink()
+    assert "holds an unfinished demo" in " ".join(screen_of(tmp_path).split())
+    assert len(calls) == 15 and (tmp_path / "mine.txt").read_text() == "mine"
