@@ -187,10 +187,9 @@ def test_the_corpora_add_up_to_what_is_known_of_them():
 
 
 def resolved(path):
-    from nmtkit.training import job
+    from nmtkit.training.config import JobTemplate
 
-    tables = job.read_tables(path)
-    return job.resolve(tables, job.choose(tables, {}, str(path)), {}, (), str(path))
+    return JobTemplate.read(path).job({})
 
 
 # Table 3 of the paper, as changes to its base model

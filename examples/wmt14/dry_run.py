@@ -13,7 +13,7 @@ from pathlib import Path
 from table3 import PAPER, in_order
 
 from nmtkit.architectures import Vocabulary
-from nmtkit.training import job
+from nmtkit.training.config import JobTemplate
 from nmtkit.training.estimate import Estimate, estimate
 
 HERE = Path(__file__).parent
@@ -56,8 +56,7 @@ def row(path: Path) -> str:
 
 
 def planned(path: Path) -> Estimate:
-    tables = job.read_tables(path)
-    resolved = job.resolve(tables, job.choose(tables, {}, str(path)), {}, (), str(path))
+    resolved = JobTemplate.read(path).job({})
     pieces = 32_000 if "-fr-" in path.stem else 37_000
     assert resolved.run.batch_tokens is not None
     vocabulary = Vocabulary(source=pieces, target=pieces, joint=True)

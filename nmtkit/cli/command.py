@@ -24,17 +24,10 @@ class Command(click.Command):
     Options whose `section` attribute is set are listed under that heading, in order of first appearance.
     """
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        for names, text in (
-            (["-q", "--quiet"], "Say nothing but warnings and errors."),
-            (["-v", "--verbose"], "Say more of what is done."),
-            (["--debug"], "Show a traceback with an error."),
-        ):
-            message_option = click.Option(names, is_flag=True, expose_value=False, help=text, callback=_remember)
-            message_option.is_eager = True
-            message_option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
-            self.params.append(message_option)
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        end = len(self.params)  # before --help
+        return [*params[:end], *message_options(), *params[end:]]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -74,6 +67,21 @@ def tidied(text: str) -> str:
     if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
         words = words[0].upper() + words[1:] + "."
     return words + bracket + default.replace(" ", NO_BREAK)
+
+
+def message_options() -> list[click.Option]:
+    """Returns the flags that all commands share."""
+    texts = {
+        ("-q", "--quiet"): "Say nothing but warnings and errors.",
+        ("-v", "--verbose"): "Say more of what is done.",
+        ("--debug",): "Show a traceback with an error.",
+    }
+    options = []
+    for names, text in texts.items():
+        option = click.Option(names, is_flag=True, is_eager=True, expose_value=False, help=text, callback=_remember)
+        option.section = OUTPUT_SECTION  # type: ignore[attr-defined]
+        options.append(option)
+    return options
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

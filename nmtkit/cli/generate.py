@@ -117,7 +117,7 @@ def command(**settings: Any) -> None:
     generate(**settings)
 
 
-command.params[-3:-3] = registry.flags(SearchOptions(), "Search")  # before those that all commands share
+command.params.extend(registry.flags(SearchOptions(), "Search"))
 
 
 def generate(

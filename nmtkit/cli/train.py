@@ -6,30 +6,22 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from nmtkit.cli.command import Command, fail, stderr
-from nmtkit.registry import flags, load_installed_plugins, load_plugin, on_command_line
-from nmtkit.training.config import SECTIONS, RunConfig
+from nmtkit.registry import flags, on_command_line
+from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.job import Component, JobConfig, Tables
     from nmtkit.training.run import StopReason
-
-NAME_FLAGS = {
-    "architecture": "--arch",
-    "criterion": "--criterion",
-    "optimizer": "--optimizer",
-    "lr-scheduler": "--lr-scheduler",
-}
 
 
 def given(arguments: Sequence[str], flag: str) -> list[str]:
-    """The values of `flag` among raw command-line arguments, before anything is known of the other flags."""
+    """Returns the values of `flag` among raw command-line arguments, before the other flags are known."""
     values = []
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -41,100 +33,46 @@ def given(arguments: Sequence[str], flag: str) -> list[str]:
     return values
 
 
-def run_flags() -> list[click.Option]:
-    """The flags of RunConfig under the headings of SECTIONS."""
-    result = flags(RunConfig(), "")
-    section = ""
-    for one in result:
-        assert one.name is not None
-        section = SECTIONS.get(one.name, section)
-        one.section = section  # type: ignore[attr-defined]
-    return result
+def template_of(arguments: Sequence[str]) -> JobTemplate:
+    """Returns the job that raw arguments choose by config file, plug-ins and names of components."""
+    files = given(arguments, "--config")
+    names = {table: next(reversed(given(arguments, kind.flag)), None) for table, kind in REGISTRIES.items()}
+    return JobTemplate.read(Path(files[-1]) if files else None, names, given(arguments, "--plugin"))
+
+
+def name_flags() -> list[click.Option]:
+    """Returns the flags that choose components by name; their help lists the names registered by now."""
+    return [
+        click.Option(
+            [kind.flag], metavar="NAME", help=f"One of {', '.join(kind.names())}.  [default: {DEFAULTS[table]}]"
+        )
+        for table, kind in REGISTRIES.items()
+    ]
 
 
 class TrainCommand(Command):
-    """Its flags depend on the components chosen, so it looks for their names before click parses the line."""
+    """The train command, whose flags depend on the components chosen: it looks for their names before click parses."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
+        arguments = list(args)  # click consumes its own
         try:
-            chosen = Chosen.from_arguments(args)
+            template = template_of(arguments)
         except (ValueError, OSError, ImportError) as error:
-            if "--debug" in args:
+            if "--debug" in arguments:
                 raise
             fail(str(error))
-        own = TrainCommand(
-            name=self.name, callback=self.callback, help=self.help, params=[*self.own_params(), *chosen.flags()]
-        )
-        own.list_known_names()
-        context = super(TrainCommand, own).make_context(info_name, args, parent, **extra)
-        context.obj = chosen
+        names = {flag.name: flag for flag in name_flags()}  # again: plug-ins may have registered more
+        params = [names.get(parameter.name or "", parameter) for parameter in self.params]
+        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*params, *template.flags()])
+        context = full.make_context(info_name, args, parent, **extra)
+        context.obj = template, arguments
         return context
-
-    def own_params(self) -> list[click.Parameter]:
-        shared = ("quiet", "verbose", "debug")
-        return [parameter for parameter in self.params if parameter.name not in shared]
-
-    def list_known_names(self) -> None:
-        """Puts the registered names, those of plug-ins too, into the help of the flags that choose by name."""
-        from nmtkit.training.job import DEFAULTS, REGISTRIES
-
-        flags = {one.opts[0]: one for one in self.params if isinstance(one, click.Option)}
-        for table, flag in NAME_FLAGS.items():
-            flags[flag].help = f"One of {', '.join(REGISTRIES[table].names())}.  [default: {DEFAULTS[table]}]"
-
-
-class Chosen:
-    """The components that the arguments and the config file name, with the file's settings."""
-
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        tables: "Tables",
-        components: "dict[str, Component]",
-        plugins: tuple[str, ...],
-        place: str,
-    ) -> None:
-        self.arguments = list(arguments)  # as given, for the processes to launch and the line that says how to resume
-        self.tables = tables
-        self.components = components
-        self.plugins = plugins
-        self.place = place
-
-    @staticmethod
-    def from_arguments(arguments: Sequence[str]) -> "Chosen":
-        from nmtkit.training import job
-
-        files = given(arguments, "--config")
-        place = files[-1] if files else "the command line"
-        tables = job.read_tables(Path(files[-1])) if files else {}
-        plugins = job.plugins_of(tables, given(arguments, "--plugin"), place)
-        load_installed_plugins()
-        for plugin in plugins:
-            load_plugin(plugin)
-        names = {table: next(reversed(given(arguments, flag)), None) for table, flag in NAME_FLAGS.items()}
-        return Chosen(arguments, tables, job.choose(tables, names, place), plugins, place)
-
-    def flags(self) -> list[click.Option]:
-        """The flags of the components, each under a heading with its name."""
-        return [
-            one
-            for table, component in self.components.items()
-            for one in flags(component.config, f"{table.capitalize()} {component.name}")
-        ]
-
-
-def _component_flag(flag: str, kind: str, default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(flag, metavar="NAME", help=f"The {kind}; unknown names list the known.  [default: {default}]")
 
 
 @click.command(cls=TrainCommand, params=[])
 @click.argument("data", type=Path, required=False)
-@_component_flag("--arch", "architecture", "transformer_base")
-@_component_flag("--criterion", "criterion", "label_smoothed_cross_entropy")
-@_component_flag("--optimizer", "optimizer", "adam")
-@_component_flag("--lr-scheduler", "learning-rate scheduler", "inverse_sqrt")
 @click.option("--config", type=Path, metavar="FILE", help="TOML file of settings; flags go before it.")
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with further components.")
 @click.option("--dry-run", is_flag=True, help="Print what the run would take, and make no update.")
@@ -142,7 +80,7 @@ def _component_flag(flag: str, kind: str, default: str) -> Callable[[Callable[..
 @click.option("--vocab-size", type=click.IntRange(3), metavar="N", help="With --dry-run: pieces, without a dataset.")
 @click.pass_obj
 def command(
-    chosen: Chosen,
+    parsed: tuple[JobTemplate, list[str]],
     /,
     data: Path | None,
     dry_run: bool,
@@ -157,26 +95,25 @@ def command(
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
     nmtkit train --arch transformer_base --help   # its flags
     """
-    from nmtkit.training import job
-
+    template, arguments = parsed
     for name in ("arch", "criterion", "optimizer", "lr_scheduler", "config", "plugin"):
         settings.pop(name)
-    resolved = job.resolve(chosen.tables, chosen.components, on_command_line(settings), chosen.plugins, chosen.place)
+    job = template.job(on_command_line(settings))
     if dry_run:
         from nmtkit.training.dry_run import dry_run as planned
 
-        click.echo("\n".join(planned(resolved, data, vocab_size, dry_run_updates or 0)))
+        click.echo("\n".join(planned(job, data, vocab_size, dry_run_updates or 0)))
         return
     if dry_run_updates or vocab_size:
         raise ValueError("--dry-run-updates and --vocab-size go with --dry-run")
     if data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
-    processes = _processes(resolved.run)
+    processes = _processes(job.run)
     if processes > 1:
         from nmtkit.training.launch import launch
 
-        sys.exit(launch(["train", *chosen.arguments], processes))
-    sys.exit(_train(resolved, data, chosen.arguments))
+        sys.exit(launch(["train", *arguments], processes))
+    sys.exit(_train(job, data, arguments))
 
 
 def _processes(config: RunConfig) -> int:
@@ -192,7 +129,7 @@ def _processes(config: RunConfig) -> int:
     return config.nproc_per_node or 1
 
 
-def _train(job: "JobConfig", data: Path, arguments: Sequence[str]) -> int:
+def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     """One process's part; gives the exit code."""
     from nmtkit import distributed
     from nmtkit.training.progress import Display, Lines, LiveLine
@@ -226,7 +163,7 @@ def _train(job: "JobConfig", data: Path, arguments: Sequence[str]) -> int:
     return 130 if ending.received.name == "SIGINT" else 0
 
 
-def _finished(job: "JobConfig", data: Path, ending: "StopReason") -> list[str]:
+def _finished(job: JobConfig, data: Path, ending: "StopReason") -> list[str]:
     """What to say at the end of a run: that it is finished, and the commands that follow."""
     from nmtkit import checkpoint
 
@@ -262,4 +199,5 @@ def _fail_together(error: BaseException) -> NoReturn:
     os._exit(2 if known else 1)
 
 
-command.params.extend(run_flags())
+command.params[1:1] = name_flags()
+command.params.extend(flags(RunConfig()))

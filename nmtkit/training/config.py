@@ -1,107 +1,238 @@
-"""The settings of a training run that belong to no component. Each field is a flag of `nmtkit train`."""
+"""The settings of a training run: its own, those of its four components by name, and the plug-ins these come from.
 
+Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from nmtkit.registry import option
+import click
 
-# On the help page, the heading above the field it begins at.
-SECTIONS = {
-    "batch_tokens": "Batches",
-    "max_update": "Length of the run",
-    "finetune_from": "Weights",
-    "precision": "Arithmetic and devices",
-    "save_dir": "Checkpoints",
-    "validate_interval": "Validation",
-    "log_interval": "Logs",
+from nmtkit import registry
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.criterions import CRITERIONS
+from nmtkit.lr_schedulers import LR_SCHEDULERS
+from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.registry import COMMAND_LINE, Config, Registry, derive, option, plain
+
+# table of the TOML file -> registry; a table's `name` says which entry it was written for
+REGISTRIES: dict[str, Registry[Any]] = {
+    "architecture": ARCHITECTURES,
+    "criterion": CRITERIONS,
+    "optimizer": OPTIMIZERS,
+    "lr-scheduler": LR_SCHEDULERS,
 }
+DEFAULTS = {
+    "architecture": "transformer_base",
+    "criterion": "label_smoothed_cross_entropy",
+    "optimizer": "adam",
+    "lr-scheduler": "inverse_sqrt",
+}
+
+Tables = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    batch_tokens: int | None = option(None, "Tokens of an update, of the larger side, over all processes.")
-    max_tokens: int = option(4096, "Tokens a process takes at once, of the larger side.")
-    update_freq: int | None = option(None, "Instead of --batch-tokens: N x max-tokens x processes; else 1.")
-    clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.")
-    subword_alpha: float = option(0.0, "Segment anew each epoch, leaving out X of the merges (BPE-dropout); 0 is off.")
-    seed: int = option(1, "Seed of parameters, data order and dropout.")
+class RunConfig(Config):
+    """The settings that belong to no component. Each field is a flag of `nmtkit train`."""
 
-    max_update: int | None = option(100_000, "Updates to make.")
-    max_epoch: int | None = option(None, "Passes over the training set to make.")
-    patience: int | None = option(None, "Stop after N validations without a better score.")
+    batch_tokens: int | None = option(
+        None, "Tokens of an update, of the larger side, over all processes.", min=1, section="Batches"
+    )
+    max_tokens: int = option(4096, "Tokens a process takes at once, of the larger side.", min=1)
+    update_freq: int | None = option(None, "Instead of --batch-tokens: N x max-tokens x processes; else 1.", min=1)
+    clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
+    subword_alpha: float = option(
+        0.0, "Segment anew each epoch, leaving out X of the merges (BPE-dropout); 0 is off.", min=0, below=1
+    )
+    seed: int = option(1, "Seed of parameters, data order and dropout.", min=0)
 
-    finetune_from: Path | None = option(None, "Checkpoint to take weights from; pieces it does not know stay fresh.")
+    max_update: int | None = option(100_000, "Updates to make.", min=1, section="Length of the run")
+    max_epoch: int | None = option(None, "Passes over the training set to make.", min=1)
+    patience: int | None = option(None, "Stop after N validations without a better score.", min=1)
+
+    finetune_from: Path | None = option(
+        None, "Checkpoint to take weights from; pieces it does not know stay fresh.", section="Weights"
+    )
     freeze: tuple[str, ...] = option((), "Parameters not to train, as patterns of names: encoder.*")
     weight_decay_for: tuple[str, ...] = option((), "Other weight decays, as PATTERN=X of names; vectors have 0.")
-    ema_decay: float | None = option(None, "Validate and save a running mean of the weights; 0.999, say.")
+    ema_decay: float | None = option(
+        None, "Validate and save a running mean of the weights; 0.999, say.", above=0, below=1
+    )
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto", "Type of matrix products; auto is bf16 where the device has it, else fp32."
+        "auto",
+        "Type of matrix products; auto is bf16 where the device has it, else fp32.",
+        section="Arithmetic and devices",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is cuda where there is one.")
-    threads: int | None = option(None, "CPU threads of each process; none shares the cores out.")
-    nproc_per_node: int | None = option(None, "Processes on this machine; none is one per GPU, or one on CPU.")
+    threads: int | None = option(None, "CPU threads of each process; none shares the cores out.", min=1, max=1024)
+    nproc_per_node: int | None = option(
+        None, "Processes on this machine; none is one per GPU, or one on CPU.", min=1, max=1024
+    )
     parallel: Literal["ddp", "fsdp"] = option(
         "ddp", "ddp: every process has the whole model; fsdp: its share of it, for models that outgrow a device."
     )
-    timeout_minutes: float = option(10.0, "Minutes after which a process that hangs ends the run.")
+    timeout_minutes: float = option(
+        10.0, "Minutes after which a process that hangs ends the run.", above=0, max=1_000_000
+    )
     compile: bool = option(False, "Compile the model, for batches of a few shapes; not yet measured on a GPU.")
 
-    save_dir: Path = option(Path("checkpoints"), "Folder of checkpoints, log and config; one that all machines share.")
-    save_interval: int | None = option(1, "Epochs between checkpoints.")
-    save_interval_updates: int | None = option(None, "Updates between checkpoints.")
-    save_interval_minutes: float | None = option(10.0, "Minutes between checkpoints.")
-    keep_last: int | None = option(5, "Keep the last N checkpoints; none keeps all.")
-    keep_best: int = option(1, "Keep the N best checkpoints.")
+    save_dir: Path = option(
+        Path("checkpoints"),
+        "Folder of checkpoints, log and config; one that all machines share.",
+        section="Checkpoints",
+    )
+    save_interval: int | None = option(1, "Epochs between checkpoints.", min=1)
+    save_interval_updates: int | None = option(None, "Updates between checkpoints.", min=1)
+    save_interval_minutes: float | None = option(10.0, "Minutes between checkpoints.", above=0)
+    keep_last: int | None = option(5, "Keep the last N checkpoints; none keeps all.", min=1)
+    keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
     best_checkpoint_metric: Literal["loss", "bleu"] = option("loss", "Validation score that makes a checkpoint best.")
 
-    validate_interval: int | None = option(1, "Epochs between validations.")
-    validate_interval_updates: int | None = option(None, "Updates between validations.")
+    validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
+    validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
     valid_subset: str = option("valid", "Subset of the dataset to validate on.")
     valid_bleu: bool = option(True, "Also translate the valid set and score it with BLEU.")
-    valid_beam: int = option(4, "Beam of that translation.")
+    valid_beam: int = option(4, "Beam of that translation.", min=1, max=1000)
 
-    log_interval: int = option(100, "Updates between log lines.")
+    log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
     tensorboard: Path | None = option(None, "Also log to this folder for TensorBoard (pip install tensorboard).")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.batch_tokens is not None and self.update_freq is not None:
             raise ValueError("--batch-tokens and --update-freq both set the size of an update; give one")
         if self.best_checkpoint_metric == "bleu" and not self.valid_bleu:
             raise ValueError("--best-checkpoint-metric bleu needs --valid-bleu")
-        if self.clip_norm < 0:
-            raise ValueError(f"--clip-norm {self.clip_norm} is negative; 0 is off")
-        if self.keep_best < 0:
-            raise ValueError(f"--keep-best {self.keep_best} is negative; 0 keeps none for its score")
-        if self.seed < 0:
-            raise ValueError(f"--seed {self.seed} is negative")
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(f"--ema-decay {self.ema_decay} is not between 0 and 1")
-        if not 0 <= self.subword_alpha < 1:
-            raise ValueError(f"--subword-alpha {self.subword_alpha} is not in [0, 1)")
-        for name in ABOVE_ZERO:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"--{name.replace('_', '-')} {value} is not above 0")
 
 
-ABOVE_ZERO = (
-    "batch_tokens",
-    "max_tokens",
-    "update_freq",
-    "max_update",
-    "max_epoch",
-    "patience",
-    "threads",
-    "nproc_per_node",
-    "timeout_minutes",
-    "save_interval",
-    "save_interval_updates",
-    "save_interval_minutes",
-    "keep_last",
-    "validate_interval",
-    "validate_interval_updates",
-    "valid_beam",
-    "log_interval",
-)
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """A registered name and its config."""
+
+    name: str
+    config: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobConfig:
+    """What to train and how: the config of the run, its components by table, and the plug-ins they come from."""
+
+    run: RunConfig
+    components: dict[str, Component]
+    plugins: tuple[str, ...] = ()
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it."""
+        run = plain(self.run) | ({"plugin": list(self.plugins)} if self.plugins else {})
+        components = {
+            table: {"name": component.name} | plain(component.config) for table, component in self.components.items()
+        }
+        return {"run": run} | components
+
+    def toml(self) -> str:
+        return registry.to_toml(self.tables())
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobTemplate:
+    """A job before its flags are read: which flags there are depends on the components chosen by name."""
+
+    run: Mapping[str, Any]  # settings of the file's table [run]
+    components: dict[str, Component]  # with the settings of the file
+    plugins: tuple[str, ...]
+    origin: str  # the file, for errors
+
+    @staticmethod
+    def read(
+        file: Path | None = None, names: Mapping[str, str | None] | None = None, plugins: Sequence[str] = ()
+    ) -> "JobTemplate":
+        """Loads the plug-ins and chooses the components: `names` by table, else those of the TOML file, else defaults.
+
+        A table applies only to the name it was written for. Raises OSError, or ValueError for an unknown name, an
+        unknown or wrong setting, and two components with one flag.
+        """
+        tables = read_tables(file) if file else {}
+        origin = str(file) if file else COMMAND_LINE
+        run = dict(tables.get("run", {}))
+        listed = _converted(run.pop("plugin", []), tuple[str, ...], f"{origin}: plugin")
+        loaded = tuple(dict.fromkeys((*listed, *plugins)))
+        registry.load_installed_plugins()
+        for plugin in loaded:
+            registry.load_plugin(plugin)
+        components = {
+            table: _component(table, dict(tables.get(table, {})), (names or {}).get(table), origin)
+            for table in REGISTRIES
+        }
+        titles = {f"{table} {component.name}": component.config for table, component in components.items()}
+        registry.check_no_collisions({"the run": RunConfig()} | titles)
+        return JobTemplate(run=run, components=components, plugins=loaded, origin=origin)
+
+    def flags(self) -> list[click.Option]:
+        """Returns the flags of the components, each under a heading with its name."""
+        return [
+            flag
+            for table, component in self.components.items()
+            for flag in registry.flags(component.config, f"{table.capitalize()} {component.name}")
+        ]
+
+    def job(self, given: Mapping[str, Any]) -> JobConfig:
+        """Returns the job: `given` are the flags on the command line, by field name, over the file's settings."""
+        run_fields = registry.field_types(RunConfig)
+        run_flags = {name: value for name, value in given.items() if name in run_fields}
+        # flags settle what the file left open: of two settings for one thing the file's goes
+        in_file = dict(self.run)
+        for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
+            if run_flags.get(name) is not None:
+                in_file.pop(other, None)
+        run = derive(RunConfig(), in_file | run_flags, self.origin if in_file else COMMAND_LINE)
+        components = {}
+        for table, component in self.components.items():
+            fields = registry.field_types(type(component.config))
+            changes = {name: value for name, value in given.items() if name in fields}
+            components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
+        return JobConfig(run=run, components=components, plugins=self.plugins)
+
+
+def _component(table: str, settings: dict[str, Any], name: str | None, origin: str) -> Component:
+    written_for = _converted(settings.pop("name", DEFAULTS[table]), str, f"{origin}: name of [{table}]")
+    entry = REGISTRIES[table][name or written_for]
+    if entry.name != written_for or not settings:
+        return Component(name=entry.name, config=entry.preset)
+    return Component(name=entry.name, config=derive(entry.preset, settings, f"{origin}: [{table}]"))
+
+
+def _converted(value: Any, hint: Any, name: str) -> Any:
+    try:
+        return registry.convert(value, hint)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """Returns the tables of a TOML config; in its keys and titles, dashes and underscores are alike.
+
+    Raises OSError, or ValueError naming the file and what is wrong with it.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"config {path}: no such file")
+    try:
+        contents = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    known = ("run", *REGISTRIES)
+    tables: dict[str, dict[str, Any]] = {}
+    for title, table in contents.items():
+        name = title.replace("_", "-")
+        if name not in known or not isinstance(table, dict):
+            raise ValueError(f"{path}: {title!r} is no table of a run; known: {', '.join(f'[{k}]' for k in known)}")
+        settings = tables.setdefault(name, {})
+        for key, value in table.items():
+            if (key := key.replace("-", "_")) in settings:
+                raise ValueError(f"{path}: {key!r} stands twice in [{name}]")
+            settings[key] = value
+    return tables

@@ -11,8 +11,8 @@ from nmtkit.architectures import Vocabulary
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
 from nmtkit.training import precision as precisions
+from nmtkit.training.config import JobConfig
 from nmtkit.training.estimate import Estimate, estimate, product_ceiling, report
-from nmtkit.training.job import JobConfig
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, set_threads

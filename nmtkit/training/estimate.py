@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.training.job import JobConfig
+from nmtkit.training.config import JobConfig
 
 # What the paper takes a P100 to sustain, in its estimate of training cost (section 5 and table 2): 9.5 TFLOP/s
 P100_FLOPS = 9.5e12

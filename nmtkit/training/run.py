@@ -15,7 +15,7 @@ from nmtkit.data.batching import WINDOW_PAIRS, BatchSampler, check_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, same_run
-from nmtkit.training.job import JobConfig, Tables
+from nmtkit.training.config import JobConfig, Tables
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.memory import largest_slice, try_largest
 from nmtkit.training.meter import Meter

@@ -15,9 +15,8 @@ from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
-from nmtkit.training.config import RunConfig
+from nmtkit.training.config import JobConfig, RunConfig
 from nmtkit.training.finetune import start_from
-from nmtkit.training.job import JobConfig
 from nmtkit.training.parameters import freeze
 from nmtkit.training.trainer import Trainer
 

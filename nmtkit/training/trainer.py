@@ -21,9 +21,9 @@ from nmtkit.lr_schedulers import LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Batch
 from nmtkit.training import precision as precisions
+from nmtkit.training.config import JobConfig
 from nmtkit.training.ema import MovingAverage
 from nmtkit.training.gradients import Gradients
-from nmtkit.training.job import JobConfig
 from nmtkit.training.loader import Update
 from nmtkit.training.parameters import parameter_groups
 

@@ -14,7 +14,7 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.generation.translator import Translator
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.registry import derive
-from nmtkit.training import job as jobs
+from nmtkit.training.config import JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 
@@ -33,9 +33,8 @@ RUN = {
 
 
 def train(data: Path, save_dir: Path, name: str, max_update: int) -> None:
-    components = jobs.choose({}, {"architecture": name}, "test")
     settings = TINY_CONFIGS[name] | RUN | {"save_dir": save_dir, "max_update": max_update}
-    Run(jobs.resolve({}, components, settings, (), "test"), data, Lines()).run()
+    Run(JobTemplate.read(names={"architecture": name}).job(settings), data, Lines()).run()
 
 
 @pytest.mark.parametrize("name", TINY_CONFIGS)

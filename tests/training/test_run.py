@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from nmtkit import checkpoint
-from nmtkit.training import job as jobs
-from nmtkit.training.job import JobConfig
+from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run, StopReason
 
@@ -30,8 +29,8 @@ SMALL_RUN = {
 
 
 def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> JobConfig:
-    components = jobs.choose({}, {"architecture": "transformer_tiny", **(names or {})}, "test")
-    return jobs.resolve({}, components, TINY | SMALL_RUN | {"save_dir": save_dir} | settings, (), "test")
+    template = JobTemplate.read(names={"architecture": "transformer_tiny", **(names or {})})
+    return template.job(TINY | SMALL_RUN | {"save_dir": save_dir} | settings)
 
 
 def train(data: Path, save_dir: Path, **settings: Any) -> StopReason:

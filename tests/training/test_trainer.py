@@ -11,8 +11,8 @@ import torch
 
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.training import job as jobs
 from nmtkit.training import memory
+from nmtkit.training.config import JobTemplate
 from nmtkit.training.finetune import start_from
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.meter import Meter
@@ -27,9 +27,8 @@ TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_lay
 
 
 def trainer(data: Path, architecture: str = "transformer_tiny", **settings: Any) -> Trainer:
-    components = jobs.choose({}, {"architecture": architecture}, "test")
     run = {"batch_tokens": 400, "precision": "fp32", "device": "cpu", "lr": 0.01, "warmup_updates": 1}
-    job = jobs.resolve({}, components, TINY | run | settings, (), "test")
+    job = JobTemplate.read(names={"architecture": architecture}).job(TINY | run | settings)
     return build_trainer(job, Dataset.open(data).tokenizer, CPU, resumed=False)
 
 
