@@ -32,17 +32,17 @@ from nmtkit.data.batching import BatchSampler, micro_batches
 anonymous = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1e6
 imported, memory = time.perf_counter() - started, anonymous()
 split = Dataset.open(Path(sys.argv[1]))["train"]
-plan = BatchSampler(split.source.lengths, split.target.lengths, 25_000, seed=1)
-update = next(iter(plan.epoch(1)))
+sampler = BatchSampler(split.source.lengths, split.target.lengths, 25_000, seed=1)
+update = next(iter(sampler.epoch(1)))
 parts = micro_batches(update, split.source.lengths, split.target.lengths, 4096)
 batch = split.batch(parts[0])
 print(json.dumps({"imports": imported, "seconds": time.perf_counter() - started, "before": memory,
-                  "after": anonymous(), "tokens": batch.target_tokens, "updates": plan.updates_per_epoch}))
+                  "after": anonymous(), "tokens": batch.target_tokens, "updates": sampler.updates_per_epoch}))
 """
 
 
 def peak_anonymous(command: list[str]) -> tuple[float, float]:
-    """Gigabytes at the peak, over the process and its children, and seconds."""
+    """Returns the peak in gigabytes, summed over the process and its children, and the seconds it took."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     peak = 0
@@ -57,7 +57,7 @@ def peak_anonymous(command: list[str]) -> tuple[float, float]:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its children."""
+    """Returns a process and its children."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -66,7 +66,7 @@ def family(pid: int) -> list[int]:
 
 
 def anonymous(pid: int) -> int:
-    """Kilobytes; 0 once it has gone."""
+    """Returns kilobytes; 0 for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -75,7 +75,7 @@ def anonymous(pid: int) -> int:
 
 
 def synthetic(folder: Path, like: Dataset, pairs: int) -> None:
-    """A dataset of `pairs` pairs whose lengths are drawn from another's and whose ids are random."""
+    """Writes a dataset of `pairs` pairs whose lengths are drawn from another's and whose ids are random."""
     rng = np.random.default_rng(1)
     folder.mkdir()
     like.tokenizer.save(folder / "tokenizer")
@@ -131,10 +131,10 @@ def main() -> None:
         dataset = Dataset.open(folder / "data")
         split = dataset["train"]
         lengths = np.asarray(split.source.lengths), np.asarray(split.target.lengths)
-        plan = BatchSampler(*lengths, arguments.batch_tokens, seed=1)
-        filled = [max(side[update].sum() for side in lengths) / arguments.batch_tokens for update in plan.epoch(1)]
+        sampler = BatchSampler(*lengths, arguments.batch_tokens, seed=1)
+        filled = [max(side[update].sum() for side in lengths) / arguments.batch_tokens for update in sampler.epoch(1)]
         print(
-            f"updates of {arguments.batch_tokens:,} tokens: {len(filled):,} (expected {plan.updates_per_epoch:,}), ",
+            f"updates of {arguments.batch_tokens:,} tokens: {len(filled):,} (expected {sampler.updates_per_epoch:,}), ",
             end="",
         )
         print(f"filled to {np.mean(filled):.2%} on average")

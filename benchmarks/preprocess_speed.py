@@ -45,7 +45,7 @@ for side, path in (("source", source), ("target", target)):
 
 
 def perturbed_text(path: Path, output: Path, pairs: int, one_word_in: int, seed: int) -> None:
-    """`pairs` lines: those of `path` over and over, with letters changed at random."""
+    """Writes `pairs` lines: those of `path` over and over, with letters changed at random."""
     with corpus.open_bytes(path) as file:
         text = np.frombuffer(file.read(), np.uint8)
     rng = np.random.default_rng(seed)
@@ -55,14 +55,14 @@ def perturbed_text(path: Path, output: Path, pairs: int, one_word_in: int, seed:
     with output.open("wb") as file:
         while pairs > 0:
             copy = text.copy()
-            where = rng.choice(small_letters, words // one_word_in)
-            copy[where] = rng.choice(LETTERS, len(where))
+            changed = rng.choice(small_letters, words // one_word_in)
+            copy[changed] = rng.choice(LETTERS, len(changed))
             file.write(copy[: ends[min(pairs, len(ends)) - 1]].tobytes())
             pairs -= len(ends)
 
 
 def make_text(prefix: str, languages: tuple[str, str], pairs: int, one_word_in: int, folder: Path) -> Path:
-    """The prefix of perturbed files in `folder`."""
+    """Writes perturbed files into `folder` and returns their prefix."""
     made = folder / f"text{pairs}"
     for seed, language in enumerate(languages):
         output = made.with_name(f"{made.name}.{language}")
@@ -86,7 +86,7 @@ def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: 
 
 
 def seconds(command: list[str]) -> tuple[float, float]:
-    """By the clock, and of all cores."""
+    """Returns the seconds by the clock and the CPU seconds of all processes."""
     started, used = time.perf_counter(), os.times()
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     now = os.times()

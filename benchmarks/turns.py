@@ -1,4 +1,4 @@
-"""Fair timing on a machine that may be busy: systems take turns, so that what slows one round slows all of them."""
+"""Fair timing on a busy machine: systems take turns, so that a disturbance slows all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def in_turns(systems: Mapping[str, Callable[[], T]], rounds: int) -> tuple[dict[str, T], dict[str, list[float]]]:
-    """What each system gives, from a first call that warms it up, and the seconds of each of its later rounds."""
+    """Returns the result of each system, from a first call that warms it up, and the seconds of its later rounds."""
     outputs = {name: run() for name, run in systems.items()}
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(rounds):

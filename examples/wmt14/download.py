@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches and unpacks the WMT 2014 texts of corpora.toml. Run it again after an interruption: it goes on from there.
+"""Fetches and unpacks the WMT 2014 texts of corpora.toml. Run it again after an interruption: it resumes.
 
     python download.py en-de en-fr --folder data
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fetch(archive: dict[str, str], folder: Path) -> Path:
-    """The archive in `folder`, fetched unless it is there, its checksums recorded or compared with the record."""
+    """Fetches the archive into `folder` unless it is there, and records or compares its checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / archive["url"].rsplit("/", 1)[-1]
     record_path = folder / "downloads.json"
@@ -75,7 +75,7 @@ def fetch(archive: dict[str, str], folder: Path) -> Path:
 
 
 def resume(url: str, part: Path) -> None:
-    """Fetches `url` into `part`, from the byte at which an earlier attempt broke off."""
+    """Fetches `url` into `part`, from the byte at which an earlier attempt ended."""
     attempts = 0
     while True:
         before = part.stat().st_size if part.is_file() else 0
@@ -93,13 +93,13 @@ def resume(url: str, part: Path) -> None:
         after = part.stat().st_size if part.is_file() else 0
         attempts = 0 if after > before else attempts + 1
         if attempts == ATTEMPTS:
-            raise OSError(f"{url}: {problem}; {after:,} bytes are kept, run this again to go on")
+            raise OSError(f"{url}: {problem}; {after:,} bytes are kept; run this again to resume")
         if attempts:
             time.sleep(2**attempts)
 
 
 def fetch_rest(url: str, part: Path, start: int) -> bool:
-    """One attempt; whether the file is complete now."""
+    """Makes one attempt. Returns whether the file is complete."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         response = urllib.request.urlopen(request, timeout=60)
@@ -132,7 +132,7 @@ def checksum(path: Path, algorithm: str) -> str:
 
 
 def unpack(archive: Path, texts: list[dict], folder: Path) -> None:
-    """Writes the texts' members into `folder`, skipping those that are there."""
+    """Writes the members of the texts into `folder`, except those that are there."""
     wanted = {}
     for text in texts:
         for language, member in text["members"].items():
@@ -164,7 +164,7 @@ def unpack(archive: Path, texts: list[dict], folder: Path) -> None:
 
 
 def segments(sgm: bytes) -> list[bytes]:
-    """The sentences of one of WMT's SGM files, as sacreBLEU takes them: runs of white space become one space."""
+    """Returns the sentences of one of WMT's SGM files, as sacreBLEU does: runs of white space become one space."""
     return [b" ".join(text.split()) for text in re.findall(rb"<seg[^>]*>(.*?)</seg>", sgm, flags=re.DOTALL)]
 
 
@@ -182,7 +182,7 @@ def check_lines(text: dict, folder: Path, accept: bool) -> None:
 
 
 def count_lines(path: Path) -> int:
-    r"""Lines end at \n alone: these corpora have \r inside lines, which other counts take for line ends."""
+    r"""Counts lines that end at \n alone: these corpora have \r inside lines, which other tools take for line ends."""
     lines, last = 0, b"\n"
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         while chunk := file.read(CHUNK):

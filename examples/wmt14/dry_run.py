@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What each config of Tables 2 and 3 takes, beside what the paper says of it. Nothing is trained, no data is needed.
+"""Prints the cost of each config of Tables 2 and 3 beside the paper's figures. Trains nothing and needs no data.
 
     python dry_run.py                      # all of configs/ and table3/
     python dry_run.py table3/A_heads_1.toml
 
-Vocabularies are 37,000 pieces, for English-French 32,000. `nmtkit train --config FILE --dry-run` tells more of one.
+Vocabularies are 37,000 pieces, for English-French 32,000. `nmtkit train --config FILE --dry-run` says more of one.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from nmtkit.training.config import JobTemplate
 from nmtkit.training.estimate import Estimate, estimate
 
 HERE = Path(__file__).parent
-# Table 2, training cost: time x GPUs x 9.5 TFLOP/s. Products alone, as we count, take less.
+# Table 2, training cost: time x GPUs x 9.5 TFLOP/s. The matrix products alone, which we count, take less.
 PAPER_FLOP = {"base": 3.3e18, "big": 2.3e19}
 PAPER_PARAMETERS = {"base": 65, "big": 213}  # millions, at 37,000 pieces
 
@@ -41,7 +41,7 @@ def all_configs() -> list[Path]:
 
 
 def row(path: Path) -> str:
-    expected = planned(path)
+    expected = estimate_of(path)
     assert expected.updates is not None
     name = path.stem
     size = name.rsplit("-", 1)[-1]  # en-de-base to base
@@ -55,7 +55,7 @@ def row(path: Path) -> str:
     )
 
 
-def planned(path: Path) -> Estimate:
+def estimate_of(path: Path) -> Estimate:
     resolved = JobTemplate.read(path).job({})
     pieces = 32_000 if "-fr-" in path.stem else 37_000
     assert resolved.run.batch_tokens is not None

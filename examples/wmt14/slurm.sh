@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains one number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
 #
-# An update is the same 25,000 tokens on any number of GPUs; what changes is how many slices it is cut into, so keep
+# An update is the same 25,000 tokens on any number of GPUs; what changes is how many micro-batches it is cut into, so keep
 # max-tokens at 25,000 / GPUs or a little above. A requeued job goes on from its newest checkpoint.
 #SBATCH --job-name=nmtkit-wmt14
 #SBATCH --nodes=2

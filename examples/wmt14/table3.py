@@ -2,12 +2,12 @@
 """Trains any rows of Table 3, scores them on the valid set (newstest2013) and prints them beside the paper's.
 
     python table3.py base A_heads_1 --data data-bin/en-de --runs runs/table3
-    python table3.py                # what is done so far, and all rows that are not, in the order of the table
+    python table3.py                # all rows, in the order of the table
     python table3.py base --seeds 1 2 3
 
-A row that is done is not trained again, one that broke off goes on where it stopped, and --print-only prints the table
-of what there is. What follows `--` is passed to `nmtkit train`: -- --max-tokens 12800, say. Other sets of rows, such
-as a small one for other data, are given as --configs FOLDER; a row is a TOML file in it.
+A row that is done is not trained again, an interrupted one resumes, and --print-only prints the table of the rows that
+are done. Flags after `--` are passed to `nmtkit train`: -- --max-tokens 12800, say. --configs FOLDER names another set
+of rows, such as a small one for other data; a row is a TOML file in it.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PAPER = {
     "E_learned_positions": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SEEDS_FOR_A_FINDING = 3  # of the base, without which a difference may be chance
+SEEDS_FOR_A_FINDING = 3  # of the base; with fewer, a difference may be noise
 NMTKIT = [sys.executable, "-m", "nmtkit"]
 
 
@@ -76,7 +76,7 @@ def in_order(rows) -> list[str]:
 
 
 def run(*command: str, capture: bool = False) -> str:
-    """An nmtkit command; ends this script when it fails, or was asked to stop."""
+    """Runs an nmtkit command. Ends this script when the command fails or was asked to stop."""
     done = subprocess.run([*NMTKIT, *command], stdout=subprocess.PIPE if capture else None, text=True)
     if done.returncode:
         sys.exit(done.returncode)
@@ -84,7 +84,7 @@ def run(*command: str, capture: bool = False) -> str:
 
 
 def make(row: str, seed: int, configs: Path, data: Path, runs: Path, extra: list[str]) -> None:
-    """Trains and scores one row, or what is missing of it; the outcome is result.json in its folder."""
+    """Trains and scores one row, or resumes it; writes result.json into its folder."""
     folder = runs / f"{row}-seed{seed}"
     result = folder / "result.json"
     if result.is_file():
@@ -99,13 +99,13 @@ def make(row: str, seed: int, configs: Path, data: Path, runs: Path, extra: list
     updates = last.resolve().stem.removeprefix("update_").lstrip("0")
     started = next(record["config"] for record in log if record["kind"] in ("start", "resume"))
     if updates != str(started["run"]["max_update"]):
-        sys.exit(f"{row} stopped after {updates} updates; run this again to go on")
+        sys.exit(f"{row} stopped after {updates} updates; run this again to resume")
     search = ["--gen-subset", "valid", "--path", str(last), "--beam", "4", "--lenpen", "0.6"]
     translations = folder / "valid.txt"
     translations.write_text(run("generate", str(data), *search, capture=True))
     scoring = ["--data", str(data), "--gen-subset", "valid", "--sys", str(translations), "--metric", "bleu"]
     scores = json.loads(run("score", *scoring, "--format", "json", capture=True))
-    outcome = {
+    summary = {
         "row": row,
         "seed": seed,
         "updates": int(updates),
@@ -114,7 +114,7 @@ def make(row: str, seed: int, configs: Path, data: Path, runs: Path, extra: list
         "bleu": scores[0]["score"],
         "signature": scores[0]["signature"],
     }
-    result.write_text(json.dumps(outcome, indent=2))
+    result.write_text(json.dumps(summary, indent=2))
 
 
 def parameters(checkpoint: Path) -> int:
@@ -125,7 +125,7 @@ def parameters(checkpoint: Path) -> int:
 
 
 def print_table(runs: Path, paper: dict) -> None:
-    """One line a row; several seeds as their mean and half their range, and what differs from the base by more."""
+    """Prints a line for each row: several seeds as mean and half range, and a star beyond the range of the base."""
     results = [json.loads(path.read_text()) for path in runs.glob("*/result.json")]
     if not results:
         print(f"nothing is done in {runs}")
@@ -146,7 +146,7 @@ def print_table(runs: Path, paper: dict) -> None:
 
 
 def mark(of_row: list[dict], base: list[dict], name: str) -> str:
-    """A star for a mean beyond the range of the base's seeds; a blank while there are too few of them to tell."""
+    """Returns a star for a mean beyond the range of the base's seeds, and nothing while these are too few to tell."""
     values = [result[name] for result in base]
     if len(values) < SEEDS_FOR_A_FINDING:
         return ""
