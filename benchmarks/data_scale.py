@@ -18,7 +18,8 @@ import numpy as np
 from preprocess_speed import add_flags, make_text, nmtkit_command, train_tokenizer
 
 from nmtkit.data.batching import BatchSampler
-from nmtkit.data.binarized import FORMAT, MANIFEST, SIDES, Dataset, array_file
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.dataset_files import FORMAT, MANIFEST, SIDES, array_file
 
 ARRAYS = ("ids", "offsets", "lengths")
 
@@ -95,7 +96,7 @@ def synthetic(folder: Path, like: Dataset, pairs: int) -> None:
     for file in files.values():
         file.close()
     manifest = dict(like.manifest)
-    manifest |= {"nmtkit_dataset": FORMAT, "part": None, "report": {}, "options": {}}
+    manifest |= {"nmtkit_dataset": FORMAT, "report": {"corpora": []}, "settings": {}}
     manifest["splits"] = {
         "train": {"pairs": pairs, **{side: {"tokens": counts[side], "dtype": "uint16"} for side in SIDES}}
     }

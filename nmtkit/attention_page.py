@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import BOS, EOS, SPACE_SIGN, Tokenizer
+from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, Tokenizer
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
@@ -103,8 +103,8 @@ def _labels(pieces: list[str], special_from_end: int) -> list[dict[str, Any]]:
     special = len(pieces) - 1 if special_from_end else 0
     return [
         {
-            "text": piece if index == special else piece.replace(SPACE_SIGN, "") or "␣",
-            "begins": index == special or piece.startswith(SPACE_SIGN) or index == 0,
+            "text": piece if index == special else piece.replace(SPACE_SYMBOL, "") or "␣",
+            "begins": index == special or piece.startswith(SPACE_SYMBOL) or index == 0,
             "special": index == special,
         }
         for index, piece in enumerate(pieces)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint
-from nmtkit.data.binarized import Dataset, Side, part_folders, read_manifest
+from nmtkit.data.binarized import Dataset, Side
+from nmtkit.data.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.registry import plain
 from nmtkit.training.config import RunConfig
@@ -127,9 +128,9 @@ def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
 
 def of_dataset(path: Path) -> Description:
     dataset = Dataset.open(path)
-    manifests = [read_manifest(part) for part in part_folders(path)]
+    manifests = [read_manifest(shard) for shard in shard_folders(path)]
     sections: dict[str, Section] = {
-        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "parts": len(manifests)},
+        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "shards": len(manifests)},
         "Vocabulary": vocabulary(dataset.tokenizer),
     }
     for name, split in dataset.splits.items():
@@ -141,7 +142,7 @@ def of_dataset(path: Path) -> Description:
             "longest sentence": max(longest(split.source), longest(split.target)),
         }
     sections |= of_corpora(manifests)
-    sections["Made with"] = {name: value for name, value in manifests[0]["options"].items() if value is not None}
+    sections["Made with"] = {name: value for name, value in manifests[0]["settings"].items() if value is not None}
     place = shlex.quote(str(path))
     use = {"train": f"nmtkit train {place} --arch transformer_base --save-dir checkpoints"}
     for name in dataset.splits:
@@ -157,14 +158,14 @@ def longest(side: Side) -> int:
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
-    """What became of each pair of training files, over all parts of the dataset."""
+    """What became of each pair of training files, over all shards of the dataset."""
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:
             facts = corpora.setdefault(f"{corpus['source']}, {corpus['target']}", {})
             counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
             counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
-            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept_but_counted"].items()}
+            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept"].items()}
             for name, count in counts.items():
                 facts[name] = facts.get(name, 0) + count
     return {

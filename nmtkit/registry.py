@@ -181,6 +181,14 @@ def _expected(hint: Any) -> str:
     return names.get(hint, f"a {hint}")
 
 
+@typing.overload
+def derive(config: type[T], changes: Mapping[str, Any], origin: str) -> T: ...
+
+
+@typing.overload
+def derive(config: T, changes: Mapping[str, Any], origin: str) -> T: ...
+
+
 def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
     """Returns `config`, or that of a class with its defaults, with `changes` by field name; dashes are underscores.
 
@@ -210,10 +218,13 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
 
 def plain(config: Any) -> dict[str, Any]:
     """Returns a config as a dict of plain types, as checkpoints and TOML files hold it; `derive` reads it back."""
-    return {
-        name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
-        for name, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    }
+
+    def plain_value(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain_value(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,32 +1,26 @@
-"""Text to ids, many lines at a time: the fast path of preprocessing, to the same ids as `Tokenizer.encode_source`.
+"""Text to ids, many lines at a time: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
 Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces and has byte
-fallback), words are looked up: a dictionary from word to the bytes of its ids, joined. Words not seen before go to
-SentencePiece in one call per block. Measured on 29,000 English and as many German lines of 12 words, one core: 0.7 M
-lines/s when all words are known, against 0.11 M lines/s of SentencePiece's batch call; see
-benchmarks/preprocess_speed.py for real figures.
+fallback), words are looked up in a dictionary from word to the bytes of its ids. New words go to SentencePiece in one
+call per block. Measured on 29,000 English and as many German lines of 12 words, one core: 0.7 M lines/s when all words
+are known, against 0.11 M lines/s of SentencePiece's batch call; benchmarks/preprocess_speed.py measures the whole.
 """
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data.spm_model import model_facts
-from nmtkit.data.tokenizer import EOS, SPACE_SIGN, normalize
+from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Encoded, normalize
 
 CACHED_WORDS = 1 << 17  # words of a cache, about 30 MB
-CACHED_WORD_LENGTH = 64  # longer ones (whole lines, where no spaces are written) would not come again
+CACHED_WORD_LENGTH = 64  # longer ones (whole lines, in scripts without spaces) would not repeat
 WORDS_PER_LINE = 64  # in a call; SentencePiece's heap grows with the line
-
-Ids = npt.NDArray[Any]
-Lengths = npt.NDArray[np.int64]
 
 
 class BatchEncoder:
-    """Encodes with one SentencePiece model; ids come as `dtype`."""
+    """Encodes with one SentencePiece model to ids of `dtype`."""
 
     def __init__(self, model: bytes, dtype: str, cached_words: int = CACHED_WORDS) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -34,27 +28,27 @@ class BatchEncoder:
         self._capacity = cached_words
         self._words = self._empty_cache()
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
-        self._starts_word = np.array([piece.startswith(SPACE_SIGN) for piece in pieces])
-        self.exact_by_word = (
-            model_facts(model).words_stand_alone
-            and SPACE_SIGN in pieces  # so that every word begins with a piece that begins with it
-            and not any(SPACE_SIGN in piece[1:] for piece in pieces)
+        self._starts_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in pieces])
+        self.encodes_by_word = (
+            model_facts(model).encodes_by_word
+            and SPACE_SYMBOL in pieces  # so that every word begins with a piece that begins with it
+            and not any(SPACE_SYMBOL in piece[1:] for piece in pieces)
         )
 
     def _empty_cache(self) -> dict[str, bytes]:
-        # a line loader, set between spaces, is the word that ends a sentence; runs of spaces give empty words
+        # a line feed between spaces is the word that ends a sentence; runs of spaces make empty words
         return {"\n": np.array([EOS], self._dtype).tobytes(), "": b""}
 
-    def encode(self, text: str) -> tuple[Ids, Lengths]:
-        """Ids, eos included, and lengths of the lines of `text`, each of which ends in \\n."""
+    def encode(self, text: str) -> Encoded:
+        """Encodes the lines of `text`, each of which ends in \\n."""
         text = normalize(text)
-        if self.exact_by_word:
+        if self.encodes_by_word:
             return self._by_word(text)
         rows = self._processor.encode(text.split("\n")[:-1], return_type="numpy", add_eos=True, num_threads=1)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return (np.concatenate(rows) if rows else np.empty(0, np.int32)).astype(self._dtype), lengths
+        return Encoded((np.concatenate(rows) if rows else np.empty(0, np.int32)).astype(self._dtype), lengths)
 
-    def _by_word(self, text: str) -> tuple[Ids, Lengths]:
+    def _by_word(self, text: str) -> Encoded:
         words = text.replace("\n", " \n ").split(" ")
         if len(self._words) > self._capacity:
             self._words = self._empty_cache()
@@ -65,11 +59,11 @@ class BatchEncoder:
         for word in unknown:
             if len(word) > CACHED_WORD_LENGTH:
                 del known[word]
-        ends = np.flatnonzero(ids == EOS) + 1  # text never gives the id of eos
-        return ids, np.diff(ends, prepend=0)
+        ends = np.flatnonzero(ids == EOS) + 1  # no text is encoded as eos
+        return Encoded(ids, np.diff(ends, prepend=0))
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """The ids of each word: encoded as lines of many words, and cut where a word begins."""
+        """Returns the ids of each word, encoded as lines of many words and cut where a word begins."""
         if not words:
             return []
         lines = [" ".join(words[start : start + WORDS_PER_LINE]) for start in range(0, len(words), WORDS_PER_LINE)]

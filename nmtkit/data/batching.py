@@ -1,8 +1,8 @@
-"""The plan of updates: which pairs make up each update of an epoch, and how an update is cut into slices.
+"""The batches of an epoch: the pairs of each update, and how an update is split into micro-batches.
 
-Within windows of contiguous pairs, so that reads stay near each other, pairs are sorted by target length, give or take
-a little at random; an update takes neighbours of that order up to the token budget; the order of updates and of windows
-is random. All of it is a function of (lengths, budget, seed, epoch) alone: every world size walks the same path.
+Within windows of contiguous pairs, so that reads stay near each other, pairs are sorted by target length with a little
+random jitter; an update takes neighbours of that order up to the token budget; the order of updates and of windows is
+random. All of it depends on (lengths, budget, seed, epoch) alone, and so is the same for every world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
-JITTER = 0.06  # target lengths are taken up to so much shorter or longer, or the same pairs would meet in every epoch
-COUNTED_PAIRS = 1_000_000  # up to so many, the updates of an epoch are counted at the start
+JITTER = 0.06  # share by which sort keys vary from target lengths; without it every epoch would have the same updates
+COUNTED_PAIRS = 1_000_000  # up to this number of pairs, the updates of an epoch are counted and not estimated
 
 Pairs = npt.NDArray[np.int64]
 
 
 class BatchSampler:
-    """Updates of one training set, both sides of each at most `batch_tokens` (eos included).
+    """The updates of a training set, each of at most `batch_tokens` (eos included) on either side.
 
-    Raises ValueError for a pair that alone exceeds the budget, naming it and the budget that would do.
+    Raises ValueError for a pair that alone exceeds the budget, naming it and the smallest budget that suffices.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class BatchSampler:
 
     @cached_property
     def updates_per_epoch(self) -> int:
-        """An estimate: of a small training set the updates of one epoch, from which others differ by one or two; of a
-        large one the larger side's tokens over the budget."""
+        """Estimated number of updates: for a small training set that of one epoch, from which others differ by one or
+        two, for a large one the tokens of the larger side over the budget."""
         if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
         return -(-self._tokens // self.batch_tokens)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
-        """The updates of an epoch from index `start` on, each the pairs of one update in order of length."""
+        """Yields the updates of an epoch from index `start` on, each as its pairs in order of length."""
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.windows))
         for window in order.tolist():
             rng = np.random.default_rng((self.seed, epoch, window + 1))
-            sorted_pairs, cuts = self._window(window, rng)
-            shuffled = rng.permutation(len(cuts) - 1)
+            sorted_pairs, bounds = self._window(window, rng)
+            shuffled = rng.permutation(len(bounds) - 1)
             for index in shuffled[start:].tolist():
-                yield self.windows[window][0] + sorted_pairs[cuts[index] : cuts[index + 1]].astype(np.int64)
+                yield self.windows[window][0] + sorted_pairs[bounds[index] : bounds[index + 1]].astype(np.int64)
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """The window's pairs, counted from its first, by length; and where each update begins and ends."""
+        """Returns the pairs of a window, counted from its first, by length; and the bounds of its updates."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
-        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # equals come out in this order
+        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # of pairs whose sort keys are equal
         noise = rng.random(end - begin, dtype=np.float32)
         noise *= 2 * JITTER
         noise += 1 - JITTER
@@ -75,11 +75,11 @@ class BatchSampler:
         # a stable sort of 16-bit keys is a radix sort: 16 M in a fraction of a second
         keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
         order = order[np.argsort(keys, kind="stable")]
-        return order, cut(source[order], target[order], self.batch_tokens)
+        return order, split_by_tokens(source[order], target[order], self.batch_tokens)
 
 
 def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
-    """Equal windows, each at most `window_pairs`."""
+    """Returns the bounds of windows of equal size, each of at most `window_pairs`."""
     count = max(1, -(-pairs // window_pairs))
     edges = [pairs * index // count for index in range(count + 1)]
     return list(pairwise(edges))
@@ -98,29 +98,29 @@ def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_length
         )
 
 
-def cut(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int) -> list[int]:
-    """Cuts a row of pairs into runs of at most `limit` tokens on either side; gives the bounds, from 0 to the end.
+def split_by_tokens(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int) -> list[int]:
+    """Splits pairs, in their order, into runs of at most `limit` tokens on either side.
 
-    Every pair must fit by itself.
+    Returns the bounds of the runs, from 0 to the number of pairs. No single pair may exceed the limit.
     """
     source = np.concatenate(([0], np.cumsum(source_lengths, dtype=np.int64)))
     target = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))
-    cuts = [0]
-    while cuts[-1] < len(source) - 1:
-        start = cuts[-1]
+    bounds = [0]
+    while bounds[-1] < len(source) - 1:
+        start = bounds[-1]
         end = min(
             int(np.searchsorted(source, source[start] + limit, side="right")),
             int(np.searchsorted(target, target[start] + limit, side="right")),
         )
         assert end - 1 > start, "a pair is larger than the limit"
-        cuts.append(end - 1)
-    return cuts
+        bounds.append(end - 1)
+    return bounds
 
 
 def micro_batches(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int) -> list[Pairs]:
-    """An update cut into as few slices as `max_tokens` per side allows, of about equal tokens.
+    """Splits an update into as few micro-batches as `max_tokens` per side allows, of about equal tokens.
 
-    Pairs of a slice are of similar length, sorted by (target, source), so that equal lengths lie side by side.
+    Pairs of a micro-batch are of similar length, sorted by (target, source), so that equal lengths are adjacent.
 
     Raises ValueError for a pair that alone exceeds `max_tokens`.
     """
@@ -128,14 +128,14 @@ def micro_batches(update: Pairs, source_lengths: Any, target_lengths: Any, max_t
     check_sizes(update, source, target, max_tokens, "--max-tokens")
     order = np.lexsort((source, target))
     source, target = source[order], target[order]
-    cuts = cut(source, target, max_tokens)
-    low, high = 1, max_tokens  # the smallest limit that needs no more slices makes them even
-    low = max(low, int(source.max()), int(target.max()))
+    bounds = split_by_tokens(source, target, max_tokens)
+    # the smallest limit that needs no more micro-batches makes them even
+    low, high = max(int(source.max()), int(target.max())), max_tokens
     while low < high:
         middle = (low + high) // 2
-        tighter = cut(source, target, middle)
-        if len(tighter) <= len(cuts):
-            high, cuts = middle, tighter
+        tighter = split_by_tokens(source, target, middle)
+        if len(tighter) <= len(bounds):
+            high, bounds = middle, tighter
         else:
             low = middle + 1
-    return [update[order[start:end]] for start, end in pairwise(cuts)]
+    return [update[order[start:end]] for start, end in pairwise(bounds)]

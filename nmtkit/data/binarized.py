@@ -1,20 +1,9 @@
-"""The dataset on disk: ids of each split and side in flat files that are memory-mapped, and one manifest.
+"""The dataset that `preprocess` made, memory-mapped: splits, rows, and batches of them. See dataset_files.py.
 
-    manifest.json             format, languages, counts, checksums, options, drop counts; written last
-    tokenizer/                joint.model, or source.model and target.model
-    train.source.ids.bin      ids of all sentences, end to end, uint16 (uint32 above 65,535 entries)
-    train.source.offsets.bin  int64, where each sentence begins
-    train.source.lengths.bin  int32, its tokens, eos included
-    valid.source.txt          the raw lines of valid and test sets
-
-Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
-A folder of such folders, made with one tokenizer, is read as one dataset.
+A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
 """
 
-import hashlib
-import json
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,44 +11,71 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.concat import ConcatArrays
+from nmtkit.data.corpus import decode
+from nmtkit.data.dataset_files import (
+    SIDES,
+    SMALL_FILE,
+    TOKENIZER_FOLDER,
+    array_file,
+    check_files,
+    map_array,
+    read_manifest,
+    shard_folders,
+    text_file,
+)
 from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 
 if TYPE_CHECKING:
     from nmtkit.packed import Batch, Packed
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-TOKENIZER_FOLDER = "tokenizer"
-SIDES = ("source", "target")
-PART_NAME = re.compile(r"part-(\d+)-of-(\d+)")
+CHUNK_ROWS = 1 << 20  # checked at a time
 
 Pairs = npt.NDArray[np.int64]
 
 
-def array_file(split: str, side: str, array: str) -> str:
-    return f"{split}.{side}.{array}.bin"
+class ConcatArrays:
+    """One-dimensional arrays of several shards, read as one array without copying all of them.
 
+    `shifts` are added to the values of each part, so that offsets stay true. Takes an index, a slice, or an array of
+    indices, and returns what NumPy would.
+    """
 
-def text_file(split: str, side: str) -> str:
-    return f"{split}.{side}.txt"
+    def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
+        self.parts = parts
+        self.shifts = shifts or [0] * len(parts)
+        self.bounds = np.concatenate(([0], np.cumsum([len(part) for part in parts])))
+        self.dtype = parts[0].dtype
 
+    def __len__(self) -> int:
+        return int(self.bounds[-1])
 
-def id_dtype(vocabulary: int) -> str:
-    return "uint16" if vocabulary <= 65_536 else "uint32"
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            start, end, step = index.indices(len(self))
+            assert step == 1
+            return self._range(start, end)
+        rows = np.atleast_1d(np.asarray(index))
+        result = np.empty(len(rows), self.dtype)
+        part_of = np.searchsorted(self.bounds, rows, side="right") - 1
+        for part in np.unique(part_of).tolist():
+            inside = part_of == part
+            result[inside] = self.parts[part][rows[inside] - self.bounds[part]] + self.dtype.type(self.shifts[part])
+        return result if np.ndim(index) else result[0]
 
+    def _range(self, start: int, end: int) -> npt.NDArray[Any]:
+        pieces = [
+            part[max(0, start - first) : max(0, end - first)] + self.dtype.type(shift)
+            for part, first, shift in zip(self.parts, self.bounds.tolist(), self.shifts, strict=False)
+        ]
+        return np.concatenate(pieces)
 
-def part_name(part: int, parts: int) -> str:
-    """The folder of one part of a dataset that was made in several."""
-    return f"part-{part}-of-{parts}"
-
-
-# --- reading --------------------------------------------------------------------------------------------------------
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._range(0, len(self)).astype(dtype or self.dtype, copy=False)
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One language of one split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
+    """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
     ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
     offsets: npt.NDArray[np.int64] | ConcatArrays  # n
@@ -70,7 +86,7 @@ class Side:
         return self.ids[start : start + int(self.lengths[row])].tolist()
 
     def gather(self, rows: Pairs) -> Encoded:
-        """The sentences of these rows, end to end."""
+        """Returns the sentences of these rows, end to end."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
         index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -79,7 +95,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
+    """The pairs of one subset: `train`, `valid`, `test`, `test1`, …"""
 
     name: str
     source: Side
@@ -91,18 +107,21 @@ class Split:
         return len(self.source.lengths)
 
     def source_lines(self) -> list[str]:
-        """The raw source lines of a valid or test set, as they were read."""
+        """Returns the raw source lines of a valid or test set."""
         return self._raw_lines("source")
 
     def references(self) -> list[str]:
-        """The raw target lines of a valid or test set, as they were read."""
+        """Returns the raw target lines of a valid or test set."""
         return self._raw_lines("target")
 
     def _raw_lines(self, side: str) -> list[str]:
         path = self.folder / text_file(self.name, side)
         if not path.is_file():
             raise ValueError(f"{self.folder} keeps no raw text of {self.name!r}, only of valid and test sets")
-        return path.read_bytes().decode("utf-8").split("\n")[:-1]
+        lines = decode(path.read_bytes(), path, 1).split("\n")[:-1]
+        if len(lines) != len(self):
+            raise ValueError(f"{path} has {len(lines):,} lines, not {len(self):,}; run preprocess again")
+        return lines
 
     def batch(
         self,
@@ -112,26 +131,29 @@ class Split:
         sentences: int | None = None,
         resample: tuple[float, int] | None = None,
     ) -> "Batch":
-        """The pairs, in this order, as a batch on the CPU.
+        """Returns the pairs, in this order, as a batch on the CPU.
 
-        With `source_tokens`, `target_tokens` and `sentences`, both sides get a dead tail up to these sizes: sentences
-        of eos whose target is IGNORE_INDEX and whose pair is -1; there must be room for at least one.
+        With `source_tokens`, `target_tokens` and `sentences`, both sides are padded to this fixed shape by sentences of
+        eos whose target is IGNORE_INDEX and whose pair is -1; there must be room for at least one.
 
-        `resample` = (alpha, seed) segments the text anew, as `Tokenizer.encode_source_sampled`: a function of alpha,
-        seed and pair, whatever the batch. Lengths then differ from the plan's.
+        `resample` = (alpha, seed) segments the text at random, as `Tokenizer.encode_source_sampled`: a function of
+        alpha, seed and pair, whatever the batch. Lengths then differ from those on disk.
         """
         import torch
 
         from nmtkit.packed import IGNORE_INDEX, Batch
 
         source, target = self.source.gather(pairs), self.target.gather(pairs)
+        sizes = self.tokenizer.source_size, self.tokenizer.target_size
+        if source.ids.max() >= sizes[0] or target.ids.max() >= sizes[1]:
+            raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
         if resample is not None:
             source, target = self._resampled(source, target, pairs, *resample)
         real_tokens, real_sentences = len(target.ids), len(pairs)
         if source_tokens is not None or target_tokens is not None or sentences is not None:
             assert source_tokens is not None and target_tokens is not None and sentences is not None
-            source = with_dead_tail(source, source_tokens, sentences)
-            target = with_dead_tail(target, target_tokens, sentences)
+            source = pad_to_shape(source, source_tokens, sentences)
+            target = pad_to_shape(target, target_tokens, sentences)
             pairs = np.concatenate((pairs, np.full(sentences - real_sentences, -1, np.int64)))
         starts = np.cumsum(target.lengths) - target.lengths
         shifted = np.empty_like(target.ids)
@@ -160,12 +182,12 @@ class Split:
         )
 
 
-def with_dead_tail(encoded: Encoded, tokens: int, sentences: int) -> Encoded:
-    """`encoded` and sentences of eos, of about equal lengths, that fill it up to these sizes."""
-    dead, room = sentences - len(encoded.lengths), tokens - len(encoded.ids)
-    assert 0 < dead <= room, f"no room for a dead tail: {dead} sentences of {room} tokens"
-    lengths = np.full(dead, room // dead, np.int64)
-    lengths[: room % dead] += 1
+def pad_to_shape(encoded: Encoded, tokens: int, sentences: int) -> Encoded:
+    """Appends sentences of eos, of about equal lengths, up to this number of tokens and sentences."""
+    padding, room = sentences - len(encoded.lengths), tokens - len(encoded.ids)
+    assert 0 < padding <= room, f"no room for padding: {padding} sentences of {room} tokens"
+    lengths = np.full(padding, room // padding, np.int64)
+    lengths[: room % padding] += 1
     return Encoded(
         np.concatenate((encoded.ids, np.full(room, EOS, np.int32))), np.concatenate((encoded.lengths, lengths))
     )
@@ -182,34 +204,34 @@ def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Pack
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What `preprocess` made. `parts` are the folders it is read from: itself, or those of `--shard`."""
+    """A folder that `preprocess` made, or one of shards."""
 
     folder: Path
-    manifest: dict[str, Any]  # of the first part
+    manifest: dict[str, Any]  # of the first shard
     tokenizer: Tokenizer
     splits: Mapping[str, Split]
 
     @staticmethod
     def open(folder: Path) -> "Dataset":
-        """Maps the files; reads none of the ids.
+        """Maps and checks the files. Reads offsets and lengths, but no ids of files that are not small.
 
-        Raises FileNotFoundError or ValueError for a folder that is no dataset, a file that is missing or of another
-        size than the manifest says, a tokenizer that is not the one the ids were made with, and parts that are
-        missing or were made with another tokenizer.
+        Raises FileNotFoundError or ValueError for a folder that is no dataset, a manifest that is incomplete, a file
+        that is missing or is not as the manifest says, a tokenizer other than the one that made the ids, and shards
+        that are missing or were made with another tokenizer.
         """
-        parts = part_folders(folder)
-        manifests = [read_manifest(part) for part in parts]
-        for part, manifest in zip(parts, manifests, strict=True):
-            check_sizes(part, manifest)
+        shards = shard_folders(folder)
+        manifests = [read_manifest(shard) for shard in shards]
+        for shard, manifest in zip(shards, manifests, strict=True):
+            check_files(shard, manifest, SMALL_FILE)
             if manifest["tokenizer"] != manifests[0]["tokenizer"]:
                 raise ValueError(
-                    f"{part} was made with another tokenizer than {parts[0]}; make all parts with one --spm-model"
+                    f"{shard} was made with another tokenizer than {shards[0]}; make all shards with one --spm-model"
                 )
-        tokenizer = Tokenizer.load(parts[0] / TOKENIZER_FOLDER)
+        tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != manifests[0]["tokenizer"]:
-            raise ValueError(f"{parts[0] / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
+            raise ValueError(f"{shards[0] / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
         names = dict.fromkeys(name for manifest in manifests for name in manifest["splits"])
-        splits = {name: _split(name, parts, manifests, tokenizer) for name in names}
+        splits = {name: _split(name, shards, manifests, tokenizer) for name in names}
         return Dataset(folder, manifests[0], tokenizer, splits)
 
     @property
@@ -226,110 +248,60 @@ class Dataset:
         return self.splits[name]
 
 
-def part_folders(folder: Path) -> list[Path]:
-    """The folders that hold a dataset's files, in order. Raises ValueError naming the parts that are missing."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"dataset {folder}: no such folder")
-    if (folder / MANIFEST).is_file():
-        return [folder]
-    names = [match for path in folder.iterdir() if (match := PART_NAME.fullmatch(path.name))]
-    if not names:
-        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
-    counts = sorted({int(match[2]) for match in names})
-    if len(counts) > 1:
-        raise ValueError(f"{folder} holds parts of {counts[0]} and parts of {counts[1]}; remove those of one")
-    wanted = [folder / part_name(part, counts[0]) for part in range(1, counts[0] + 1)]
-    missing = [path.name for path in wanted if not (path / MANIFEST).is_file()]
-    if missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}; preprocess with --shard makes them")
-    return wanted
-
-
-def check_sizes(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raises ValueError for a file that is missing or not as long as the manifest says."""
-    for name, facts in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
-        size = path.stat().st_size
-        if size != facts["bytes"]:
-            raise ValueError(
-                f"{path} has {size:,} bytes, not the {facts['bytes']:,} that {MANIFEST} says: "
-                "truncated or overwritten; run preprocess again"
-            )
-
-
-def _split(name: str, parts: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
-    """One subset of all parts that have it."""
+def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
+    """Returns one subset of all shards that have it."""
     having = [
-        (part, facts["splits"][name]) for part, facts in zip(parts, manifests, strict=True) if name in facts["splits"]
+        (shard, facts["splits"][name])
+        for shard, facts in zip(shards, manifests, strict=True)
+        if name in facts["splits"]
     ]
     sides = []
     for side in SIDES:
-        loaded = [_side(part, name, side, facts["pairs"], facts[side]["dtype"]) for part, facts in having]
-        sides.append(loaded[0] if len(loaded) == 1 else _joined(loaded))
+        loaded = [_side(shard, name, side, facts[side]) for shard, facts in having]
+        sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
     return Split(name, sides[0], sides[1], tokenizer, having[0][0])
 
 
-def _side(folder: Path, split: str, side: str, pairs: int, dtype: str) -> Side:
+def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
+    """Raises ValueError for lengths and offsets that do not lie within the ids, or contradict the manifest."""
     ids, offsets, lengths = (
-        map_array(folder / array_file(split, side, array), kind)
-        for array, kind in (("ids", dtype), ("offsets", "int64"), ("lengths", "int32"))
+        map_array(folder / array_file(split, side, array), dtype)
+        for array, dtype in (("ids", facts["dtype"]), ("offsets", "int64"), ("lengths", "int32"))
     )
-    if not len(offsets) == len(lengths) == pairs:
-        raise ValueError(f"{folder}: {split} has {pairs} pairs, but its {side} side {len(lengths)} lengths")
+    tokens = 0
+    for start in range(0, len(lengths), CHUNK_ROWS):
+        length, offset = lengths[start : start + CHUNK_ROWS], offsets[start : start + CHUNK_ROWS]
+        tokens += int(length.sum(dtype=np.int64))
+        if int(length.min()) < 1 or int(offset.min()) < 0 or bool((offset > len(ids) - length).any()):
+            raise ValueError(f"{folder}: the {side} side of {split} has rows outside its ids; run preprocess again")
+    if tokens != facts["tokens"]:
+        raise ValueError(
+            f"{folder}: the {side} side of {split} has {tokens:,} tokens, not the {facts['tokens']:,} of the manifest; "
+            "run preprocess again"
+        )
     return Side(ids, offsets, lengths)
 
 
-def _joined(sides: list[Side]) -> Side:
+def _concatenated(sides: list[Side]) -> Side:
     ids = ConcatArrays([side.ids for side in sides])
     offsets = ConcatArrays([side.offsets for side in sides], ids.bounds[:-1].tolist())
     return Side(ids, offsets, ConcatArrays([side.lengths for side in sides]))
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises ValueError when it is not one that this version can read."""
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON, or damaged: {error}") from error
-    if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
-        raise ValueError(f"{path} is no manifest of an nmtkit dataset")
-    if manifest["nmtkit_dataset"] != FORMAT:
-        raise ValueError(f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}")
-    return manifest
-
-
-def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """A file of numbers, mapped for reading."""
-    if path.stat().st_size == 0:  # nothing to map
-        return np.empty(0, dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-# --- integrity ------------------------------------------------------------------------------------------------------
-
-
 def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
-    """Recomputes every checksum, and checks that rows lie within the ids and that the first pairs decode to text.
+    """Recomputes every checksum, checks all ids, and decodes the first pairs.
 
-    Gives a line about each subset, with its first pair. Raises ValueError naming the file that is damaged, and as
+    Returns a line about each subset and its first pairs. Raises ValueError naming the file that is damaged, and as
     `Dataset.open`.
     """
     dataset = Dataset.open(folder)
-    for part in part_folders(folder):
-        for name, facts in read_manifest(part)["files"].items():
-            with (part / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != facts["sha256"]:
-                raise ValueError(
-                    f"{part / name} is damaged: its checksum is not the one in {MANIFEST}; run preprocess again"
-                )
+    for shard in shard_folders(folder):
+        check_files(shard, read_manifest(shard), None)
     lines = []
+    sizes = dataset.tokenizer.source_size, dataset.tokenizer.target_size
     for name, split in dataset.splits.items():
-        for side_name, side in (("source", split.source), ("target", split.target)):
-            _check_rows(side, f"{folder}: the {side_name} side of {name}")
+        for side_name, side, size in zip(SIDES, (split.source, split.target), sizes, strict=True):
+            _check_ids(side, size, f"{folder}: the {side_name} side of {name}")
         lines.append(f"{name}: {len(split):,} pairs, checksums right")
         for row in range(min(decoded_pairs, len(split))):
             source = dataset.tokenizer.decode_source(split.source.sentence(row))
@@ -337,11 +309,11 @@ def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
     return lines
 
 
-def _check_rows(side: Side, place: str) -> None:
-    for start in range(0, len(side.lengths), 1 << 20):
-        rows = slice(start, start + (1 << 20))
-        ends = side.offsets[rows] + side.lengths[rows]
-        if int(side.lengths[rows].min()) < 1 or int(side.offsets[rows].min()) < 0 or int(ends.max()) > len(side.ids):
-            raise ValueError(f"{place} has rows outside its ids; run preprocess again")
-        if not (np.asarray(side.ids[ends - 1]) == EOS).all():
-            raise ValueError(f"{place} has rows that do not end in eos; run preprocess again")
+def _check_ids(side: Side, vocabulary: int, name: str) -> None:
+    for start in range(0, len(side.ids), CHUNK_ROWS):
+        if int(np.max(side.ids[start : start + CHUNK_ROWS])) >= vocabulary:
+            raise ValueError(f"{name} has ids outside the vocabulary; run preprocess again")
+    for start in range(0, len(side.lengths), CHUNK_ROWS):
+        rows = slice(start, start + CHUNK_ROWS)
+        if not (np.asarray(side.ids[side.offsets[rows] + side.lengths[rows] - 1]) == EOS).all():
+            raise ValueError(f"{name} has rows that do not end in eos; run preprocess again")

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.data.config import PreprocessConfig
+
 LONG_LINE = "over-long line"
 NUL = "NUL byte"
 CONTROL = "control character"
@@ -15,74 +17,75 @@ EQUAL = "source equals target"
 SHORT = "too few pieces"
 LONG = "too many pieces"
 RATIO = "length ratio"
-LEAKED = "also in valid or test"
+OVERLAP = "also in valid or test"
 DUPLICATE = "duplicate pair"
-REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, LEAKED, DUPLICATE)
+REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
-EXAMPLES = 5  # dropped pairs shown for each reason
+EXAMPLES = 5  # pairs shown for each reason
 EXAMPLE_CHARACTERS = 200
 
 # C0 but for tab, line feed and carriage return; delete; C1 as UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What makes a training pair one to drop. Pieces are counted without eos and tag."""
-
-    min_len: int = 1
-    max_len: int = 256
-    max_ratio: float = 9.0
-    max_line_bytes: int = 16_384
-    drop_control: bool = False
-    drop_equal: bool = False
-    drop_leaked: bool = False
-    drop_duplicates: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_len <= self.max_len:
-            raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
-        if self.max_ratio < 1:
-            raise ValueError(f"--max-ratio {self.max_ratio} is less than 1; it is the longer side over the shorter")
-        if self.max_line_bytes < 1:
-            raise ValueError(f"--max-line-bytes {self.max_line_bytes} leaves no pair")
-
-    def drops(self, reason: str) -> bool:
-        """Whether pairs with this reason are dropped, or only counted."""
-        return {
-            CONTROL: self.drop_control,
-            EQUAL: self.drop_equal,
-            LEAKED: self.drop_leaked,
-            DUPLICATE: self.drop_duplicates,
-        }.get(reason, True)
+def drops(reason: str, config: PreprocessConfig) -> bool:
+    """Returns whether pairs with this reason are dropped, or only counted."""
+    optional = {
+        CONTROL: config.drop_control,
+        EQUAL: config.drop_equal,
+        OVERLAP: config.drop_overlap,
+        DUPLICATE: config.drop_duplicates,
+    }
+    return optional.get(reason, True)
 
 
 @dataclass(frozen=True)
 class Example:
-    """A pair that was dropped, or would be if that were asked for; text is cut at EXAMPLE_CHARACTERS."""
+    """A pair that a reason holds for; text is cut at EXAMPLE_CHARACTERS."""
 
-    place: str  # file:line
+    position: str  # file:line
     source: str
     target: str
 
+    @staticmethod
+    def of(position: str, source: bytes, target: bytes) -> "Example":
+        return Example(position, _shortened(source), _shortened(target))
+
+
+def _shortened(line: bytes) -> str:
+    text = line[: 4 * EXAMPLE_CHARACTERS].decode("utf-8", "ignore")
+    return text if len(text) <= EXAMPLE_CHARACTERS else text[:EXAMPLE_CHARACTERS] + "…"
+
 
 @dataclass
-class Findings:
+class CleaningStatistics:
     """How many pairs each reason holds for, and the first of them."""
 
     dropped: dict[str, int] = field(default_factory=dict)
-    counted: dict[str, int] = field(default_factory=dict)  # that stay, as nobody asked to drop them
+    kept: dict[str, int] = field(default_factory=dict)  # counted only, as their reason does not drop them
     examples: dict[str, list[Example]] = field(default_factory=dict)
 
-    def add(self, other: "Findings") -> None:
-        """Adds what was found further on in the text."""
-        for mine, theirs in ((self.dropped, other.dropped), (self.counted, other.counted)):
+    def count(self, reason: str, pairs: int, examples: list[Example], config: PreprocessConfig) -> None:
+        counts = self.dropped if drops(reason, config) else self.kept
+        counts[reason] = counts.get(reason, 0) + pairs
+        if examples:
+            self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
+
+    def add(self, other: "CleaningStatistics") -> None:
+        """Adds the statistics of later text."""
+        for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):
             for reason, count in theirs.items():
                 mine[reason] = mine.get(reason, 0) + count
         for reason, examples in other.examples.items():
             self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
+
+
+def in_order(counts: dict[str, int]) -> dict[str, int]:
+    """Returns the counts that are not zero in the order of `REASONS`."""
+    return {reason: counts[reason] for reason in REASONS if counts.get(reason)}
 
 
 class LineBytes:
@@ -96,59 +99,65 @@ class LineBytes:
     def line(self, row: int) -> bytes:
         return self.text[self.starts[row] : self.ends[row] - 1]
 
-    def rows_of(self, positions: list[int]) -> npt.NDArray[np.int64]:
-        """The lines these bytes are in."""
-        return np.searchsorted(self.ends, np.array(positions, np.int64), side="right")
+    def matches(self, pattern: re.Pattern[bytes]) -> Mask:
+        """Returns whether each line contains a match of `pattern`, which no line feed is part of."""
+        mask = np.zeros(len(self.ends), np.bool_)
+        positions = np.array([match.start() for match in pattern.finditer(self.text)], np.int64)
+        mask[np.searchsorted(self.ends, positions, side="right")] = True
+        return mask
 
     def with_nul(self) -> Mask:
-        mask = np.zeros(len(self.ends), np.bool_)
-        if b"\0" in self.text:
-            mask[self.rows_of([match.start() for match in re.finditer(b"\0", self.text)])] = True
-        return mask
+        return self.matches(re.compile(b"\0"))
 
     def with_control(self) -> Mask:
-        mask = np.zeros(len(self.ends), np.bool_)
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
-        if low > len(self.ends) or b"\x7f" in self.text or b"\xc2" in self.text:  # else there is nothing to search for
-            mask[self.rows_of([match.start() for match in _CONTROL.finditer(self.text)])] = True
-        return mask
+        if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
+            return np.zeros(len(self.ends), np.bool_)  # only the line feeds: the slower search would find nothing
+        return self.matches(_CONTROL)
 
 
-def text_masks(source: LineBytes, target: LineBytes, rules: Rules) -> dict[str, Mask]:
-    """Reasons that can be told from the text: reason -> the lines it holds for."""
+def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -> dict[str, Mask]:
+    """Returns the lines that each reason holds for, of the reasons that depend on the text."""
     sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
     equal = sizes[0] == sizes[1]
     for row in np.flatnonzero(equal).tolist():
         equal[row] = source.line(row) == target.line(row)
     return {
-        LONG_LINE: np.maximum(*sizes) > rules.max_line_bytes,
+        LONG_LINE: np.maximum(*sizes) > config.max_line_bytes,
         NUL: source.with_nul() | target.with_nul(),
         CONTROL: source.with_control() | target.with_control(),
         EQUAL: equal,
     }
 
 
-def piece_masks(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], rules: Rules) -> dict[str, Mask]:
-    """Reasons that can be told from the number of pieces, eos included in `source_lengths` and `target_lengths`."""
+def piece_masks(
+    source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], config: PreprocessConfig
+) -> dict[str, Mask]:
+    """Returns the lines that each reason holds for, of the reasons that depend on the number of pieces.
+
+    The lengths count eos, the limits of `config` do not.
+    """
     shorter, longer = np.minimum(source_lengths, target_lengths) - 1, np.maximum(source_lengths, target_lengths) - 1
     return {
         EMPTY: shorter == 0,
-        SHORT: shorter < rules.min_len,
-        LONG: longer > rules.max_len,
-        RATIO: longer > rules.max_ratio * shorter,
+        SHORT: shorter < config.min_len,
+        LONG: longer > config.max_len,
+        RATIO: longer > config.max_ratio * shorter,
     }
 
 
-def first_reasons(masks: dict[str, Mask], rules: Rules) -> tuple[Mask, dict[str, npt.NDArray[np.int64]]]:
-    """Which rows stay, and for each reason the rows it is the first to hold for."""
-    open_rows = ~np.zeros_like(next(iter(masks.values())))
-    keep = open_rows.copy()
+def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
+    """Returns which rows stay, and for each reason the rows that it is the first to hold for.
+
+    A reason that does not drop a row does not keep later reasons from counting it.
+    """
+    keep = np.ones_like(next(iter(masks.values())))
     rows = {}
     for reason in REASONS:
         if reason in masks:
-            here = masks[reason] & keep
-            if here.any():
-                rows[reason] = np.flatnonzero(here)
-                if rules.drops(reason):
-                    keep &= ~here
+            matching = masks[reason] & keep
+            if matching.any():
+                rows[reason] = np.flatnonzero(matching)
+                if drops(reason, config):
+                    keep &= ~matching
     return keep, rows

@@ -1,7 +1,7 @@
-"""Raw parallel text: files found by prefix and language, opened whatever their compression, cut in blocks of lines.
+"""Raw parallel text: files found by prefix and language, opened whatever their compression, cut into blocks of lines.
 
-Files are bytes. A line ends at \\n and nowhere else; the last one may lack it. Bytes that are no UTF-8 are an error
-that names the file and the line.
+Files are bytes. A line ends at \\n and nowhere else; the last one may lack it. Bytes that are not UTF-8 are an error
+that names the file and the line. Memory is bounded: of a line longer than a limit, only the size is kept.
 """
 
 import bz2
@@ -28,27 +28,37 @@ LINE_FEED = ord("\n")
 log = logging.getLogger("nmtkit")
 
 
+@dataclass(frozen=True)
+class ParallelFiles:
+    """The two files of a corpus, and the tag that goes before its source lines."""
+
+    source: Path
+    target: Path
+    tag: str | None = None
+
+
 def locate(prefix: str, language: str) -> Path:
-    """The file `prefix.language`, perhaps compressed.
+    """Returns the file `prefix.language`, perhaps compressed.
 
     Raises FileNotFoundError when there is none, ValueError when there are several or it is empty. Warns of a
     byte-order mark and of Windows line ends, which stay in the text.
     """
     plain = f"{prefix}.{language}"
-    found = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
-    if not found:
+    paths = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
+    if not paths:
         raise FileNotFoundError(f"no such file: {plain} (nor with {', '.join(COMPRESSIONS)})")
-    if len(found) > 1:
-        raise ValueError(f"both {found[0]} and {found[1]} exist; remove or rename one")
-    with open_bytes(found[0]) as file:
-        start = read(file, 1 << 16, found[0])
+    if len(paths) > 1:
+        raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one")
+    path = paths[0]
+    with open_bytes(path) as file:
+        start = read(file, 1 << 16, path)
     if not start:
-        raise ValueError(f"{found[0]} is empty")
+        raise ValueError(f"{path} is empty")
     if start.startswith(codecs.BOM_UTF8):
-        log.warning("%s starts with a byte-order mark, which stays in its first line", found[0])
+        log.warning("%s starts with a byte-order mark, which stays in its first line", path)
     if start.count(b"\r\n") == start.count(b"\n") > 0:
-        log.warning("the lines of %s end in \\r\\n; the \\r stays in the text (sed 's/\\r$//' takes it out)", found[0])
-    return found[0]
+        log.warning("the lines of %s end in \\r\\n; the \\r stays in the text (sed 's/\\r$//' removes it)", path)
+    return path
 
 
 def is_compressed(path: Path) -> bool:
@@ -56,7 +66,7 @@ def is_compressed(path: Path) -> bool:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The file's bytes, decompressed as its name says. Raises ImportError when .zst needs a package that is missing."""
+    """Opens a file for reading, decompressed by its suffix. Raises ImportError when the package for .zst is missing."""
     openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     file: Any
     if path.suffix in openers:
@@ -73,14 +83,14 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def read(file: IO[bytes], size: int, path: Path) -> bytes:
-    """Up to `size` bytes. Raises ValueError naming the path when the compressed data is damaged or cut short."""
+    """Reads up to `size` bytes. Raises ValueError naming the path when compressed data is damaged or cut short."""
     try:
         return file.read(size)
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path} is damaged or cut short: {error}") from error
     except OSError as error:
-        if is_compressed(path) and error.errno is None:  # gzip's and bz2's word for bad data
-            raise ValueError(f"{path} is damaged or no {path.suffix} file: {error}") from error
+        if is_compressed(path) and error.errno is None:  # how gzip and bz2 report bad data
+            raise ValueError(f"{path} is damaged or not a {path.suffix} file: {error}") from error
         raise
     except Exception as error:
         if path.suffix != ".zst":  # whose package has an error class of its own
@@ -89,7 +99,7 @@ def read(file: IO[bytes], size: int, path: Path) -> bytes:
 
 
 def decode(text: bytes, path: Path, first_line: int) -> str:
-    """Strict UTF-8 of one or many lines, the first of which is line `first_line` (from 1) of `path`.
+    """Decodes strict UTF-8 of one or more lines, the first of which is line `first_line` (from 1) of `path`.
 
     Raises ValueError naming file and line.
     """
@@ -98,7 +108,35 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
     except UnicodeDecodeError as error:
         line = first_line + text.count(b"\n", 0, error.start)
         byte = error.start - text.rfind(b"\n", 0, error.start)
-        raise ValueError(f"{path}:{line}: byte {byte} of the line is no UTF-8 ({error.reason})") from error
+        raise ValueError(f"{path}:{line}: byte {byte} of the line is not UTF-8 ({error.reason})") from error
+
+
+def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
+    """Yields all lines of a file in order, a list at a time.
+
+    A line that is longer than a chunk and than `longest` bytes comes as "". Raises ValueError as `read` and `decode`.
+    """
+    number = 1
+    open_line = bytearray()  # bytes read of the line whose end has not been read
+    open_size = 0
+    with open_bytes(path) as file:
+        while chunk := read(file, CHUNK, path):
+            first, last = chunk.find(b"\n"), chunk.rfind(b"\n")
+            head = chunk if first < 0 else chunk[:first]
+            open_size += len(head)
+            if open_size <= longest:
+                open_line += head
+            else:
+                open_line.clear()
+            if first < 0:
+                continue
+            lines = decode(bytes(open_line) + chunk[first:last], path, number).split("\n")
+            yield lines
+            number += len(lines)
+            open_line = bytearray(chunk[last + 1 :])
+            open_size = len(open_line)
+    if open_size:
+        yield [decode(bytes(open_line), path, number)]
 
 
 # --- blocks of pairs ------------------------------------------------------------------------------------------------
@@ -106,18 +144,18 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file: whole lines, the last of which may lack its \\n. `spool` says that we made it, to be removed."""
+    """Whole lines of a file, the last of which may lack its \\n. A `temporary` file is removed by reading it."""
 
     path: Path
-    start: int
-    size: int
-    spool: bool = False
+    start: int  # bytes
+    size: int  # bytes
+    temporary: bool = False
 
     def read(self) -> bytes:
         with self.path.open("rb") as file:
             file.seek(self.start)
             text = file.read(self.size)
-        if self.spool:
+        if self.temporary:
             self.path.unlink()
         if len(text) != self.size:
             raise ValueError(f"{self.path} has become shorter while it was read")
@@ -126,116 +164,138 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of the two sides that belong together; the first is line `first_line` (from 1) of both files."""
+    """Lines of the two sides that belong together; the first is line `first_line` (from 1) of both files.
+
+    A block that is `over_long` is a single pair, a line of which is too long to be read: its spans only have sizes.
+    """
 
     first_line: int
     lines: int
     source: Span
     target: Span
+    over_long: bool = False
 
 
-class LineCutter:
-    """Finds where lines end in one file, some lines ahead of what has been taken. Keeps text only if compressed."""
+class LineReader:
+    """Finds where lines end in one file, ahead of the lines that were taken.
 
-    def __init__(self, path: Path) -> None:
+    Text is kept only if the file is compressed, and then of no line with more than `longest` bytes.
+    """
+
+    def __init__(self, path: Path, longest: int) -> None:
         self.path = path
-        self.compressed = is_compressed(path)
         self.taken_bytes = 0
         self.taken_lines = 0
+        self._longest = longest
+        self._compressed = is_compressed(path)
         self._file = open_bytes(path)
-        self._read = 0
-        self._ends: npt.NDArray[np.int64] = np.empty(
-            0, np.int64
-        )  # of lines not taken yet, counted in bytes of the file
-        self._text = bytearray()  # from taken_bytes on
-        self._done = False
+        self._read = 0  # bytes
+        self._last_end = 0  # of the last line that has been read to its end
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # of lines not taken yet, in bytes of the file
+        self._text = bytearray()  # of lines not taken yet and of the open line, the one whose end has not been read
+        self._open_kept = 0  # bytes of the open line at the end of `_text`
+        self._at_end = False
 
-    def look_ahead(self, lines: int) -> npt.NDArray[np.int64]:
-        """Where the next lines end, at most so many, in bytes from the first; fewer only at the end of the file."""
-        found = [self._ends]
-        count = len(self._ends)
-        while count < lines and not self._done:
+    def look_ahead(self) -> npt.NDArray[np.int64]:
+        """Returns where the next lines end, in bytes from the first of them.
+
+        They are BLOCK_LINES lines, or as many as exceed BLOCK_BYTES, or those to the end of the file.
+        """
+        parts, count = [self._ends], len(self._ends)
+        while not self._at_end and count < BLOCK_LINES and self._last_end - self.taken_bytes <= BLOCK_BYTES:
             chunk = read(self._file, CHUNK, self.path)
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == LINE_FEED) + (self._read + 1)
+            if self._compressed:
+                self._keep(chunk)
             self._read += len(chunk)
             if not chunk:
-                self._done = True
-                last = next((int(part[-1]) for part in reversed(found) if len(part)), self.taken_bytes)
-                if self._read > last:  # the last line lacks its line feed
+                self._at_end = True
+                if self._read > self._last_end:  # the last line lacks its line feed
                     ends = np.array([self._read])
-            found.append(ends)
+            if len(ends):
+                self._last_end = int(ends[-1])
+            parts.append(ends)
             count += len(ends)
-            if self.compressed:
-                self._text += chunk
-        self._ends = np.concatenate(found)
-        return self._ends[:lines] - self.taken_bytes
+        self._ends = np.concatenate(parts)
+        return self._ends[:BLOCK_LINES] - self.taken_bytes
 
-    def take(self, lines: int, size: int, spool: Path | None) -> Span:
-        """The next `lines` lines, which are `size` bytes; from a compressed file, written to `spool`."""
+    def _keep(self, chunk: bytes) -> None:
+        """Appends a chunk to the text, but for the open line once that is longer than `longest`."""
+        first = chunk.find(b"\n") + 1
+        head = chunk[:first] if first else chunk
+        if self._read + len(head) - self._last_end > self._longest:
+            del self._text[len(self._text) - self._open_kept :]
+            self._open_kept = 0
+        else:
+            self._text += head
+            self._open_kept += len(head)
+        if first:
+            self._text += chunk[first:]
+            self._open_kept = len(chunk) - (chunk.rfind(b"\n") + 1)
+
+    def take(self, lines: int, size: int, temporary: Path | None) -> Span:
+        """Takes the next `lines` lines of `size` bytes. Text of a compressed file is written to the file `temporary`,
+        unless that is None."""
         span = Span(self.path, self.taken_bytes, size)
-        if self.compressed:
-            assert spool is not None
-            with spool.open("wb") as file:
-                file.write(memoryview(self._text)[:size])
+        if self._compressed and not (lines == 1 and size > self._longest):
+            if temporary is not None:
+                with temporary.open("wb") as file, memoryview(self._text) as text:
+                    file.write(text[:size])
+                span = Span(temporary, 0, size, temporary=True)
             del self._text[:size]
-            span = Span(spool, 0, size, spool=True)
-        self._advance(lines, size)
-        return span
-
-    def drop(self, lines: int, size: int) -> None:
-        """Passes over the next `lines` lines, which are `size` bytes."""
-        del self._text[:size]
-        self._advance(lines, size)
-
-    def _advance(self, lines: int, size: int) -> None:
         self.taken_bytes += size
         self.taken_lines += lines
         self._ends = self._ends[lines:]
+        return span
+
+    def count_lines(self) -> int:
+        """Returns the number of lines of the whole file, reading on to its end."""
+        self._compressed = False  # from here on, no text is kept
+        while len(ends := self.look_ahead()):
+            self.take(len(ends), int(ends[-1]), None)
+        return self.taken_lines
 
     def close(self) -> None:
         self._file.close()
 
 
-def blocks(source: Path, target: Path, spool: Path, part: tuple[int, int] = (1, 1)) -> Iterator[Block]:
-    """A pair of files in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
+def blocks(files: ParallelFiles, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
+    """Yields a pair of files in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
 
-    Where blocks begin depends on the text alone. Of `part` (i, n), every n-th block is given. Compressed text is put
-    in files in the folder `spool`, which reading the span removes.
+    Where blocks begin depends on the text alone. Of `shard` (i, n), every n-th block is yielded. Compressed text is
+    put into files in `folder`, which reading the span removes. A line of more than `longest` bytes, and more than
+    BLOCK_BYTES, is in a block of its own, which is marked as over-long.
 
-    Raises ValueError when one file has more lines than the other, giving both counts.
+    Raises ValueError when one file has more lines than the other, with both counts.
     """
-    sides = LineCutter(source), LineCutter(target)
+    longest = max(longest, BLOCK_BYTES)
+    sides = LineReader(files.source, longest), LineReader(files.target, longest)
     try:
         for index in range(1 << 62):
-            ends = [side.look_ahead(BLOCK_LINES) for side in sides]
+            ends = [side.look_ahead() for side in sides]
             lines = min(len(ends[0]), len(ends[1]))
             if lines == 0:
                 break
             lines = max(1, min(int(np.searchsorted(end[:lines], BLOCK_BYTES, side="right")) for end in ends))
             first_line, sizes = sides[0].taken_lines + 1, [int(end[lines - 1]) for end in ends]
-            if index % part[1] == part[0] - 1:
-                files = [spool / f"{index}.{name}" for name in ("source", "target")]
-                spans = [side.take(lines, size, file) for side, size, file in zip(sides, sizes, files, strict=True)]
-                yield Block(first_line, lines, *spans)
-            else:
-                for side, size in zip(sides, sizes, strict=True):
-                    side.drop(lines, size)
-        check_line_counts((source, target), [_count_lines(side) for side in sides])
+            over_long = lines == 1 and max(sizes) > longest
+            in_shard = index % shard[1] == shard[0] - 1
+            source, target = [
+                side.take(lines, size, folder / f"{index}.{name}" if in_shard and not over_long else None)
+                for side, size, name in zip(sides, sizes, ("source", "target"), strict=True)
+            ]
+            if in_shard:
+                yield Block(first_line, lines, source, target, over_long)
+        check_line_counts(files, [side.count_lines() for side in sides])
     finally:
         for side in sides:
             side.close()
 
 
-def check_line_counts(files: tuple[Path, Path], lines: list[int]) -> None:
-    """Raises ValueError unless both files have as many lines."""
+def check_line_counts(files: ParallelFiles, lines: list[int]) -> None:
+    """Raises ValueError unless both files have the same number of lines."""
     if lines[0] != lines[1]:
         raise ValueError(
-            f"{files[0]} has {lines[0]:,} lines, but {files[1]} has {lines[1]:,}: "
+            f"{files.source} has {lines[0]:,} lines, but {files.target} has {lines[1]:,}: "
             "line i of one must be the translation of line i of the other"
         )
-
-
-def _count_lines(side: LineCutter) -> int:
-    while len(ends := side.look_ahead(BLOCK_LINES)):
-        side.drop(len(ends), int(ends[-1]))
-    return side.taken_lines

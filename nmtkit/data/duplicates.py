@@ -1,7 +1,7 @@
-"""Pairs that are the same: a 128-bit key per pair, and the search for keys that come again, in bounded memory.
+"""Duplicate pairs: a 128-bit key for each pair, and the search for keys that repeat, in bounded memory.
 
 A key is a 64-bit multilinear hash of the ids of each side: the sum over tokens of random(id) x random(position), modulo
-2^64. Two different pairs would have to agree on both sides; among a billion pairs that differ on both sides the chance
+2^64. Two different pairs would have to agree on both sides: among a billion pairs that differ on both sides the chance
 of one false match is about 1e-21, and among those that share one side about 1e-19 for each two.
 """
 
@@ -23,51 +23,51 @@ Rows = npt.NDArray[np.int64]
 
 
 class RowHash:
-    """The 64-bit hash of sentences of one vocabulary. The same in every process and on every machine."""
+    """A 64-bit hash of sentences of one vocabulary, the same in every process and on every machine."""
 
     def __init__(self, vocabulary: int, side: int) -> None:
         rng = np.random.default_rng((20_170_612, side))
-        self._of_position = rng.integers(0, 1 << 64, POSITIONS, np.uint64) | np.uint64(1)
-        self._of_id = rng.integers(0, 1 << 64, vocabulary, np.uint64)
+        self._position_numbers = rng.integers(0, 1 << 64, POSITIONS, np.uint64) | np.uint64(1)
+        self._id_numbers = rng.integers(0, 1 << 64, vocabulary, np.uint64)
 
     def __call__(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Keys:
-        """One hash for each of the sentences that lie end to end in `ids`, none of which is empty."""
+        """Returns a hash for each of the sentences that lie end to end in `ids`, none of which is empty."""
         if not len(lengths):
             return np.empty(0, np.uint64)
         starts = np.cumsum(lengths) - lengths
         position = np.arange(len(ids)) - np.repeat(starts, lengths)
         if int(lengths.max()) <= POSITIONS:
-            multiplier = self._of_position[position]
+            multiplier = self._position_numbers[position]
         else:
             rounds = (position // POSITIONS).astype(np.uint64)
-            multiplier = self._of_position[position % POSITIONS] + np.uint64(2) * rounds
-        return np.add.reduceat(self._of_id[ids] * multiplier, starts)
+            multiplier = self._position_numbers[position % POSITIONS] + np.uint64(2) * rounds
+        return np.add.reduceat(self._id_numbers[ids] * multiplier, starts)
 
 
 def pair_keys(hashes: Keys) -> Keys:
-    """One number for each pair, of the hashes of its sides: pairs, 2 -> pairs."""
+    """Combines the hashes of the sides, [pairs, 2], into one number for each pair."""
     source, target = hashes[:, 0], hashes[:, 1]
     return (source ^ (source >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + target
 
 
 def tag_salt(tag: str) -> np.uint64:
-    """What is added to the source hashes of a corpus with this tag."""
+    """Returns the number that is added to the source hashes of a corpus with this tag."""
     return np.uint64(int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "little"))
 
 
-def partition(keys: Path, folder: Path) -> list[Path]:
-    """Splits a file of keys (two uint64 per pair) by hash, so that equal pairs meet in one file of (key, key, row)."""
-    count = keys.stat().st_size // 16
+def partition(hashes: Path, folder: Path) -> list[Path]:
+    """Splits a file of hashes (two uint64 per pair) so that equal pairs are in one file of (hash, hash, row)."""
+    count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
-    paths = [folder / f"keys.{part}" for part in range(parts)]
+    paths = [folder / f"hashes.{part}" for part in range(parts)]
     files = [path.open("wb") for path in paths]
     try:
-        for first, chunk in _chunks(keys):
+        for first, chunk in _chunks(hashes):
             rows = np.arange(first, first + len(chunk), dtype=np.uint64)
-            which = (pair_keys(chunk) >> np.uint64(40)) % np.uint64(parts)
-            order = np.argsort(which.astype(np.uint16), kind="stable")
+            part_of = (pair_keys(chunk) >> np.uint64(40)) % np.uint64(parts)
+            order = np.argsort(part_of.astype(np.uint16), kind="stable")
             records = np.column_stack((chunk, rows))[order]
-            bounds = np.searchsorted(which[order], np.arange(parts + 1))
+            bounds = np.searchsorted(part_of[order], np.arange(parts + 1))
             for file, start, end in zip(files, bounds[:-1], bounds[1:], strict=True):
                 file.write(records[start:end].tobytes())
     finally:
@@ -76,8 +76,8 @@ def partition(keys: Path, folder: Path) -> list[Path]:
     return paths
 
 
-def _chunks(keys: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
-    with keys.open("rb") as file:
+def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+    with hashes.open("rb") as file:
         first = 0
         while text := file.read(CHUNK_PAIRS * 16):
             chunk = np.frombuffer(text, np.uint64).reshape(-1, 2)
@@ -85,10 +85,10 @@ def _chunks(keys: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
             first += len(chunk)
 
 
-def later_copies(path: Path) -> Rows:
-    """The rows of a partition whose pair stands in an earlier row, ascending."""
+def find_duplicates(path: Path) -> Rows:
+    """Returns the rows of a partition whose pair is in an earlier row, in ascending order."""
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     order = np.lexsort((records[:, 2], records[:, 1], records[:, 0]))
     source, target, rows = records[order].T
-    again = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
-    return np.sort(rows[1:][again]).astype(np.int64)
+    repeats = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
+    return np.sort(rows[1:][repeats]).astype(np.int64)

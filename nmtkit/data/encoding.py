@@ -1,10 +1,9 @@
-"""Blocks of text to blocks of ids: what each worker of `preprocess` does, from the bytes of a file to the bytes of one.
+"""Blocks of text to blocks of ids: the work of each process of `preprocess`, from the text files to the ids on disk.
 
-A worker encodes a block, answers how large it came out, and writes it when it is told where: blocks are given their
-places in the order of the text, so that the files are the same for any number of workers.
+A worker encodes a block, returns its sizes, and writes it once it is told the offset. Offsets follow the order of the
+text, so that the files are the same for any number of workers.
 """
 
-import hashlib
 import os
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,46 +15,21 @@ import numpy.typing as npt
 
 from nmtkit.data import cleaning, corpus, duplicates
 from nmtkit.data.batch_encoder import BatchEncoder
-from nmtkit.data.cleaning import LEAKED, LONG_LINE, Example, Findings, LineBytes, Mask, Rules
-from nmtkit.data.corpus import BLOCK_BYTES, Block
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.cleaning import LONG_LINE, OVERLAP, CleaningStatistics, Example, LineBytes, Mask, Rows
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.corpus import Block, ParallelFiles
+from nmtkit.data.dataset_files import checksum
+from nmtkit.data.tokenizer import Encoded, Tokenizer
 
-Ids = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where a corpus is from, and the tag put before its source lines."""
-
-    source: Path
-    target: Path
-    tag: str | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SideIds:
-    """Sentences of one side, end to end."""
-
-    ids: Ids
-    lengths: npt.NDArray[np.int64]
-
-    def select(self, keep: Mask) -> "SideIds":
-        if keep.all():
-            return self
-        return SideIds(self.ids[np.repeat(keep, self.lengths)], self.lengths[keep])
-
-    def with_first(self, token: int) -> "SideIds":
-        """Each sentence with `token` before it."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return SideIds(np.insert(self.ids, starts, token), self.lengths + 1)
+Hashes = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
-    source: SideIds
-    target: SideIds
-    hashes: npt.NDArray[np.uint64]  # pairs, 2: see duplicates.py
-    findings: Findings
+    source: Encoded
+    target: Encoded
+    hashes: Hashes  # [pairs, 2], see duplicates.py
+    statistics: CleaningStatistics
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -64,7 +38,7 @@ class EncodedBlock:
 
 
 class PairEncoder:
-    """Encodes blocks of pairs with one tokenizer. Holds the word caches, so keep it for many blocks."""
+    """Encodes blocks of pairs with one tokenizer. It holds the word caches, so one encoder should do many blocks."""
 
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
         self._tokenizer = tokenizer
@@ -72,134 +46,133 @@ class PairEncoder:
         self._target = self._source if tokenizer.joint else BatchEncoder(tokenizer.target_model, dtypes[1])
         self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
         self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
-        self._tags: dict[str, int] = {}
+        self._tag_ids: dict[str, int] = {}
 
     def encode(
-        self, block: Block, files: Files, rules: Rules, leaked: npt.NDArray[np.uint64], strict: bool = False
+        self, block: Block, files: ParallelFiles, config: PreprocessConfig, held_out_keys: Hashes
     ) -> EncodedBlock:
-        """The block's pairs, but for those that `rules` drop. `leaked` are the keys, sorted, of valid and test pairs.
+        """Returns the block's pairs without those that `config` drops. `held_out_keys` are those of all valid and test
+        pairs, sorted.
 
-        Raises ValueError naming file and line for bytes that are no UTF-8 and, if `strict`, for the first pair that
-        is dropped.
+        Raises ValueError naming file and line for bytes that are not UTF-8 and, if `config.strict`, for the first pair
+        that is dropped.
         """
-        if block.lines == 1 and max(block.source.size, block.target.size) > max(BLOCK_BYTES, rules.max_line_bytes + 1):
-            return self._unread(block, files, strict)
+        if block.over_long:
+            return _over_long(block, files, config)
         texts = block.source.read(), block.target.read()
         source, target = self.encode_texts(texts, files, block.first_line)
         hashes = self.hashes(source, target)
         lines = LineBytes(texts[0]), LineBytes(texts[1])
-        masks = cleaning.text_masks(*lines, rules) | cleaning.piece_masks(source.lengths, target.lengths, rules)
-        masks[LEAKED] = _in_sorted(duplicates.pair_keys(hashes), leaked)
-        keep, rows = cleaning.first_reasons(masks, rules)
-        if strict and not keep.all():
-            raise ValueError(_strict_error(rows, keep, block, files))
+        masks = cleaning.text_masks(*lines, config) | cleaning.piece_masks(source.lengths, target.lengths, config)
+        masks[OVERLAP] = _in_sorted(duplicates.pair_keys(hashes), held_out_keys)
+        keep, rows = cleaning.first_reasons(masks, config)
+        if config.strict and not keep.all():
+            row = int(np.argmin(keep))
+            reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
+            raise ValueError(_strict_error(files, block.first_line + row, reason))
+        statistics = _statistics(rows, lines, block, files, config)
         source = self.tagged(source.select(keep), files.tag)
-        return EncodedBlock(source, target.select(keep), hashes[keep], _findings(rows, lines, block, files, rules))
+        return EncodedBlock(source, target.select(keep), hashes[keep], statistics)
 
-    def encode_texts(self, texts: tuple[bytes, bytes], files: Files, first_line: int) -> tuple[SideIds, SideIds]:
-        """Both sides of lines that each end in \n, without tag."""
+    def encode_texts(
+        self, texts: tuple[bytes, bytes], files: ParallelFiles, first_line: int
+    ) -> tuple[Encoded, Encoded]:
+        """Encodes both sides of lines that each end in \\n, without tag."""
         return (
-            SideIds(*self._source.encode(corpus.decode(texts[0], files.source, first_line))),
-            SideIds(*self._target.encode(corpus.decode(texts[1], files.target, first_line))),
+            self._source.encode(corpus.decode(texts[0], files.source, first_line)),
+            self._target.encode(corpus.decode(texts[1], files.target, first_line)),
         )
 
-    def hashes(self, source: SideIds, target: SideIds) -> npt.NDArray[np.uint64]:
-        """The two numbers that stand for each pair: pairs, 2."""
+    def hashes(self, source: Encoded, target: Encoded) -> Hashes:
+        """Returns the two hashes of each pair, [pairs, 2]."""
         return np.column_stack(
             (self._source_hash(source.ids, source.lengths), self._target_hash(target.ids, target.lengths))
         )
 
-    def tagged(self, source: SideIds, tag: str | None) -> SideIds:
-        """The same ids as those of the lines with the tag and a space before them."""
-        return source if tag is None else source.with_first(self._tag_id(tag))
-
-    def _tag_id(self, tag: str) -> int:
-        if tag not in self._tags:
-            self._tags[tag] = int(self._tokenizer.encode_source([tag]).ids[0])
-        return self._tags[tag]
-
-    def _unread(self, block: Block, files: Files, strict: bool) -> EncodedBlock:
-        """One line, too long to be worth reading."""
-        for span in (block.source, block.target):
-            if span.spool:
-                span.path.unlink()
-        place = f"{files.source}:{block.first_line}"
-        if strict:
-            raise ValueError(f"{place}: {LONG_LINE}; --strict allows no pair to be dropped")
-        example = Example(place, f"({block.source.size:,} bytes)", f"({block.target.size:,} bytes)")
-        nothing = SideIds(np.empty(0, np.uint16), np.empty(0, np.int64))
-        findings = Findings({LONG_LINE: 1}, {}, {LONG_LINE: [example]})
-        return EncodedBlock(nothing, nothing, np.empty((0, 2), np.uint64), findings)
+    def tagged(self, source: Encoded, tag: str | None) -> Encoded:
+        """Returns the ids that the lines would have with the tag and a space before them."""
+        if tag is None:
+            return source
+        if tag not in self._tag_ids:
+            self._tag_ids[tag] = int(self._tokenizer.encode_source([tag]).ids[0])
+        return source.prepend(self._tag_ids[tag])
 
 
-def _in_sorted(keys: npt.NDArray[np.uint64], of: npt.NDArray[np.uint64]) -> Mask:
-    if not len(of):
+def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> EncodedBlock:
+    """Drops the single pair of a block whose text is too long to be read."""
+    if config.strict:
+        raise ValueError(_strict_error(files, block.first_line, LONG_LINE))
+    sizes = [f"({span.size:,} bytes)" for span in (block.source, block.target)]
+    statistics = CleaningStatistics()
+    statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{block.first_line}", *sizes)], config)
+    nothing = Encoded(np.empty(0, np.uint16), np.empty(0, np.int64))
+    return EncodedBlock(nothing, nothing, np.empty((0, 2), np.uint64), statistics)
+
+
+def _in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
+    if not len(sorted_keys):
         return np.zeros(len(keys), np.bool_)
-    return of[np.minimum(np.searchsorted(of, keys), len(of) - 1)] == keys
+    return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
 
 
-def _findings(
-    rows: dict[str, npt.NDArray[np.int64]], lines: tuple[LineBytes, LineBytes], block: Block, files: Files, rules: Rules
-) -> Findings:
-    findings = Findings()
-    for reason, where in rows.items():
-        (findings.dropped if rules.drops(reason) else findings.counted)[reason] = len(where)
-        findings.examples[reason] = [
-            Example(f"{files.source}:{block.first_line + row}", *(_shortened(side.line(row)) for side in lines))
-            for row in where[: cleaning.EXAMPLES].tolist()
+def _statistics(
+    rows: dict[str, Rows],
+    lines: tuple[LineBytes, LineBytes],
+    block: Block,
+    files: ParallelFiles,
+    config: PreprocessConfig,
+) -> CleaningStatistics:
+    statistics = CleaningStatistics()
+    for reason, matching in rows.items():
+        examples = [
+            Example.of(f"{files.source}:{block.first_line + row}", lines[0].line(row), lines[1].line(row))
+            for row in matching[: cleaning.EXAMPLES].tolist()
         ]
-    return findings
+        statistics.count(reason, len(matching), examples, config)
+    return statistics
 
 
-def _shortened(line: bytes) -> str:
-    text = line[: 4 * cleaning.EXAMPLE_CHARACTERS].decode("utf-8", "ignore")
-    return text if len(text) <= cleaning.EXAMPLE_CHARACTERS else text[: cleaning.EXAMPLE_CHARACTERS] + "…"
-
-
-def _strict_error(rows: dict[str, npt.NDArray[np.int64]], keep: Mask, block: Block, files: Files) -> str:
-    row = int(np.argmin(keep))
-    reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
-    number = block.first_line + row
-    return f"{files.source}:{number} and {files.target}:{number}: {reason}; --strict allows no pair to be dropped"
+def _strict_error(files: ParallelFiles, line: int, reason: str) -> str:
+    return f"{files.source}:{line} and {files.target}:{line}: {reason}; --strict allows no pair to be dropped"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockOffset:
     """Where a block begins in the files of a split."""
 
     pair: int = 0
     source_token: int = 0
     target_token: int = 0
 
-    def after(self, sizes: tuple[int, int, int]) -> "Place":
-        return Place(self.pair + sizes[0], self.source_token + sizes[1], self.target_token + sizes[2])
+    def after(self, sizes: tuple[int, int, int]) -> "BlockOffset":
+        return BlockOffset(self.pair + sizes[0], self.source_token + sizes[1], self.target_token + sizes[2])
 
 
 @dataclass
 class SplitFiles:
-    """The files of one split while they are made, open for writing at any place."""
+    """The files of one split while they are made, open for writing at any offset."""
 
     source_ids: Path
     target_ids: Path
     source_lengths: Path
     target_lengths: Path
-    keys: Path | None = None  # None where nobody looks for duplicates
+    hashes: Path | None = None  # None where nobody looks for duplicates
     _open: dict[Path, int] = field(default_factory=dict)
 
-    def write(self, block: EncodedBlock, at: Place) -> None:
-        self._put(self.source_ids, block.source.ids, at.source_token)
-        self._put(self.target_ids, block.target.ids, at.target_token)
-        self._put(self.source_lengths, block.source.lengths.astype(np.int32), at.pair)
-        self._put(self.target_lengths, block.target.lengths.astype(np.int32), at.pair)
-        if self.keys is not None:
-            self._put(self.keys, block.hashes, 2 * at.pair)
+    def write(self, block: EncodedBlock, offset: BlockOffset) -> None:
+        self._write(self.source_ids, block.source.ids, offset.source_token)
+        self._write(self.target_ids, block.target.ids, offset.target_token)
+        self._write(self.source_lengths, block.source.lengths.astype(np.int32), offset.pair)
+        self._write(self.target_lengths, block.target.lengths.astype(np.int32), offset.pair)
+        if self.hashes is not None:
+            self._write(self.hashes, block.hashes, 2 * offset.pair)
 
-    def _put(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
+    def _write(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
         if path not in self._open:
-            self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         rest = memoryview(values.tobytes())
         position = first * values.itemsize
         while rest:
@@ -214,89 +187,45 @@ class SplitFiles:
 # --- the worker -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Encode:
-    """Answer: sizes and findings of the block. It is held until a `Write` for it comes."""
-
-    block: Block
-    files: Files
-
-
-@dataclass(frozen=True)
-class Write:
-    """Puts the block held longest in its place."""
-
-    place: Place
-
-
-@dataclass(frozen=True)
-class FindCopies:
-    """Answer: the rows of a partition of keys that repeat an earlier one."""
-
-    partition: Path
-
-
-@dataclass(frozen=True)
-class Sum:
-    """Answer: size and SHA-256 of a file, which is on the disk by then."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Answer: how often each id was written, of either side."""
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    tokenizer: Tokenizer
-    dtypes: tuple[str, str]
-    rules: Rules
-    strict: bool
-    leaked: npt.NDArray[np.uint64]
-    files: SplitFiles
-    count_pieces: bool
-
-
 class Worker:
-    """The handler of one worker process: see the messages above."""
+    """The object of one worker process; the training set's files are `files`."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._encoder = PairEncoder(settings.tokenizer, settings.dtypes)
-        self._held: deque[EncodedBlock] = deque()
-        sizes = settings.tokenizer.source_size, settings.tokenizer.target_size
-        self._pieces = [np.zeros(size, np.int64) for size in sizes]
+    def __init__(
+        self, tokenizer: Tokenizer, dtypes: tuple[str, str], config: PreprocessConfig, held_out_keys: Hashes,
+        files: SplitFiles,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._held_out_keys = held_out_keys
+        self._files = files
+        self._encoder = PairEncoder(tokenizer, dtypes)
+        self._unwritten: deque[EncodedBlock] = deque()
+        self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def __call__(self, message: Any) -> Any:
-        settings = self._settings
-        match message:
-            case Encode(block, files):
-                encoded = self._encoder.encode(block, files, settings.rules, settings.leaked, settings.strict)
-                if files.tag is not None:  # one pair under two tags is no duplicate
-                    encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
-                self._held.append(encoded)
-                return encoded.sizes, encoded.findings
-            case Write(place):
-                encoded = self._held.popleft()
-                settings.files.write(encoded, place)
-                if settings.count_pieces:
-                    for counts, side in zip(self._pieces, (encoded.source, encoded.target), strict=True):
-                        counts += np.bincount(side.ids, minlength=len(counts))
-            case FindCopies(partition):
-                rows = duplicates.later_copies(partition)
-                partition.unlink()
-                return rows
-            case Sum(path):
-                return checksum(path)
-            case Statistics():
-                return self._pieces
-        return None
+    def encode(self, block: Block, files: ParallelFiles) -> tuple[tuple[int, int, int], CleaningStatistics]:
+        """Encodes a block, keeps it until `write`, and returns its sizes and statistics."""
+        encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
+        if files.tag is not None:  # one pair under two tags is no duplicate
+            encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
+        self._unwritten.append(encoded)
+        return encoded.sizes, encoded.statistics
 
+    def write(self, offset: BlockOffset) -> None:
+        """Writes the earliest block not written yet."""
+        encoded = self._unwritten.popleft()
+        self._files.write(encoded, offset)
+        if self._config.report is not None:
+            for counts, side in zip(self._piece_counts, (encoded.source, encoded.target), strict=True):
+                counts += np.bincount(side.ids, minlength=len(counts))
 
-def checksum(path: Path) -> dict[str, Any]:
-    """Bytes and SHA-256 of a file, for the manifest; the file is synced first, so that both stay true."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    def find_duplicates(self, partition: Path) -> Rows:
+        """Returns the rows of a partition of hashes that repeat an earlier row, and removes the file."""
+        rows = duplicates.find_duplicates(partition)
+        partition.unlink()
+        return rows
+
+    def checksum(self, path: Path) -> dict[str, Any]:
+        return checksum(path)
+
+    def piece_counts(self) -> list[npt.NDArray[np.int64]]:
+        """Returns how often each id of either side was written, if a report is asked for."""
+        return self._piece_counts

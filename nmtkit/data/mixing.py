@@ -1,7 +1,7 @@
-"""The rows of a training set: which sentences each pair is, when corpora are up-sampled, mixed and rid of duplicates.
+"""The rows of a training set, made when corpora are up-sampled, mixed and freed of duplicates.
 
-Ids are stored once. A row is an offset and a length on each side, so a pair that an epoch is to see three times is
-three rows, and a pair that is dropped after it was written is none.
+Ids are stored once. A row is an offset and a length on each side: a pair that an epoch sees three times has three rows,
+and a pair that is dropped after its ids were written has none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ CHUNK_ROWS = 1 << 16  # rows of one corpus that stay together
 
 @dataclass(frozen=True)
 class CorpusRows:
-    """Rows start … end - 1 as encoded, which an epoch is to see `weight` times."""
+    """Rows `start` to `end` - 1 in the order of the text, which an epoch sees `weight` times."""
 
     start: int
     end: int
@@ -27,26 +27,28 @@ class CorpusRows:
 
 
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
-    """Weights that make corpus i's share of an epoch proportional to pairs[i]^(1 / temperature); the least is 1.
+    """Returns weights with which the share of corpus i in an epoch is proportional to pairs[i]^(1 / temperature).
 
-    Source: Arivazhagan et al. 2019, section 4.2 (there as sampling probabilities).
+    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2 (there as sampling probabilities).
     """
     wanted = [count ** (1 / temperature) / count if count else 1.0 for count in pairs]
     return [weight / min(wanted) for weight in wanted]
 
 
 def mixed_rows(corpora: Sequence[CorpusRows], seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Runs of rows: every corpus is spread evenly over the whole, each row of weight w is given floor(w) or ceil(w)
-    times; which of the two is random by (seed, row)."""
+    """Yields runs of rows, with every corpus spread evenly over the whole.
+
+    A row of weight w comes floor(w) or ceil(w) times; which of the two is random by (seed, row).
+    """
     runs: list[tuple[float, int, int, int, float]] = []
     for index, corpus in enumerate(corpora):
-        chunks = [(at, min(at + CHUNK_ROWS, corpus.end)) for at in range(corpus.start, corpus.end, CHUNK_ROWS)]
+        chunks = [(first, min(first + CHUNK_ROWS, corpus.end)) for first in range(corpus.start, corpus.end, CHUNK_ROWS)]
         whole, fraction = int(corpus.weight), corpus.weight - int(corpus.weight)
         passes = [1.0] * whole + [fraction] * (fraction > 0)
         for number, share in enumerate(passes):
             for chunk, (start, end) in enumerate(chunks):
-                place = (number + (chunk + 0.5) / len(chunks)) / len(passes)
-                runs.append((place, index, start, end, share))
+                position = (number + (chunk + 0.5) / len(chunks)) / len(passes)  # in the epoch, from 0 to 1
+                runs.append((position, index, start, end, share))
     for _, _, start, end, share in sorted(runs):
         rows = np.arange(start, end)
         if share < 1:
@@ -54,10 +56,10 @@ def mixed_rows(corpora: Sequence[CorpusRows], seed: int) -> Iterator[npt.NDArray
         yield rows
 
 
-def write_starts(lengths: Path, starts: Path) -> None:
-    """The file of int64 that says where each sentence begins, of a file of int32 lengths."""
+def write_offsets(lengths: Path, offsets: Path) -> None:
+    """Writes where each sentence begins, as int64, from a file of int32 lengths."""
     total = 0
-    with lengths.open("rb") as read, starts.open("wb") as write:
+    with lengths.open("rb") as read, offsets.open("wb") as write:
         while text := read.read(4 * CHUNK_ROWS):
             chunk = np.frombuffer(text, np.int32)
             ends = total + np.cumsum(chunk, dtype=np.int64)
@@ -71,7 +73,7 @@ def write_rows(
     inputs: Sequence[Path],
     outputs: Sequence[Path],
 ) -> int:
-    """Copies arrays row by row, in the order of `runs`, without the `dropped` (a byte per row); gives the rows written.
+    """Copies arrays row by row in the order of `runs`, without the `dropped` (a byte per row); returns their number.
 
     Inputs and outputs are files of offsets (int64) and lengths (int32) by turns.
     """

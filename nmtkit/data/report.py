@@ -1,15 +1,19 @@
-"""What a preprocess found and did: counts for the manifest and the terminal, and a page to look at."""
+"""The report of a preprocess: counts for the manifest and the terminal, and one HTML page that needs no other file."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.cleaning import REASONS, Findings
+from nmtkit.data.cleaning import CleaningStatistics, Example, in_order
 
-LONGEST_BAR = 256  # the last bar of a length histogram holds all that are longer
+LONGEST_BAR = 256  # the last bar of a length histogram counts all longer sentences, too
+TOP_PIECES = 40
+Cell = str | int | float
 
 
 @dataclass
@@ -19,37 +23,78 @@ class CorpusReport:
     source: Path
     target: Path
     read: int = 0  # pairs
-    written: int = 0  # distinct rows, before up-sampling
+    written: int = 0  # pairs, before up-sampling
     weight: float = 1.0
-    findings: Findings = field(default_factory=Findings)
+    cleaning: CleaningStatistics = field(default_factory=CleaningStatistics)
 
 
 @dataclass
 class SplitReport:
     pairs: int
-    tokens: dict[str, int]  # side -> tokens, eos included
-    lengths: dict[str, npt.NDArray[np.int64]]  # side -> sentences by length, up to LONGEST_BAR
+    tokens: dict[str, int]  # by side, eos included
+    histograms: dict[str, npt.NDArray[np.int64]]  # by side: sentences by length, up to LONGEST_BAR
+
+    @staticmethod
+    def of(lengths: dict[str, npt.NDArray[Any]]) -> "SplitReport":
+        return SplitReport(
+            len(lengths["source"]),
+            {side: int(values.sum(dtype=np.int64)) for side, values in lengths.items()},
+            {side: _histogram(values) for side, values in lengths.items()},
+        )
+
+
+def _histogram(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    total = np.zeros(LONGEST_BAR + 1, np.int64)
+    for start in range(0, len(lengths), 1 << 20):
+        total += np.bincount(np.minimum(lengths[start : start + (1 << 20)], LONGEST_BAR), minlength=LONGEST_BAR + 1)
+    return total
+
+
+@dataclass
+class PieceReport:
+    """Entries of the vocabulary of one side, counted in the training set."""
+
+    top: list[tuple[str, int]]  # the most frequent and their counts
+    unused: int
+    size: int
+
+    @staticmethod
+    def of(counts: npt.NDArray[np.int64], pieces_of: Callable[[Sequence[int]], list[str]]) -> "PieceReport":
+        top = np.argsort(-counts, kind="stable")[:TOP_PIECES].tolist()
+        return PieceReport(
+            list(zip(pieces_of(top), counts[top].tolist(), strict=True)),
+            int(np.count_nonzero(counts == 0)),
+            len(counts),
+        )
 
 
 @dataclass
 class Report:
     source_lang: str
     target_lang: str
-    vocabulary: dict[str, int]  # side -> entries
+    vocabulary: dict[str, int]  # entries, by side
     splits: dict[str, SplitReport] = field(default_factory=dict)
     corpora: list[CorpusReport] = field(default_factory=list)
-    pieces: dict[str, list[tuple[str, int]]] = field(default_factory=dict)  # side -> the most frequent, and counts
-    unused: dict[str, int] = field(default_factory=dict)  # side -> entries no training sentence has
+    pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; only if a page is asked for
 
-    def findings(self) -> Findings:
-        """Those of all corpora."""
-        total = Findings()
+    def cleaning(self) -> CleaningStatistics:
+        """Returns the statistics of all corpora together."""
+        total = CleaningStatistics()
         for corpus in self.corpora:
-            total.add(corpus.findings)
+            total.add(corpus.cleaning)
         return total
 
+    def reason_rows(self) -> list[tuple[str, int, str]]:
+        """Returns reason, pairs, and whether these were dropped or kept."""
+        total = self.cleaning()
+        return [
+            (reason, count, fate)
+            for counts, fate in ((total.dropped, "dropped"), (total.kept, "kept"))
+            for reason, count in in_order(counts).items()
+        ]
+
     def counts(self) -> dict[str, Any]:
-        """What the manifest keeps."""
+        """Returns the counts for the manifest, in plain types."""
         return {
             "corpora": [
                 {
@@ -58,21 +103,131 @@ class Report:
                     "read": corpus.read,
                     "written": corpus.written,
                     "weight": corpus.weight,
-                    "dropped": in_order(corpus.findings.dropped),
-                    "kept_but_counted": in_order(corpus.findings.counted),
+                    "dropped": in_order(corpus.cleaning.dropped),
+                    "kept": in_order(corpus.cleaning.kept),
                 }
                 for corpus in self.corpora
             ]
         }
 
 
-def in_order(counts: dict[str, int]) -> dict[str, int]:
-    return {reason: counts[reason] for reason in REASONS if counts.get(reason)}
+# --- the page -------------------------------------------------------------------------------------------------------
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 0.5rem 0 1.5rem }
+th, td { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
+.number { text-align: right; font-variant-numeric: tabular-nums }
+.text { white-space: pre-wrap; overflow-wrap: anywhere }
+svg { display: block; width: 100%; height: 9rem; background: #f6f6f6 }
+figure { margin: 0 0 1.5rem }
+@media (prefers-color-scheme: dark) {
+  body { background: #181818; color: #ddd } th, td { border-color: #444 } svg { background: #222 }
+}
+"""
 
 
-def length_histogram(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """How many sentences have 0, 1, … LONGEST_BAR (or more) tokens."""
-    total = np.zeros(LONGEST_BAR + 1, np.int64)
-    for start in range(0, len(lengths), 1 << 20):
-        total += np.bincount(np.minimum(lengths[start : start + (1 << 20)], LONGEST_BAR), minlength=LONGEST_BAR + 1)
-    return total
+def page(report: Report) -> str:
+    """Returns the page as HTML."""
+    languages = f"{report.source_lang} → {report.target_lang}"
+    sections = [
+        f"<h1>Dataset {escape(languages)}</h1>",
+        _splits(report),
+        _corpora(report),
+        *(_histograms(name, split, report) for name, split in report.splits.items()),
+        *(_pieces(side, pieces) for side, pieces in report.pieces.items()),
+        _examples(report),
+    ]
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Dataset {escape(languages)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
+        + "\n".join(sections)
+        + "\n</body></html>\n"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    def cell(tag: str, value: Cell) -> str:
+        if isinstance(value, str):
+            return f"<{tag}>{escape(value)}</{tag}>"
+        return f'<{tag} class="number">{value:,}</{tag}>'
+
+    lines = ["<tr>" + "".join(cell("th", title) for title in head) + "</tr>"]
+    lines += ["<tr>" + "".join(cell("td", value) for value in row) + "</tr>" for row in rows]
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
+
+
+def _splits(report: Report) -> str:
+    head = ["subset", "pairs", f"{report.source_lang} tokens", f"{report.target_lang} tokens"]
+    rows = [
+        (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
+    ]
+    return "<h2>Subsets</h2>\n" + _table(head, rows) + "<p>Tokens count the end of each sentence.</p>"
+
+
+def _corpora(report: Report) -> str:
+    if not report.corpora:
+        return ""
+    rows = [
+        (
+            str(corpus.source),
+            corpus.read,
+            sum(corpus.cleaning.dropped.values()),
+            corpus.written,
+            round(corpus.weight, 3),
+        )
+        for corpus in report.corpora
+    ]
+    reasons = report.reason_rows()
+    return (
+        "<h2>Training corpora</h2>\n"
+        + _table(["corpus", "pairs read", "dropped", "kept", "weight"], rows)
+        + (_table(["reason", "pairs", ""], reasons) if reasons else "<p>No pair was dropped.</p>")
+    )
+
+
+def _histograms(name: str, split: SplitReport, report: Report) -> str:
+    languages = {"source": report.source_lang, "target": report.target_lang}
+    figures = []
+    for side, counts in split.histograms.items():
+        longest = max((length for length, count in enumerate(counts.tolist()) if count), default=1)
+        tallest = max(1, int(counts.max()))
+        bars = "".join(
+            f'<rect x="{length}" y="{100 - 100 * count / tallest:.2f}" width="0.9" '
+            f'height="{100 * count / tallest:.2f}" fill="#4878b0"><title>{length} tokens: {count:,}</title></rect>'
+            for length, count in enumerate(counts.tolist())
+            if count
+        )
+        end = f"{longest} or more" if longest == LONGEST_BAR else str(longest)
+        figures.append(
+            f"<figure><figcaption>{escape(name)}, {escape(languages[side])}: sentences by length, 1 to {end} tokens, "
+            f'at most {tallest:,} of one length</figcaption><svg viewBox="0 0 {longest + 1} 100" '
+            f'preserveAspectRatio="none">{bars}</svg></figure>'
+        )
+    return f"<h2>Lengths: {escape(name)}</h2>\n" + "\n".join(figures)
+
+
+def _pieces(side: str, pieces: PieceReport) -> str:
+    return (
+        f"<h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries are in no training sentence. "
+        "The most frequent:</p>\n" + _table(["piece", "count"], pieces.top)
+    )
+
+
+def _examples(report: Report) -> str:
+    parts = []
+    statistics = report.cleaning()
+    for reason, examples in statistics.examples.items():
+        fate = "dropped" if reason in statistics.dropped else "kept"
+        parts.append(f"<h3>{escape(reason)} ({fate})</h3>\n<table>" + "".join(map(_example, examples)) + "</table>")
+    return "<h2>Examples</h2>\n" + "\n".join(parts) if parts else ""
+
+
+def _example(example: Example) -> str:
+    texts = "".join(f'<td class="text">{escape(_visible(text))}</td>' for text in (example.source, example.target))
+    return f"<tr><td>{escape(example.position)}</td>{texts}</tr>"
+
+
+def _visible(text: str) -> str:
+    """Replaces control characters by their pictures (U+2400 …), which HTML can hold."""
+    return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)

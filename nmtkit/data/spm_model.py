@@ -1,7 +1,7 @@
-"""What a SentencePiece model file says of itself: the few fields that decide how nmtkit may use it.
+"""The fields of a SentencePiece model file that decide how nmtkit may use it.
 
-A model is a protocol buffer (sentencepiece_model.proto). Reading a few of its fields takes no protobuf package: a
-message is a row of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8
+A model is a protocol buffer (sentencepiece_model.proto). Reading a few of its fields needs no protobuf package: a
+message is a sequence of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8
 bytes, and byte strings.
 """
 
@@ -21,11 +21,11 @@ class ModelFacts:
     model_type: str
     byte_fallback: bool
     rewrites: bool  # its normaliser changes text beyond runs of spaces
-    words_stand_alone: bool  # a word's pieces do not depend on its neighbours, as far as the options can tell
+    encodes_by_word: bool  # a word's pieces do not depend on its neighbours, as far as the settings can tell
 
 
 def model_facts(model: bytes) -> ModelFacts:
-    """Raises ValueError when `model` is no protocol buffer."""
+    """Reads the facts of a model file. Raises ValueError when it is no protocol buffer."""
     fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
     trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
     normalizer = dict(_fields(_message(fields.get(NORMALIZER_SPEC, b""))))
@@ -37,10 +37,10 @@ def model_facts(model: bytes) -> ModelFacts:
     )
     rewrites = bool(normalizer.get(CHARSMAP, b""))
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
-    # A unigram model adds up scores along the whole line, where near-ties may fall otherwise; and without byte fallback
-    # SentencePiece makes one unknown of several in a row, across words.
-    stand_alone = spaces_mark_words and not rewrites and byte_fallback and model_type in ("bpe", "char")
-    return ModelFacts(model_type, byte_fallback, rewrites, stand_alone)
+    # A unigram model adds up scores along the line, and their rounding may decide near-ties; without byte fallback
+    # SentencePiece merges adjacent unknown pieces into one, across words.
+    by_word = spaces_mark_words and not rewrites and byte_fallback and model_type in ("bpe", "char")
+    return ModelFacts(model_type, byte_fallback, rewrites, by_word)
 
 
 def _message(value: int | bytes) -> bytes:

@@ -1,8 +1,9 @@
-"""The tokenizer of a new dataset: a seeded sample of its text, of bounded size, and SentencePiece trained on it."""
+"""The tokenizer of a dataset: trained with SentencePiece on a seeded sample of bounded size, or loaded."""
 
 import io
+import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +11,61 @@ import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data import corpus
-from nmtkit.data.tokenizer import BOS, EOS, SPACE_SIGN, UNK, normalize
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.corpus import ParallelFiles
+from nmtkit.data.dataset_files import TOKENIZER_FOLDER
+from nmtkit.data.spm_model import model_facts
+from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
 
 # Threads change the sums of unigram training in the last digits: a fixed number gives the same model everywhere.
 TRAINING_THREADS = 8
-# A line with one of these is passed over by SentencePiece's trainer, which uses them itself.
+# SentencePiece's trainer skips a line with one of these, which it uses itself.
 TRAINER_RESERVED = str.maketrans({"\t": " ", "▅": " ", "\0": " "})
+
+log = logging.getLogger("nmtkit")
+
+
+def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
+    """Loads a joint .model file, a dataset folder (or its tokenizer folder), or .model files of source and target.
+
+    Raises FileNotFoundError, or ValueError for a file that is no model nmtkit can use. Warns of a model that changes
+    text or cannot encode all of it.
+    """
+    if len(paths) == 1 and paths[0].is_dir():
+        inside = paths[0] / TOKENIZER_FOLDER
+        return Tokenizer.load(inside if inside.is_dir() else paths[0])
+    if len(paths) > 2:
+        raise ValueError(f"--spm-model names {len(paths)} files; give one for both sides, or one for each")
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"--spm-model {path}: no such file")
+    tokenizer = Tokenizer(*(path.read_bytes() for path in paths))
+    for path, model in zip(paths, (tokenizer.source_model, tokenizer.target_model), strict=False):
+        facts = model_facts(model)
+        if facts.rewrites:
+            log.warning("%s normalises text by rules of its own: decoded text may differ from the original", path)
+        if not facts.byte_fallback:
+            log.warning("%s has no byte fallback: characters it does not know become unknown", path)
+    return tokenizer
+
+
+def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelFiles], tags: Sequence[str]) -> Tokenizer:
+    """Trains on a sample of the training text. Raises ValueError when there is too little of it."""
+    source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
+    log.info(
+        "training %s tokenizer%s on %s lines",
+        config.model_type,
+        "s" if config.separate_vocab else "",
+        f"{len(source) + len(target):,}",
+    )
+    if config.separate_vocab:
+        source_model = train_model(source, config.vocab_size, config.model_type, tags)
+        return Tokenizer(source_model, train_model(target, config.vocab_size, config.model_type))
+    return Tokenizer(train_model(source + target, config.vocab_size, config.model_type, tags))
 
 
 def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", tags: Sequence[str] = ()) -> bytes:
-    """A SentencePiece model of raw `lines`; `tags` become symbols that stand before a line.
+    """Trains a SentencePiece model on raw `lines`; `tags` become symbols that stand before a line.
 
     Raises ValueError when the text is too small or too varied for `vocab_size`, naming a size that would do.
     """
@@ -32,7 +78,7 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", 
             model_type=model_type,
             byte_fallback=model_type != "word",  # a word vocabulary has unknown words; that is what it is for
             normalization_rule_name="identity",
-            user_defined_symbols=[SPACE_SIGN + tag for tag in tags],
+            user_defined_symbols=[SPACE_SYMBOL + tag for tag in tags],
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
@@ -64,7 +110,7 @@ def _training_error(message: str, vocab_size: int, model_type: str) -> str:
 
 
 class LineSample:
-    """A uniform sample of `limit` of the lines it is shown, the same for the same lines and seed.
+    """A uniform sample of up to `limit` of the lines that are added, the same for the same lines and seed.
 
     Every line has a random number, a function of (seed, its index); the lines with the smallest numbers are kept.
     """
@@ -72,19 +118,19 @@ class LineSample:
     def __init__(self, limit: int, seed: int) -> None:
         self._limit = limit
         self._seed = seed
-        self._seen = 0
+        self._added = 0
         self._threshold = np.uint64(2**64 - 1)
         self._numbers: list[npt.NDArray[np.uint64]] = []
         self._lines: list[str] = []
 
-    def show(self, lines: list[str], max_bytes: int) -> None:
-        """Lines that are empty, or longer than `max_bytes`, are not taken."""
-        numbers = random_numbers(self._seed, self._seen, len(lines))
-        self._seen += len(lines)
+    def add(self, lines: list[str], max_bytes: int) -> None:
+        """Adds lines; those that are empty or longer than `max_bytes` are never in the sample."""
+        numbers = random_numbers(self._seed, self._added, len(lines))
+        self._added += len(lines)
         rows = np.flatnonzero(numbers <= self._threshold)
-        taken = [row for row in rows.tolist() if lines[row].strip() and len(lines[row].encode()) <= max_bytes]
-        self._lines += [lines[row] for row in taken]
-        self._numbers.append(numbers[taken])
+        kept = [row for row in rows.tolist() if lines[row].strip() and len(lines[row].encode()) <= max_bytes]
+        self._lines += [lines[row] for row in kept]
+        self._numbers.append(numbers[kept])
         if len(self._lines) > 2 * self._limit:
             self._prune()
 
@@ -97,14 +143,17 @@ class LineSample:
         self._numbers = [numbers[keep]]
 
     def lines(self) -> list[str]:
-        """The sample, in the order of the text."""
+        """Returns the sample in the order of the text."""
         if self._numbers:
             self._prune()
         return self._lines
 
 
 def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
-    """A random 64-bit number for each of the indices first … first + count - 1 (splitmix64, Steele et al. 2014)."""
+    """Returns a random 64-bit number for each index from `first` to `first + count - 1`.
+
+    The generator is splitmix64 (Steele, Lea and Flood 2014, figure 17).
+    """
     with np.errstate(over="ignore"):
         z = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z += np.uint64(seed % (1 << 64))
@@ -114,36 +163,19 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def sample_pairs(
-    files: Sequence[tuple[Path, Path]], limit: int, seed: int, max_bytes: int
+    corpora: Sequence[ParallelFiles], limit: int, seed: int, max_bytes: int
 ) -> tuple[list[str], list[str]]:
-    """Up to `limit` lines of each side of several corpora, streamed.
+    """Returns up to `limit` lines of each side of all corpora, sampled separately in one pass of bounded memory.
 
-    Raises ValueError naming file and line for bytes that are no UTF-8, and both files and counts for files of
+    Raises ValueError naming file and line for bytes that are not UTF-8, and both files and counts for files of
     different line counts.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
-    for pair in files:
+    for files in corpora:
         counts = [0, 0]
-        for side, path in enumerate(pair):
-            for lines in _line_lists(path):
+        for side, path in enumerate((files.source, files.target)):
+            for lines in corpus.line_lists(path, max_bytes):
                 counts[side] += len(lines)
-                samples[side].show(lines, max_bytes)
-        corpus.check_line_counts(pair, counts)
+                samples[side].add(lines, max_bytes)
+        corpus.check_line_counts(files, counts)
     return samples[0].lines(), samples[1].lines()
-
-
-def _line_lists(path: Path) -> Iterator[list[str]]:
-    number = 1
-    rest = b""
-    with corpus.open_bytes(path) as file:
-        while chunk := corpus.read(file, corpus.CHUNK, path):
-            end = chunk.rfind(b"\n") + 1
-            if not end:
-                rest += chunk
-                continue
-            lines = corpus.decode(rest + chunk[: end - 1], path, number).split("\n")
-            yield lines
-            number += len(lines)
-            rest = chunk[end:]
-    if rest:
-        yield corpus.decode(rest, path, number).split("\n")

@@ -1,7 +1,7 @@
-"""Text to ids and back: NFC, an escape for SentencePiece's own space sign, SentencePiece, and the special ids.
+"""Text to ids and back: NFC, an escape for SentencePiece's own space symbol, SentencePiece, and the special ids.
 
-No text is rewritten but by NFC; of white space only runs of U+0020 (and those at either end) are lost. With byte
-fallback, on unless a word vocabulary is asked for, no character is unknown, so decoding gives the normalised line back.
+Only NFC rewrites text; of white space only runs of U+0020 (and those at either end) are lost. With byte fallback, which
+every vocabulary but one of words has, no character is unknown, so decoding returns the normalised line.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import sentencepiece
 
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = frozenset((UNK, BOS, EOS))
-SPACE_SIGN = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
+SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, and no text has a reason to hold it
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
@@ -30,31 +30,42 @@ Lengths = npt.NDArray[np.int64]
 class Encoded:
     """Sentences end to end: `ids` of all of them, eos included, and the length of each."""
 
-    ids: Ids
+    ids: npt.NDArray[Any]
     lengths: Lengths
 
     def split(self) -> list[Ids]:
         return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
 
+    def select(self, keep: npt.NDArray[np.bool_]) -> "Encoded":
+        """Returns the sentences where `keep` is true."""
+        if keep.all():
+            return self
+        return Encoded(self.ids[np.repeat(keep, self.lengths)], self.lengths[keep])
+
+    def prepend(self, token: int) -> "Encoded":
+        """Returns the sentences with `token` before each."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return Encoded(np.insert(self.ids, starts, token), self.lengths + 1)
+
 
 def normalize(text: str) -> str:
-    """NFC, with literal space signs escaped: what SentencePiece is given. Works on a line or on many with their \\n."""
+    """Returns one or more lines in NFC and with literal space symbols escaped, as SentencePiece gets them."""
     if not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
-    if SPACE_SIGN in text or ESCAPE in text:
-        text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SIGN, ESCAPE + "_")
+    if SPACE_SYMBOL in text or ESCAPE in text:
+        text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SYMBOL, ESCAPE + "_")
     return text
 
 
-def restore(text: str) -> str:
-    """The inverse of the escape in `normalize`, on a line. A line stays a line, whatever bytes a model produces."""
+def unescape(text: str) -> str:
+    """Inverts the escape of `normalize` on a line. The result is one line, whatever bytes a model produces."""
     if ESCAPE in text:
-        text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SIGN if match[1] == "_" else ESCAPE, text)
+        text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SYMBOL if match[1] == "_" else ESCAPE, text)
     return text.replace("\n", " ")
 
 
 class Tokenizer:
-    """A SentencePiece model for each side; one for both when the vocabulary is joint.
+    """A SentencePiece model for each side, or one for both when the vocabulary is joint.
 
     Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
     """
@@ -76,7 +87,7 @@ class Tokenizer:
 
     @staticmethod
     def load(folder: Path) -> "Tokenizer":
-        """Reads what `save` wrote. Raises FileNotFoundError or ValueError naming the folder."""
+        """Reads the files that `save` wrote. Raises FileNotFoundError or ValueError naming the folder."""
         if (folder / JOINT_FILE).is_file():
             return Tokenizer((folder / JOINT_FILE).read_bytes())
         if (folder / SOURCE_FILE).is_file() and (folder / TARGET_FILE).is_file():
@@ -84,7 +95,7 @@ class Tokenizer:
         raise FileNotFoundError(f"{folder} holds no tokenizer ({JOINT_FILE}, or {SOURCE_FILE} and {TARGET_FILE})")
 
     def files(self) -> dict[str, bytes]:
-        """File name -> contents: what `load` reads."""
+        """Returns the contents of the files that `load` reads, by name."""
         if self.joint:
             return {JOINT_FILE: self.source_model}
         return {SOURCE_FILE: self.source_model, TARGET_FILE: self.target_model}
@@ -95,7 +106,7 @@ class Tokenizer:
             (folder / name).write_bytes(contents)
 
     def state(self) -> dict[str, Any]:
-        """Plain types and uint8 tensors, for a checkpoint."""
+        """Returns the files as uint8 tensors by name, for a checkpoint."""
         import torch
 
         return {
@@ -104,7 +115,7 @@ class Tokenizer:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> "Tokenizer":
-        """The inverse of `state`. Raises ValueError when it is something else."""
+        """Inverts `state`. Raises ValueError when it is something else."""
         models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
         if set(models) == {JOINT_FILE}:
             return Tokenizer(models[JOINT_FILE])
@@ -126,10 +137,10 @@ class Tokenizer:
         return _encode(self._target, lines)
 
     def encode_source_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
-        """A random segmentation of each line, a function of the line and its seed alone.
+        """Segments each line at random, as a function of the line and its seed alone.
 
         `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the
-        smoothing of the distribution the segmentation is drawn from (Kudo 2018).
+        smoothing of the distribution that the segmentation is drawn from (Kudo 2018).
         """
         return _encode_sampled(self._source, lines, alpha, seeds)
 
@@ -139,11 +150,11 @@ class Tokenizer:
     # --- ids to text ------------------------------------------------------------------------------------------------
 
     def decode_source(self, ids: Sequence[int]) -> str:
-        return restore(self._source.decode([int(token) for token in ids]))
+        return unescape(self._source.decode([int(token) for token in ids]))
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        """The text of one sentence, on one line; bos and eos may be among the ids, and leave no trace."""
-        return restore(self._target.decode([int(token) for token in ids]))
+        """Returns the text of one sentence, on one line; bos and eos among the ids leave no trace."""
+        return unescape(self._target.decode([int(token) for token in ids]))
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode_target(ids) for ids in sentences]
@@ -152,8 +163,8 @@ class Tokenizer:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
     def source_surfaces(self, line: str) -> list[str]:
-        """The text that each piece of a source line stands for, without spaces; also of one that is unknown."""
-        return [piece.replace(SPACE_SIGN, "") for piece in self._source.encode(normalize(line), out_type=str)]
+        """Returns the text of each piece of a source line, also of an unknown one, without spaces."""
+        return [piece.replace(SPACE_SYMBOL, "") for piece in self._source.encode(normalize(line), out_type=str)]
 
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._target.id_to_piece(int(token)) for token in ids]
@@ -168,7 +179,7 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError(f"the {side} tokenizer is no SentencePiece model, or a damaged one") from error
+        raise ValueError(f"the {side} tokenizer is no SentencePiece model, or is damaged") from error
     special = (processor.unk_id(), processor.bos_id(), processor.eos_id())
     if special != (UNK, BOS, EOS):
         raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
@@ -177,7 +188,7 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
 
 def _encode(processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str]) -> Encoded:
     rows = processor.encode([normalize(line) for line in lines], return_type="numpy", add_eos=True, num_threads=1)
-    return _joined(rows)
+    return _concatenated(rows)
 
 
 def _encode_sampled(
@@ -191,9 +202,9 @@ def _encode_sampled(
                 normalize(line), return_type="numpy", add_eos=True, enable_sampling=True, nbest_size=-1, alpha=alpha
             )
         )
-    return _joined(rows)
+    return _concatenated(rows)
 
 
-def _joined(rows: list[Ids]) -> Encoded:
+def _concatenated(rows: list[Ids]) -> Encoded:
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     return Encoded(np.concatenate(rows) if rows else np.empty(0, np.int32), lengths)

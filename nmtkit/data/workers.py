@@ -1,7 +1,7 @@
-"""Worker processes that answer small messages; or, when there is one worker, this process itself.
+"""Worker processes that execute small tasks; with a single worker, this process executes them.
 
-Each has a handler of its own: a function of a message. Messages and answers pass through pipes, so they must be small:
-text and ids travel by file. A worker answers its messages in order.
+Every worker has an object of its own. A task is a method of it with arguments, `(Worker.encode, block, files)`. Tasks
+and results pass through pipes, so they must be small: text and ids travel by file. A worker's tasks are done in order.
 """
 
 import contextlib
@@ -13,21 +13,21 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-Handler = Callable[[Any], Any]
-MESSAGES_AHEAD = 2  # tasks a worker has before it, so that it need not wait for the next
-ANSWERS_AHEAD = 4  # tasks per worker that may be taken before the earliest of them is answered
+Task = tuple[Any, ...]  # a method, which takes the worker's object first, and its further arguments
+TASKS_AHEAD = 2  # tasks sent to a worker before it has answered, so that it need not wait for the next
+RESULTS_AHEAD = 4  # tasks per worker that may be taken before the earliest of them is answered
 
 
 class Workers:
-    """`count` workers with handlers made by `make_handler`, which must be picklable where processes cannot fork.
+    """`count` workers with objects made by `factory`, which must be picklable where processes cannot fork.
 
-    A ValueError or OSError of a handler is raised in this process; of several, that of the earliest message. A worker
-    that was killed raises ChildProcessError.
+    A ValueError or OSError of a task is raised in this process; of several, that of the earliest task. A worker that
+    was killed raises ChildProcessError.
     """
 
-    def __init__(self, count: int, make_handler: Callable[[], Handler]) -> None:
+    def __init__(self, count: int, factory: Callable[[], Any]) -> None:
         self.count = count
-        self._handler = make_handler() if count == 1 else None
+        self._object = factory() if count == 1 else None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection[Any, Any]] = []
         if count > 1:
@@ -36,7 +36,7 @@ class Workers:
             for _ in range(count):
                 ours, theirs = context.Pipe()
                 others = [*self._connections, ours]
-                process = context.Process(target=_serve, args=(theirs, make_handler, others), daemon=True)
+                process = context.Process(target=_serve, args=(theirs, factory, others), daemon=True)
                 process.start()
                 theirs.close()
                 self._processes.append(process)
@@ -52,71 +52,71 @@ class Workers:
             process.terminate()
             process.join()
 
-    def tell(self, worker: int, message: Any) -> None:
-        """A message that gets no answer; should it fail, `each` or `finish` raises its error."""
-        if self._handler is not None:
-            self._handler(message)
+    def send(self, worker: int, task: Task) -> None:
+        """Sends a task whose result is not wanted. Should it fail, `imap` or `broadcast` raises its error."""
+        if self.count == 1:
+            _execute(self._object, task)
         else:
-            self._send(worker, (False, message))
+            self._send(worker, False, task)
 
-    def each(self, messages: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """For every message, in their order, the worker that took it and its answer. Takes messages as workers do."""
-        if self._handler is not None:
-            for message in messages:
-                yield 0, self._handler(message)
+    def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
+        """Yields for every task, in order, its worker and its result. Takes tasks only as workers need them."""
+        if self.count == 1:
+            for task in tasks:
+                yield 0, _execute(self._object, task)
             return
-        coming = enumerate(messages)
-        given: list[deque[int]] = [deque() for _ in range(self.count)]  # to each worker, not answered yet
-        ready: dict[int, tuple[int, Any]] = {}
-        first = taken = 0  # first message whose answer is still to be given out; messages taken so far
+        coming = enumerate(tasks)
+        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker that are not answered
+        results: dict[int, tuple[int, Any]] = {}
+        next_result = taken = 0
         more = True
         while True:
-            while first in ready:
-                worker, answer = ready.pop(first)
-                if isinstance(answer, Exception):
-                    raise answer
-                first += 1
-                yield worker, answer
-            worker = min(range(self.count), key=lambda index: len(given[index]))
-            if more and len(given[worker]) < MESSAGES_AHEAD and taken - first < ANSWERS_AHEAD * self.count:
+            while next_result in results:
+                worker, result = results.pop(next_result)
+                if isinstance(result, Exception):
+                    raise result
+                next_result += 1
+                yield worker, result
+            worker = min(range(self.count), key=lambda index: len(pending[index]))
+            if more and len(pending[worker]) < TASKS_AHEAD and taken - next_result < RESULTS_AHEAD * self.count:
                 try:
-                    taken, message = next(coming)
+                    taken, task = next(coming)
                 except StopIteration:
                     more = False
-                except (ValueError, OSError) as error:
-                    more, ready[taken] = False, (worker, error)
+                except (ValueError, OSError) as error:  # of the iterable: raised after the results before it
+                    more, results[taken] = False, (worker, error)
                 else:
-                    given[worker].append(taken)
-                    self._send(worker, (True, message))
+                    pending[worker].append(taken)
+                    self._send(worker, True, task)
                     taken += 1
-            elif any(given):
-                worker, answer = self._receive()
-                ready[given[worker].popleft()] = (worker, answer)
-                more = more and not isinstance(answer, Exception)
+            elif any(pending):
+                worker, result = self._receive()
+                results[pending[worker].popleft()] = (worker, result)
+                more = more and not isinstance(result, Exception)
             else:
                 return
 
-    def finish(self, message: Any) -> list[Any]:
-        """The answer of every worker to one last message."""
-        if self._handler is not None:
-            return [self._handler(message)]
+    def broadcast(self, task: Task) -> list[Any]:
+        """Returns the result of one task of every worker, when all tasks before it are done."""
+        if self.count == 1:
+            return [_execute(self._object, task)]
         for worker in range(self.count):
-            self._send(worker, (True, message))
-        answers = [self._receive()[1] for _ in range(self.count)]
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
+            self._send(worker, True, task)
+        results = dict(self._receive() for _ in range(self.count))
+        for result in results.values():
+            if isinstance(result, Exception):
+                raise result
+        return [results[worker] for worker in range(self.count)]
 
-    def _send(self, worker: int, message: Any) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is reported by `_receive`
-            self._connections[worker].send(message)
+    def _send(self, worker: int, wanted: bool, task: Task) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` reports that it has ended
+            self._connections[worker].send((wanted, task))
 
     def _receive(self) -> tuple[int, Any]:
         connection: Any = wait(self._connections)[0]
         worker = self._connections.index(connection)
         try:
-            asked, answer = connection.recv()
+            wanted, result = connection.recv()
         except (EOFError, ConnectionResetError):
             self._processes[worker].join()
             code = self._processes[worker].exitcode or 0
@@ -124,23 +124,28 @@ class Workers:
             raise ChildProcessError(
                 f"worker process {worker + 1} ended unexpectedly ({how}); if memory ran out, use fewer --workers"
             ) from None
-        if not asked:
-            raise answer
-        return worker, answer
+        if not wanted:
+            raise result
+        return worker, result
 
 
-def _serve(connection: Any, make_handler: Callable[[], Handler], others: list[Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+def _execute(worker: Any, task: Task) -> Any:
+    method, *arguments = task
+    return method(worker, *arguments)
+
+
+def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     for other in others:  # copies of the parent's ends, which would keep pipes open when the parent is killed
         other.close()
-    handler = make_handler()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has gone
+    worker = factory()
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
         while True:
-            asked, message = connection.recv()
+            wanted, task = connection.recv()
             try:
-                answer = handler(message)
+                result = _execute(worker, task)
             except (ValueError, OSError) as error:
-                connection.send((asked, error))
+                connection.send((wanted, error))
             else:
-                if asked:
-                    connection.send((asked, answer))
+                if wanted:
+                    connection.send((wanted, result))

@@ -40,7 +40,7 @@ def preprocess(*flags: str | Path) -> Result:
 
 
 def refused(message: str, *flags: str | Path) -> str:
-    """Runs a preprocess that must fail as a user's mistake, saying `message`; gives all it said."""
+    """Runs a preprocess that must fail as a user's mistake, saying `message`; returns all it said."""
     result = preprocess(*flags)
     assert result.exit_code == 2, result.output
     text = " ".join(result.stderr.split())
@@ -183,13 +183,13 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
         ("largest that would do is", ["--trainpref=train", "--vocab-size", "20000"]),
         ("no such file", ["--trainpref=train", "--spm-model", "absent.model"]),
         ("no SentencePiece model", ["--trainpref=train", "--spm-model", "train.xx"]),
-        ("--weights needs a number of at least 1 for each of the 1", ["--trainpref=train", "--weights", "1,2"]),
-        ("--weights needs a number of at least 1", ["--trainpref=train", "--weights", "0.5"]),
+        ("--weights has 2 numbers for 1 training corpora", ["--trainpref=train", "--weights", "1,2"]),
+        ("--weights is 0.5; it must be at least 1", ["--trainpref=train", "--weights", "0.5"]),
         ("give one of them", ["--trainpref=train", "--weights", "2", "--temperature", "5"]),
-        ("--tag names 2 tags for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
+        ("--tag has 2 tags for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
         ("no tag '<2yy>'", ["--trainpref=train", "--spm-model", "base", "--tag", "<2yy>"]),
         ("--shard needs --spm-model", ["--trainpref=train", "--shard", "1/2"]),
-        ("'3/2' is not i/n", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),
+        ("'3/2' is not I/N", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),
         ("leave no pair", ["--trainpref=train", "--min-len", "9", "--max-len", "8"]),
         ("--vocab-size is for a new tokenizer", ["--trainpref=train", "--spm-model", "base", "--vocab-size", "300"]),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
@@ -237,18 +237,18 @@ def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_parts_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
+def test_shards_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
     flags = ["--trainpref", corpora / "train", "--validpref", corpora / "valid", "--spm-model", corpora / "base"]
     flags += ["--destdir", tmp_path / "data"]
-    for part in (1, 3, 2):
-        if part == 2:
-            with pytest.raises(ValueError, match="lacks part-2-of-3"):
+    for shard in (1, 3, 2):
+        if shard == 2:
+            with pytest.raises(ValueError, match="lacks shard-2-of-3"):
                 Dataset.open(tmp_path / "data")
-        result = preprocess(*flags, "--shard", f"{part}/3")
+        result = preprocess(*flags, "--shard", f"{shard}/3")
         assert result.exit_code == 0, result.output
-    parts, whole = Dataset.open(tmp_path / "data"), Dataset.open(corpora / "base")
-    assert parts["valid"].references() == whole["valid"].references()
-    split = parts["train"]
+    shards, whole = Dataset.open(tmp_path / "data"), Dataset.open(corpora / "base")
+    assert shards["valid"].references() == whole["valid"].references()
+    split = shards["train"]
     pairs = sorted((split.source.sentence(row), split.target.sentence(row)) for row in range(len(split)))
     train = whole["train"]
     assert pairs == sorted((train.source.sentence(row), train.target.sentence(row)) for row in range(len(train)))
@@ -258,20 +258,20 @@ def test_parts_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
     assert batch.target_output.tolist() == [token for row in updates[0] for token in split.target.sentence(row)]
     assert "train: 300 pairs, checksums right" in verify(tmp_path / "data")
 
-    shutil.rmtree(tmp_path / "data" / "part-2-of-3")
+    shutil.rmtree(tmp_path / "data" / "shard-2-of-3")
     write(tmp_path / "other", lines(300, 77))
     other = ["--trainpref", tmp_path / "other", "--vocab-size", "310", "--destdir", tmp_path / "other-data"]
     assert preprocess(*other).exit_code == 0
     flags[5] = tmp_path / "other-data"
     assert preprocess(*flags, "--shard", "2/3").exit_code == 0
-    with pytest.raises(ValueError, match=r"part-2-of-3 was made with another tokenizer"):
+    with pytest.raises(ValueError, match=r"shard-2-of-3 was made with another tokenizer"):
         Dataset.open(tmp_path / "data")
 
 
-def test_a_part_without_text_is_an_empty_part(corpora: Path, tmp_path: Path) -> None:
+def test_a_shard_without_text_is_empty(corpora: Path, tmp_path: Path) -> None:
     flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
-    for part in ("1/2", "2/2"):
-        assert preprocess(*flags, "--shard", part).exit_code == 0
+    for shard in ("1/2", "2/2"):
+        assert preprocess(*flags, "--shard", shard).exit_code == 0
     assert len(Dataset.open(tmp_path / "data")["train"]) == 300
 
 
@@ -291,14 +291,14 @@ def test_tags_come_before_the_source(corpora: Path, tmp_path: Path) -> None:
     assert dataset["test"].source.sentence(0) == encoded
 
 
-def test_leaked_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp_path: Path) -> None:
+def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp_path: Path) -> None:
     train, test = lines(50, 11), lines(12, 3)
-    write(tmp_path / "leaky", [train[side] + test[side][:4] for side in (0, 1)])
-    flags = ["--trainpref", tmp_path / "leaky", "--testpref", corpora / "test", "--spm-model", corpora / "base"]
+    write(tmp_path / "overlapping", [train[side] + test[side][:4] for side in (0, 1)])
+    flags = ["--trainpref", tmp_path / "overlapping", "--testpref", corpora / "test", "--spm-model", corpora / "base"]
     flags += ["--report", tmp_path / "report.html"]
     kept = preprocess(*flags, "--destdir", tmp_path / "kept")
     assert "also in valid or test 4 kept" in " ".join(kept.stderr.split())
-    dropped = preprocess(*flags, "--destdir", tmp_path / "dropped", "--drop-leaked")
+    dropped = preprocess(*flags, "--destdir", tmp_path / "dropped", "--drop-overlap")
     assert "also in valid or test 4 dropped" in " ".join(dropped.stderr.split())
     assert len(Dataset.open(tmp_path / "dropped")["train"]) == 50
     page = (tmp_path / "report.html").read_text()
@@ -326,11 +326,11 @@ def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path
 
 DIE_AT = """
 import os, signal, sys
-from nmtkit.data import corpus, encoding, output_folder
+from nmtkit.data import corpus, dataset_files, encoding
 from nmtkit.cli import main
 corpus.BLOCK_LINES = 16
 name, calls = sys.argv[1].split(":")
-module, attribute = {"write": (encoding.os, "pwrite"), "rename": (output_folder.os, "rename")}[name]
+module, attribute = {"write": (encoding.os, "pwrite"), "rename": (dataset_files.os, "rename")}[name]
 original, left = getattr(module, attribute), [int(calls)]
 def dying(*arguments):
     left[0] -= 1

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from parallel_text import parallel_lines, write_pair
 
-from nmtkit.data.binarized import Dataset, verify
-from nmtkit.data.concat import ConcatArrays
-from nmtkit.data.preparation import Options, prepare
+from nmtkit.data import binarized
+from nmtkit.data.binarized import ConcatArrays, Dataset, verify
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.preprocess import preprocess
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.packed import IGNORE_INDEX
 
@@ -17,9 +18,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of 300 training and 20 test pairs."""
     here = tmp_path_factory.mktemp("binarized")
     train, test = write_pair(here, "train", *parallel_lines(300)), write_pair(here, "test", *parallel_lines(20, 9))
-    prepare(
-        Options(source_lang="en", target_lang="de", train=(train,), test=(test,), destdir=here / "data", vocab_size=330)
+    config = PreprocessConfig(
+        source_lang="en",
+        target_lang="de",
+        train=(train,),
+        test=(test,),
+        destdir=here / "data",
+        vocab_size=330,
+        workers=1,
     )
+    preprocess(config)
     return here / "data"
 
 
@@ -58,7 +66,7 @@ def test_a_batch_is_the_plain_concatenation(folder: Path) -> None:
     assert batch.pairs.tolist() == pairs.tolist()
 
 
-def test_a_batch_of_fixed_shape_has_a_dead_tail(folder: Path) -> None:
+def test_a_batch_of_fixed_shape_is_padded(folder: Path) -> None:
     split = Dataset.open(folder)["train"]
     plain, fixed = split.batch(np.array([1, 2])), split.batch(np.array([1, 2]), 100, 90, 6)
     real = plain.target_tokens
@@ -105,13 +113,17 @@ def test_a_truncated_file_is_refused_at_open(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.source.ids.bin", "train.target.offsets.bin", "test.target.txt"])
-def test_a_flipped_bit_is_found_by_verify(name: str, copy: Path) -> None:
+def test_a_flipped_bit_is_found_at_open_in_a_small_file_and_by_verify_in_any(
+    name: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "train: 300 pairs" in "\n".join(verify(copy))
     text = bytearray((copy / name).read_bytes())
     text[len(text) // 2] ^= 4
     (copy / name).write_bytes(text)
-    Dataset.open(copy)
     with pytest.raises(ValueError, match=f"{name} is damaged"):
+        Dataset.open(copy)
+    monkeypatch.setattr(binarized, "SMALL_FILE", 0)
+    with pytest.raises(ValueError, match=f"{name} is damaged|has rows outside its ids|tokens, not"):
         verify(copy)
 
 
@@ -130,7 +142,7 @@ def test_another_tokenizer_is_refused(copy: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "no JSON"), ("[]", "no manifest"), ('{"nmtkit_dataset": 99}', "format 99")]
+    ("text", "message"), [("{", "not JSON"), ("[]", "no manifest"), ('{"nmtkit_dataset": 99}', "format 99")]
 )
 def test_a_manifest_that_cannot_be_read_is_named(text: str, message: str, copy: Path) -> None:
     (copy / "manifest.json").write_text(text)
@@ -145,7 +157,7 @@ def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
         Dataset.open(tmp_path / "absent")
 
 
-def test_joined_arrays_read_like_one() -> None:
+def test_concatenated_arrays_read_like_one() -> None:
     parts = [np.arange(4), np.arange(10, 10), np.arange(20, 27)]
     joined, plain = ConcatArrays(parts, [0, 4, 100]), np.concatenate((parts[0], parts[2] + 100))
     assert len(joined) == len(plain)

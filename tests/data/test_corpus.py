@@ -9,12 +9,15 @@ import pytest
 import zstandard
 
 from nmtkit.data import corpus
+from nmtkit.data.corpus import ParallelFiles
 
 
-def read_all(source: Path, target: Path, spool: Path, part: tuple[int, int] = (1, 1)) -> list[tuple[int, bytes, bytes]]:
+def read_all(
+    source: Path, target: Path, folder: Path, shard: tuple[int, int] = (1, 1)
+) -> list[tuple[int, bytes, bytes]]:
     return [
         (block.first_line, block.source.read(), block.target.read())
-        for block in corpus.blocks(source, target, spool, part)
+        for block in corpus.blocks(ParallelFiles(source, target), folder, 1000, shard)
     ]
 
 
@@ -49,15 +52,15 @@ def test_blocks_are_the_lines_whatever_the_compression(suffix: str, tmp_path: Pa
     assert [block[0] for block in found] == starts[:-1].tolist()
     assert all(1 <= block[1].count(b"\n") <= 4 for block in found)
     assert all(block[1].count(b"\n") == 1 or max(map(len, block[1:])) <= 31 for block in found)
-    assert sorted(tmp_path.iterdir()) == sorted(files)  # no spool is left
+    assert sorted(tmp_path.iterdir()) == sorted(files)  # no temporary file is left
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_parts_are_all_blocks_once(tmp_path: Path) -> None:
+def test_shards_have_every_block_once(tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"t.{language}").write_text("".join(f"{language} {index}\n" for index in range(50)))
     whole = read_all(tmp_path / "t.en", tmp_path / "t.de", tmp_path)
-    parts = [read_all(tmp_path / "t.en", tmp_path / "t.de", tmp_path, (part, 3)) for part in (1, 2, 3)]
+    parts = [read_all(tmp_path / "t.en", tmp_path / "t.de", tmp_path, (shard, 3)) for shard in (1, 2, 3)]
     assert sorted(block for part in parts for block in part) == sorted(whole)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -129,7 +132,7 @@ def test_bad_utf8_names_file_line_and_byte() -> None:
 def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"t.{language}").write_text("a\nb\n")
-    (block,) = corpus.blocks(tmp_path / "t.en", tmp_path / "t.de", tmp_path)
+    (block,) = corpus.blocks(ParallelFiles(tmp_path / "t.en", tmp_path / "t.de"), tmp_path, 1000)
     (tmp_path / "t.en").write_text("a\n")
     with pytest.raises(ValueError, match="shorter"):
         block.source.read()

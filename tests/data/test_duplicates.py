@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 
 from nmtkit.data import duplicates
-from nmtkit.data.duplicates import RowHash, later_copies, pair_keys, partition, tag_salt
+from nmtkit.data.duplicates import RowHash, find_duplicates, pair_keys, partition, tag_salt
 
 
-def test_copies_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicates_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "PARTITION_PAIRS", 100)
     monkeypatch.setattr(duplicates, "CHUNK_PAIRS", 37)
     rng = np.random.default_rng(1)
     numbers = rng.integers(0, 1 << 64, 40, np.uint64)  # sources and targets meet in every combination
-    keys = numbers[rng.integers(0, 40, (1500, 2))]
-    (tmp_path / "keys").write_bytes(keys.tobytes())
-    files = partition(tmp_path / "keys", tmp_path)
+    hashes = numbers[rng.integers(0, 40, (1500, 2))]
+    (tmp_path / "hashes").write_bytes(hashes.tobytes())
+    files = partition(tmp_path / "hashes", tmp_path)
     assert len(files) == 15
     seen, expected = set(), []
-    for row, key in enumerate(map(tuple, keys.tolist())):
+    for row, key in enumerate(map(tuple, hashes.tolist())):
         if key in seen:
             expected.append(row)
         seen.add(key)
-    assert sorted(row for file in files for row in later_copies(file).tolist()) == expected
+    assert sorted(row for file in files for row in find_duplicates(file).tolist()) == expected
 
 
 def test_hashes_are_those_of_a_plain_loop() -> None:
@@ -32,8 +32,8 @@ def test_hashes_are_those_of_a_plain_loop() -> None:
     for length in lengths.tolist():
         total = 0
         for position, token in enumerate(ids[start : start + length].tolist()):
-            turn, place = divmod(position, duplicates.POSITIONS)
-            total += int(hasher._of_id[token]) * (int(hasher._of_position[place]) + 2 * turn)
+            turn, index = divmod(position, duplicates.POSITIONS)
+            total += int(hasher._id_numbers[token]) * (int(hasher._position_numbers[index]) + 2 * turn)
         expected.append(total % (1 << 64))
         start += length
     assert hasher(ids, lengths).tolist() == expected
@@ -50,7 +50,7 @@ def test_different_sentences_have_different_hashes() -> None:
     assert len(np.unique(hasher(ids, np.array(list(map(len, rows)))))) == len(rows)
 
 
-def test_sides_do_not_change_places() -> None:
+def test_swapped_sides_have_another_key() -> None:
     keys = np.array([[1, 2], [2, 1], [1, 1], [2, 2], [0, 3], [3, 0]], np.uint64)
     assert len(np.unique(pair_keys(keys))) == len(keys)
     assert tag_salt("<2de>") != tag_salt("<2fr>")

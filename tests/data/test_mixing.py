@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nmtkit.data import mixing
-from nmtkit.data.mixing import CorpusRows, mixed_rows, weights_of_temperature, write_rows, write_starts
+from nmtkit.data.mixing import CorpusRows, mixed_rows, weights_of_temperature, write_offsets, write_rows
 
 
 def test_weights_are_kept_on_the_whole_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,11 +37,11 @@ def test_temperature_gives_the_shares_of_the_formula() -> None:
 def test_rows_are_written_without_those_dropped(tmp_path: Path) -> None:
     lengths = np.array([3, 1, 4, 1, 5], np.int32)
     (tmp_path / "lengths").write_bytes(lengths.tobytes())
-    write_starts(tmp_path / "lengths", tmp_path / "starts")
-    assert np.fromfile(tmp_path / "starts", np.int64).tolist() == [0, 3, 4, 8, 9]
+    write_offsets(tmp_path / "lengths", tmp_path / "offsets")
+    assert np.fromfile(tmp_path / "offsets", np.int64).tolist() == [0, 3, 4, 8, 9]
     runs = iter([np.array([0, 1, 2]), np.array([2, 3, 4])])
     dropped = np.array([0, 1, 0, 0, 1], np.uint8)
     outputs = [tmp_path / "offsets.out", tmp_path / "lengths.out"]
-    assert write_rows(runs, dropped, [tmp_path / "starts", tmp_path / "lengths"], outputs) == 4
+    assert write_rows(runs, dropped, [tmp_path / "offsets", tmp_path / "lengths"], outputs) == 4
     assert np.fromfile(outputs[0], np.int64).tolist() == [0, 4, 4, 8]
     assert np.fromfile(outputs[1], np.int32).tolist() == [3, 4, 4, 1]

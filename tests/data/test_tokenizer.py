@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import LineSample, random_numbers, train_model
-from nmtkit.data.tokenizer import BOS, EOS, Tokenizer, normalize, restore
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer, normalize, unescape
 
 ODD = [
     "▁", "▁▁", "\ufdd0", "\ufdd0_", "▅", "…", "½", "ﬁ", "№", "①", "Å", "e\u0301", "\u0301", "한", "\u1112\u1161\u11ab",
@@ -63,9 +63,9 @@ def test_characters_round_trip_and_come_one_by_one(character_tokenizer: Tokenize
     known = set("amnwlkshoetgru")
     cost = {line: sum(1 + sum(pieces(char, known) for char in word) for word in words(line)) for line in lines}
     assert encoded.lengths.tolist() == [cost[line] + 1 for line in lines]
-    bulk = BatchEncoder(character_tokenizer.target_model, "uint16")
-    assert bulk.exact_by_word
-    assert bulk.encode("".join(line + "\n" for line in lines))[0].tolist() == encoded.ids.tolist()
+    encoder = BatchEncoder(character_tokenizer.target_model, "uint16")
+    assert encoder.encodes_by_word
+    assert encoder.encode("".join(line + "\n" for line in lines)).ids.tolist() == encoded.ids.tolist()
 
 
 @pytest.fixture(scope="session")
@@ -84,37 +84,37 @@ def character_tokenizer() -> Tokenizer:
 def test_the_word_cache_gives_the_ids_of_whole_lines(
     joint_tokenizer: Tokenizer, lines: list[str], cache: tuple[int, str]
 ) -> None:
-    bulk = BatchEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
-    assert bulk.exact_by_word
+    encoder = BatchEncoder(joint_tokenizer.source_model, cache[1], cached_words=cache[0])
+    assert encoder.encodes_by_word
     plain = joint_tokenizer.encode_source(lines)
     for _ in range(2):  # with words new, and with words known
-        ids, lengths = bulk.encode("".join(line + "\n" for line in lines))
-        assert ids.tolist() == plain.ids.tolist()
-        assert lengths.tolist() == plain.lengths.tolist()
+        encoded = encoder.encode("".join(line + "\n" for line in lines))
+        assert encoded.ids.tolist() == plain.ids.tolist()
+        assert encoded.lengths.tolist() == plain.lengths.tolist()
 
 
 def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:
-    bulk = BatchEncoder(unigram_tokenizer.source_model, "uint16")
-    assert not bulk.exact_by_word
+    encoder = BatchEncoder(unigram_tokenizer.source_model, "uint16")
+    assert not encoder.encodes_by_word
     lines = ["a man", "", "the  green man\u2028 walks"]
     plain = unigram_tokenizer.encode_source(lines)
-    ids, lengths = bulk.encode("".join(line + "\n" for line in lines))
-    assert (ids.tolist(), lengths.tolist()) == (plain.ids.tolist(), plain.lengths.tolist())
+    encoded = encoder.encode("".join(line + "\n" for line in lines))
+    assert (encoded.ids.tolist(), encoded.lengths.tolist()) == (plain.ids.tolist(), plain.lengths.tolist())
 
 
 def test_long_words_are_not_kept(joint_tokenizer: Tokenizer) -> None:
-    bulk = BatchEncoder(joint_tokenizer.source_model, "uint16")
+    encoder = BatchEncoder(joint_tokenizer.source_model, "uint16")
     line = "ab" * 200
-    first = bulk.encode(f"a {line} man\n")[0].tolist()
-    assert line not in bulk._words
-    assert "man" in bulk._words
-    assert bulk.encode(f"a {line} man\n")[0].tolist() == first
+    first = encoder.encode(f"a {line} man\n").ids.tolist()
+    assert line not in encoder._words
+    assert "man" in encoder._words
+    assert encoder.encode(f"a {line} man\n").ids.tolist() == first
 
 
 def test_escape_is_undone() -> None:
     for text in ("▁", "\ufdd0", "\ufdd0_", "_\ufdd0\ufdd0▁_"):
         assert "▁" not in normalize(text)
-        assert restore(normalize(text)) == text
+        assert unescape(normalize(text)) == text
 
 
 def test_decoding_never_breaks_a_line(joint_tokenizer: Tokenizer) -> None:
@@ -219,16 +219,16 @@ def test_a_word_vocabulary_has_whole_words() -> None:
 def test_the_sample_is_uniform_and_depends_on_the_seed_alone() -> None:
     lines = [f"line {index}" for index in range(1000)]
 
-    def sample(seed: int, step: int) -> list[str]:
-        chosen = LineSample(50, seed)
+    def sampled(seed: int, step: int) -> list[str]:
+        sample = LineSample(50, seed)
         for start in range(0, len(lines), step):
-            chosen.show(lines[start : start + step], 1000)
-        return chosen.lines()
+            sample.add(lines[start : start + step], 1000)
+        return sample.lines()
 
-    assert sample(1, 7) == sample(1, 1000) == sorted(sample(1, 64), key=lambda line: int(line.split()[1]))
-    assert len(sample(1, 7)) == 50
-    assert sample(1, 7) != sample(2, 7)
-    middle = sum(int(line.split()[1]) for seed in range(20) for line in sample(seed, 99)) / 1000
+    assert sampled(1, 7) == sampled(1, 1000) == sorted(sampled(1, 64), key=lambda line: int(line.split()[1]))
+    assert len(sampled(1, 7)) == 50
+    assert sampled(1, 7) != sampled(2, 7)
+    middle = sum(int(line.split()[1]) for seed in range(20) for line in sampled(seed, 99)) / 1000
     assert abs(middle - 500) < 5 * 1000 / (12 * 1000) ** 0.5
 
 

@@ -1,0 +1,302 @@
+"""The files of a dataset on disk: their names, the manifest and its checks, and the folder they are made in.
+
+    manifest.json             format, languages, counts, checksums, settings, cleaning statistics; written last
+    tokenizer/                joint.model, or source.model and target.model
+    train.source.ids.bin      ids of all sentences, end to end, uint16 (uint32 above 65,536 entries)
+    train.source.offsets.bin  int64, where each sentence begins
+    train.source.lengths.bin  int32, its tokens, eos included
+    valid.source.txt          the raw lines of valid and test sets
+
+Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
+A folder of shards, each such a folder made with one tokenizer, is read as one dataset.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TOKENIZER_FOLDER = "tokenizer"
+SCRATCH_FOLDER = "scratch"  # of files that are gone when the dataset is finished
+UNFINISHED = ".nmtkit-unfinished"  # an empty file that marks a folder which preprocess makes, or is about to remove
+SIDES = ("source", "target")
+ARRAY_DTYPES = {"ids": ("uint16", "uint32"), "offsets": ("int64",), "lengths": ("int32",)}
+SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
+SMALL_FILE = 1 << 20  # bytes; checksums of files up to this size are checked whenever a dataset is opened
+
+_OWN_NAME = re.compile(
+    r"(train|valid\d*|test\d*)\.(source|target)\.((ids|offsets|lengths)\.bin|txt)"
+    rf"|{re.escape(MANIFEST)}|{TOKENIZER_FOLDER}|{SCRATCH_FOLDER}|{re.escape(UNFINISHED)}"
+)
+
+
+def array_file(split: str, side: str, array: str) -> str:
+    return f"{split}.{side}.{array}.bin"
+
+
+def text_file(split: str, side: str) -> str:
+    return f"{split}.{side}.txt"
+
+
+def id_dtype(vocabulary: int) -> str:
+    return "uint16" if vocabulary <= 65_536 else "uint32"
+
+
+def shard_name(shard: int, shards: int) -> str:
+    """Returns the name of the folder of one shard, counted from 1."""
+    return f"shard-{shard}-of-{shards}"
+
+
+def shard_folders(folder: Path) -> list[Path]:
+    """Returns the folders that hold a dataset's files, in order: itself, or its shards.
+
+    Raises FileNotFoundError or ValueError for a folder that is no dataset, and names shards that are missing.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"dataset {folder}: no such folder")
+    if (folder / MANIFEST).is_file():
+        return [folder]
+    names = [match for path in folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
+    if not names:
+        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
+    counts = sorted({int(match[2]) for match in names})
+    if len(counts) > 1:
+        raise ValueError(f"{folder} holds shards of {counts[0]} and shards of {counts[1]}; remove those of one")
+    shards = [folder / shard_name(shard, counts[0]) for shard in range(1, counts[0] + 1)]
+    missing = [path.name for path in shards if not (path / MANIFEST).is_file()]
+    if missing:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}; preprocess with --shard makes them")
+    return shards
+
+
+# --- manifest -------------------------------------------------------------------------------------------------------
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns the manifest. Raises ValueError when this version cannot read it or it lacks what a dataset needs."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON, or damaged: {error}") from error
+    if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
+        raise ValueError(f"{path} is no manifest of an nmtkit dataset")
+    if manifest["nmtkit_dataset"] != FORMAT:
+        raise ValueError(f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}")
+    try:
+        _check_manifest(manifest)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; run preprocess again") from None
+    return manifest
+
+
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raises ValueError for the first entry that is missing, has another type, or contradicts another one."""
+    for name in ("source_lang", "target_lang", "tokenizer"):
+        _entry(manifest, name, str, "")
+    _entry(manifest, "settings", dict, "")
+    for index, corpus in enumerate(_entry(_entry(manifest, "report", dict, ""), "corpora", list, "report.")):
+        kinds = {"source": str, "target": str, "read": int, "written": int, "dropped": dict, "kept": dict}
+        if not isinstance(corpus, dict) or any(type(corpus.get(name)) is not kind for name, kind in kinds.items()):
+            raise ValueError(f"report.corpora[{index}] lacks {', '.join(kinds)}")
+    files: dict[str, Any] = _entry(manifest, "files", dict, "")
+    for name in files:
+        entry = _entry(files, name, dict, "files.")
+        _entry(entry, "bytes", int, f"files.{name}.")
+        _entry(entry, "sha256", str, f"files.{name}.")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"files has {name!r}, which is outside the folder")
+    splits: dict[str, Any] = _entry(manifest, "splits", dict, "")
+    for split in splits:
+        facts = _entry(splits, split, dict, "splits.")
+        pairs = _entry(facts, "pairs", int, f"splits.{split}.")
+        for side in SIDES:
+            described = _entry(facts, side, dict, f"splits.{split}.")
+            _entry(described, "tokens", int, f"splits.{split}.{side}.")
+            dtype = _entry(described, "dtype", str, f"splits.{split}.{side}.")
+            if dtype not in ARRAY_DTYPES["ids"]:
+                raise ValueError(f"splits.{split}.{side}.dtype is {dtype!r}, not {' or '.join(ARRAY_DTYPES['ids'])}")
+            for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
+                name = array_file(split, side, array)
+                if name not in files:
+                    raise ValueError(f"files lacks {name}")
+                size = files[name]["bytes"]
+                if size % width or (array != "ids" and size != pairs * width):
+                    raise ValueError(f"{name} has {size:,} bytes, which are not {pairs:,} pairs")
+
+
+def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:
+    value: Any = table.get(name)
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        raise ValueError(f"{where}{name} is missing" if value is None else f"{where}{name} is {str(value)[:40]!r}")
+    return value
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=1, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def checksum(path: Path) -> dict[str, Any]:
+    """Returns bytes and SHA-256 of a file for the manifest, after syncing it, so that both stay true."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> None:
+    """Compares the size of every file with the manifest, and the checksum of files up to `largest` bytes (None: all).
+
+    Raises ValueError naming the file that is missing or damaged.
+    """
+    for name, facts in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{folder} is damaged: {name} is missing; run preprocess again")
+        size = path.stat().st_size
+        if size != facts["bytes"]:
+            raise ValueError(
+                f"{path} has {size:,} bytes, not the {facts['bytes']:,} that {MANIFEST} says: "
+                "truncated or overwritten; run preprocess again"
+            )
+        if largest is None or size <= largest:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != facts["sha256"]:
+                raise ValueError(f"{path} is damaged: its checksum is not the one in {MANIFEST}; run preprocess again")
+
+
+def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
+    """Maps a file of numbers for reading."""
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+# --- the folder that preprocess makes -------------------------------------------------------------------------------
+
+
+class AtomicFolder:
+    """A context that makes a dataset at `final`, whole or not at all.
+
+    `folder` is there to be filled; `finish` renames it to `final`. Leaving the context without it removes everything.
+    Only folders are removed or replaced of which preprocess wrote every file.
+
+    Raises ValueError, before anything is written, when `final` holds something that may not be replaced, or another
+    process is making it.
+    """
+
+    def __init__(self, final: Path, overwrite: bool) -> None:
+        self.final = final.resolve()
+        self.folder = self.final.with_name(self.final.name + ".tmp")
+        self._old = self.final.with_name(self.final.name + ".old.tmp")
+        check_replaceable(self.final, overwrite)
+
+    def __enter__(self) -> "AtomicFolder":
+        self.final.parent.mkdir(parents=True, exist_ok=True)
+        for stale in (self.folder, self._old):
+            if stale.exists() or stale.is_symlink():
+                self._remove(stale)
+        self.folder.mkdir()
+        (self.folder / UNFINISHED).touch()
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends, however it ends
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+        shutil.rmtree(self.folder, ignore_errors=True)  # it exists only if `finish` was not reached
+
+    def finish(self) -> None:
+        """Puts the folder, whose files are synced, at `final`."""
+        sync(self.folder)
+        if self.final.is_dir() and any(self.final.iterdir()):
+            (self.final / UNFINISHED).touch()  # so that a later run may remove it, should this one be killed
+            os.rename(self.final, self._old)
+        os.rename(self.folder, self.final)
+        (self.final / UNFINISHED).unlink()
+        sync(self.final)
+        sync(self.final.parent)
+        if self._old.exists():
+            _remove_folder(self._old)
+
+    def _remove(self, stale: Path) -> None:
+        if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
+            raise ValueError(f"{stale} is in the way, and preprocess did not make all of it; move it or remove it")
+        handle = os.open(stale, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another preprocess is making {self.final}; wait for it or give another --destdir"
+            ) from error
+        finally:
+            os.close(handle)
+        _remove_folder(stale)
+
+
+def _remove_folder(folder: Path) -> None:
+    """Removes a folder, the mark that it is ours last, so that an interrupted removal can be finished."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != UNFINISHED:
+            path.unlink()
+    shutil.rmtree(folder)
+
+
+def check_replaceable(folder: Path, overwrite: bool) -> None:
+    """Raises ValueError unless `folder` is new, empty, or a dataset, all of it, that may be overwritten."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    if not any(folder.iterdir()):
+        return
+    shards = [path for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
+    parts = shards if shards and not (folder / MANIFEST).exists() else [folder]
+    for part in parts:
+        try:
+            read_manifest(part)
+        except (ValueError, OSError):
+            raise ValueError(f"{part} holds something that is no nmtkit dataset; give another --destdir") from None
+    if not overwrite:
+        raise ValueError(f"{folder} holds a dataset; give --overwrite to replace it, or another --destdir")
+    foreign = [path for path in folder.iterdir() if path not in shards] if parts == shards else []
+    foreign += [path for part in parts for path in foreign_files(part)]
+    if foreign:
+        raise ValueError(f"{foreign[0]} was not written by preprocess; move it, or give another --destdir")
+
+
+def foreign_files(folder: Path) -> list[Path]:
+    """Returns what is in a dataset's folder, finished or not, without being one of a dataset's files."""
+    foreign = []
+    for path in sorted(folder.iterdir()):
+        if not _OWN_NAME.fullmatch(path.name) or path.is_symlink():
+            foreign.append(path)
+        elif path.name == TOKENIZER_FOLDER and path.is_dir():
+            foreign += [inside for inside in path.iterdir() if inside.suffix != ".model"]
+    return foreign
+
+
+def sync(folder: Path) -> None:
+    """Makes the names in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,327 @@
+"""`nmtkit preprocess`: trains a tokenizer, encodes valid and test sets, and cleans, encodes and mixes training sets."""
+
+import functools
+import os
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data import corpus, duplicates, mixing
+from nmtkit.data.cleaning import DUPLICATE, CleaningStatistics
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.corpus import ParallelFiles
+from nmtkit.data.dataset_files import (
+    FORMAT,
+    MANIFEST,
+    SCRATCH_FOLDER,
+    SIDES,
+    TOKENIZER_FOLDER,
+    AtomicFolder,
+    array_file,
+    checksum,
+    id_dtype,
+    map_array,
+    shard_name,
+    text_file,
+    write_manifest,
+)
+from nmtkit.data.encoding import BlockOffset, EncodedBlock, PairEncoder, SplitFiles, Worker
+from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport
+from nmtkit.data.spm_training import load_tokenizer, train_tokenizer
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.workers import Task, Workers
+
+TRAIN = "train"
+MAX_PASSES = 10_000  # of an epoch over the smallest corpus
+
+
+def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
+    """Makes the dataset `config.destdir`, whole or not at all.
+
+    `on_progress` is called with the number of training pairs read so far. Raises ValueError and OSError for a user's
+    mistakes.
+    """
+    train = _locate(config, config.train, config.tags)
+    held_out = {
+        f"{name}{index or ''}": files
+        for name, prefixes, tags in (
+            ("valid", config.valid, config.valid_tags),
+            ("test", config.test, config.test_tags),
+        )
+        for index, files in enumerate(_locate(config, prefixes, tags))
+    }
+    tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
+    with AtomicFolder(_final_folder(config), config.overwrite) as destination:
+        tokenizer = load_tokenizer(config.spm_model) if config.spm_model else train_tokenizer(config, train, tags)
+        for tag in tags:
+            tokenizer.check_tag(tag)
+        tokenizer.save(destination.folder / TOKENIZER_FOLDER)
+        writer = DatasetWriter(config, tokenizer, destination.folder, on_progress)
+        for split, files in held_out.items():
+            writer.add_held_out(split, files)
+        if train:
+            writer.add_train(train)
+        writer.finish()
+        destination.finish()
+    return writer.report
+
+
+def _locate(config: PreprocessConfig, prefixes: Sequence[str], tags: Sequence[str | None]) -> list[ParallelFiles]:
+    return [
+        ParallelFiles(
+            corpus.locate(prefix, config.source_lang),
+            corpus.locate(prefix, config.target_lang),
+            tags[index] if tags else None,
+        )
+        for index, prefix in enumerate(prefixes)
+    ]
+
+
+def _final_folder(config: PreprocessConfig) -> Path:
+    shard = config.shard_of()
+    if shard is None:
+        return config.destdir
+    if (config.destdir / MANIFEST).exists():
+        raise ValueError(f"{config.destdir} holds a dataset that was made without --shard; give another --destdir")
+    return config.destdir / shard_name(*shard)
+
+
+class DatasetWriter:
+    """Fills `folder` with the splits that are added, then the manifest. Valid and test sets are added before train."""
+
+    def __init__(
+        self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, on_progress: Callable[[int], None]
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.folder = folder
+        self.on_progress = on_progress
+        self.dtypes = id_dtype(tokenizer.source_size), id_dtype(tokenizer.target_size)
+        self.report = Report(
+            config.source_lang, config.target_lang, {"source": tokenizer.source_size, "target": tokenizer.target_size}
+        )
+        self._encoder = PairEncoder(tokenizer, self.dtypes)
+        self._held_out_keys: list[npt.NDArray[np.uint64]] = []
+        self._checksums: dict[str, dict[str, Any]] = {}
+        self._scratch = folder / SCRATCH_FOLDER
+        self._scratch.mkdir()
+
+    # --- valid and test ---------------------------------------------------------------------------------------------
+
+    def add_held_out(self, split: str, files: ParallelFiles) -> None:
+        """Writes every line of a valid or test set, and its raw text, with the tag before source lines.
+
+        A shard other than the first only keeps the keys of the pairs, to find them in its training set. Raises
+        ValueError for a line that is too long to be read.
+        """
+        shard = self.config.shard_of()
+        written = shard is None or shard[0] == 1
+        texts = [(self.folder / text_file(split, side)).open("wb") for side in SIDES] if written else []
+        output = self._split_files(split, self.folder)
+        offset = BlockOffset()
+        scratch = self._scratch / split
+        scratch.mkdir()
+        for block in corpus.blocks(files, scratch, self.config.max_line_bytes + 1):
+            if block.over_long:
+                raise ValueError(
+                    f"line {block.first_line} of {files.source} or {files.target} has "
+                    f"{max(block.source.size, block.target.size):,} bytes; valid and test sets are not filtered, so "
+                    "remove the pair, or give a larger --max-line-bytes"
+                )
+            raw = block.source.read(), block.target.read()
+            source, target = self._encoder.encode_texts(raw, files, block.first_line)
+            hashes = self._encoder.hashes(source, target)
+            self._held_out_keys.append(duplicates.pair_keys(hashes))
+            if written:
+                source = self._encoder.tagged(source, files.tag)
+                encoded = EncodedBlock(source, target, hashes, CleaningStatistics())
+                output.write(encoded, offset)
+                offset = offset.after(encoded.sizes)
+                texts[0].write(_with_tag(raw[0], files.tag))
+                texts[1].write(raw[1])
+        output.close()
+        for text in texts:
+            text.close()
+        if written:
+            for side in SIDES:
+                mixing.write_offsets(self._path(split, side, "lengths"), self._path(split, side, "offsets"))
+            self._report_split(split)
+
+    # --- train ------------------------------------------------------------------------------------------------------
+
+    def add_train(self, corpora: list[ParallelFiles]) -> None:
+        """Encodes the training corpora with all workers, then drops duplicates and mixes.
+
+        Raises ValueError when no pair is left, and as `corpus.blocks` and `PairEncoder.encode`.
+        """
+        hashes = self._scratch / "hashes"
+        files = self._split_files(TRAIN, self._scratch, hashes)
+        held_out_keys = np.unique(np.concatenate(self._held_out_keys or [np.empty(0, np.uint64)]))
+        self.report.corpora = [CorpusReport(files.source, files.target) for files in corpora]
+        factory = functools.partial(Worker, self.tokenizer, self.dtypes, self.config, held_out_keys, files)
+        with Workers(self.config.worker_count(), factory) as workers:
+            bounds = self._encode(workers, corpora)
+            piece_counts = workers.broadcast((Worker.piece_counts,))  # by then all blocks are written
+            if bounds[-1]:
+                self._write_rows(bounds, self._find_duplicates(workers, hashes, bounds))
+            elif self.config.shard is None:
+                dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
+                raise ValueError(f"no training pair is left: {dropped}")
+            else:  # of a small corpus, some shards have nothing
+                for side in SIDES:
+                    for array in ("ids", "offsets", "lengths"):
+                        self._path(TRAIN, side, array).touch()
+            if self.config.report is not None:
+                self._report_pieces(piece_counts)
+            self._report_split(TRAIN)
+            paths = self._files()
+            checksums = workers.imap((Worker.checksum, path) for path in paths)
+            for path, (_, facts) in zip(paths, checksums, strict=True):
+                self._checksums[str(path.relative_to(self.folder))] = facts
+
+    def _encode(self, workers: Workers, corpora: list[ParallelFiles]) -> list[int]:
+        """Encodes and writes all corpora; returns the rows where each begins, and the end of the last."""
+        offset = BlockOffset()
+        bounds = [0]
+        pairs_read = 0
+        unwritten: deque[tuple[int, int]] = deque()  # the corpus and the lines of each block that is not written yet
+
+        def tasks() -> Iterator[Task]:
+            for index, files in enumerate(corpora):
+                scratch = self._scratch / f"corpus{index}"
+                scratch.mkdir()
+                shard = self.config.shard_of() or (1, 1)
+                for block in corpus.blocks(files, scratch, self.config.max_line_bytes + 1, shard):
+                    unwritten.append((index, block.lines))
+                    yield Worker.encode, block, files
+
+        for worker, (sizes, statistics) in workers.imap(tasks()):
+            index, lines = unwritten.popleft()
+            bounds += [offset.pair] * (index + 1 - len(bounds))
+            workers.send(worker, (Worker.write, offset))
+            offset = offset.after(sizes)
+            report = self.report.corpora[index]
+            report.cleaning.add(statistics)
+            report.read += lines
+            report.written += sizes[0]
+            pairs_read += lines
+            self.on_progress(pairs_read)
+        return bounds + [offset.pair] * (len(corpora) + 1 - len(bounds))
+
+    def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
+        """Counts pairs that are also in an earlier row. If they are dropped, returns a byte per row that says so."""
+        partitions = duplicates.partition(hashes, self._scratch)
+        hashes.unlink()
+        dropped = None
+        if self.config.drop_duplicates:
+            dropped = np.memmap(self._scratch / "dropped", np.uint8, "w+", shape=(bounds[-1],))
+        for _, rows in workers.imap((Worker.find_duplicates, path) for path in partitions):
+            if dropped is not None:
+                dropped[rows] = 1
+            counts = np.diff(np.searchsorted(rows, bounds))
+            for report, count in zip(self.report.corpora, counts.tolist(), strict=True):
+                report.cleaning.count(DUPLICATE, count, [], self.config)
+                report.written -= count if dropped is not None else 0
+        return dropped
+
+    def _write_rows(self, bounds: list[int], dropped: npt.NDArray[np.uint8] | None) -> None:
+        """Writes offsets and lengths in the order of training, from the lengths in the order of the text."""
+        weights = self._weights()
+        inputs, outputs = [], []
+        for side in SIDES:
+            lengths, offsets = self._scratch / f"train.{side}.lengths.bin", self._scratch / f"{side}.offsets"
+            mixing.write_offsets(lengths, offsets)
+            inputs += [offsets, lengths]
+            outputs += [self._path(TRAIN, side, "offsets"), self._path(TRAIN, side, "lengths")]
+        if dropped is None and len(bounds) == 2 and weights == [1.0]:
+            for source, final in zip(inputs, outputs, strict=True):
+                os.rename(source, final)
+            return
+        corpora = [
+            mixing.CorpusRows(start, end, weight)
+            for start, end, weight in zip(bounds[:-1], bounds[1:], weights, strict=True)
+        ]
+        mixing.write_rows(mixing.mixed_rows(corpora, self.config.seed), dropped, inputs, outputs)
+
+    def _weights(self) -> list[float]:
+        weights = list(self.config.weights) or [1.0] * len(self.report.corpora)
+        if self.config.temperature is not None:
+            counts = [report.written for report in self.report.corpora]
+            weights = mixing.weights_of_temperature(counts, self.config.temperature)
+        if max(weights) > MAX_PASSES:
+            raise ValueError(
+                f"--temperature {self.config.temperature} makes an epoch see the pairs of a corpus "
+                f"{max(weights):,.0f} times; give one nearer to 1"
+            )
+        for report, weight in zip(self.report.corpora, weights, strict=True):
+            report.weight = weight
+        return weights
+
+    # --- report and manifest ----------------------------------------------------------------------------------------
+
+    def _report_split(self, split: str) -> None:
+        lengths = {side: map_array(self._path(split, side, "lengths"), "int32") for side in SIDES}
+        self.report.splits[split] = SplitReport.of(lengths)
+
+    def _report_pieces(self, counts_of_workers: list[list[npt.NDArray[np.int64]]]) -> None:
+        pieces_of = {"source": self.tokenizer.source_pieces, "target": self.tokenizer.target_pieces}
+        for index, side in enumerate(SIDES):
+            counts = np.sum([counts[index] for counts in counts_of_workers], axis=0)
+            self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
+
+    def _files(self) -> list[Path]:
+        own = [path for path in self.folder.iterdir() if path.suffix in (".bin", ".txt")]
+        return sorted(own) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
+
+    def finish(self) -> None:
+        """Writes the manifest, after which the folder is complete."""
+        shutil.rmtree(self._scratch)
+        for path in self._files():
+            name = str(path.relative_to(self.folder))
+            if name not in self._checksums:  # workers compute those of the training set
+                self._checksums[name] = checksum(path)
+        splits = {
+            split: {
+                "pairs": report.pairs,
+                **{
+                    side: {"tokens": report.tokens[side], "dtype": dtype}
+                    for side, dtype in zip(SIDES, self.dtypes, strict=True)
+                },
+            }
+            for split, report in self.report.splits.items()
+        }
+        manifest = {
+            "nmtkit_dataset": FORMAT,
+            "source_lang": self.config.source_lang,
+            "target_lang": self.config.target_lang,
+            "tokenizer": self.tokenizer.fingerprint,
+            "splits": splits,
+            "report": self.report.counts(),
+            "settings": self.config.recorded(),
+            "files": self._checksums,
+        }
+        write_manifest(self.folder, manifest)
+
+    def _path(self, split: str, side: str, array: str) -> Path:
+        return self.folder / array_file(split, side, array)
+
+    def _split_files(self, split: str, lengths_folder: Path, hashes: Path | None = None) -> SplitFiles:
+        return SplitFiles(
+            self._path(split, "source", "ids"),
+            self._path(split, "target", "ids"),
+            lengths_folder / array_file(split, "source", "lengths"),
+            lengths_folder / array_file(split, "target", "lengths"),
+            hashes,
+        )
+
+
+def _with_tag(text: bytes, tag: str | None) -> bytes:
+    if tag is None:
+        return text
+    start = tag.encode() + b" "
+    return start + text[:-1].replace(b"\n", b"\n" + start) + b"\n"
