@@ -63,11 +63,11 @@ def perturbed_text(path: Path, output: Path, pairs: int, one_word_in: int, seed:
 
 def make_text(prefix: str, languages: tuple[str, str], pairs: int, one_word_in: int, folder: Path) -> Path:
     """Writes perturbed files into `folder` and returns their prefix."""
-    made = folder / f"text{pairs}"
+    prefix_made = folder / f"text{pairs}"
     for seed, language in enumerate(languages):
-        output = made.with_name(f"{made.name}.{language}")
+        output = prefix_made.with_name(f"{prefix_made.name}.{language}")
         perturbed_text(corpus.locate(prefix, language), output, pairs, one_word_in, seed)
-    return made
+    return prefix_made
 
 
 def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: Path, workers: int) -> list[str]:

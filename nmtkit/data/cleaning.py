@@ -107,7 +107,7 @@ class LineBytes:
         return mask
 
     def with_nul(self) -> Mask:
-        return self.matches(re.compile(b"\0"))
+        return self.matches(re.compile(b"\0")) if b"\0" in self.text else np.zeros(len(self.ends), np.bool_)
 
     def with_control(self) -> Mask:
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)

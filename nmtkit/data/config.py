@@ -17,24 +17,14 @@ class PreprocessConfig(Config):
     """A prefix stands for the two files prefix.source_lang and prefix.target_lang, perhaps compressed."""
 
     source_lang: str = option(
-        ...,
-        "source language: files end in .LANG",
-        flag="-s/--source-lang",
-        metavar="LANG",
-        section="Files",
+        ..., "source language: files end in .LANG", flag="-s/--source-lang", metavar="LANG", section="Files"
     )
     target_lang: str = option(..., "target language", flag="-t/--target-lang", metavar="LANG")
     train: tuple[str, ...] = option(
-        (),
-        "training corpora: PREFIX.LANG, or PREFIX.LANG.gz, .bz2, .xz, .zst",
-        flag="--trainpref",
-        metavar="PREFIX,…",
+        (), "training corpora: PREFIX.LANG, or PREFIX.LANG.gz, .bz2, .xz, .zst", flag="--trainpref", metavar="PREFIX,…"
     )
     valid: tuple[str, ...] = option(
-        (),
-        "valid sets, called valid, valid1, … in the dataset; never filtered",
-        flag="--validpref",
-        metavar="PREFIX,…",
+        (), "valid sets, called valid, valid1, … in the dataset; never filtered", flag="--validpref", metavar="PREFIX,…"
     )
     test: tuple[str, ...] = option(
         (), "test sets, called test, test1, …; never filtered", flag="--testpref", metavar="PREFIX,…"
@@ -51,8 +41,7 @@ class PreprocessConfig(Config):
     )
     separate_vocab: bool = option(False, "train a vocabulary for each side")
     spm_model: tuple[Path, ...] = option(
-        (),
-        "train no tokenizer but use this: a .model file, a dataset, or two .model files for source and target",
+        (), "train no tokenizer but use this: a .model file, a dataset, or two .model files for source and target"
     )
     spm_sample: int = option(
         1_000_000, "lines of each side, at most, that the tokenizer is trained on", min=1, max=1_000_000_000
@@ -70,14 +59,11 @@ class PreprocessConfig(Config):
     )
     drop_equal: bool = option(False, "drop pairs whose sides are equal; otherwise they are counted")
     drop_control: bool = option(
-        False,
-        "drop pairs with control characters (other than tab and carriage return); otherwise they are counted",
+        False, "drop pairs with control characters (other than tab and carriage return); otherwise they are counted"
     )
     strict: bool = option(False, "stop at the first pair that would be dropped, naming it")
     report: Path | None = option(
-        None,
-        "write a page of counts, lengths, pieces, and examples of dropped pairs",
-        metavar="FILE.html",
+        None, "write a page of counts, lengths, pieces, and examples of dropped pairs", metavar="FILE.html"
     )
 
     weights: tuple[float, ...] = option(

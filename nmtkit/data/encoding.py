@@ -192,7 +192,7 @@ class Worker:
 
     def __init__(
         self, tokenizer: Tokenizer, dtypes: tuple[str, str], config: PreprocessConfig, held_out_keys: Hashes,
-        files: SplitFiles,
+        files: SplitFiles
     ) -> None:  # fmt: skip
         self._config = config
         self._held_out_keys = held_out_keys

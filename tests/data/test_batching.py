@@ -15,9 +15,9 @@ def random_lengths(pairs: int, seed: int = 0, longest: int = 40) -> tuple[np.nda
 @pytest.mark.parametrize("window", [10_000, 300, 7])
 def test_every_pair_once_an_epoch_within_both_budgets(window: int) -> None:
     source, target = random_lengths(1000)
-    plan = BatchSampler(source, target, 200, seed=3, window_pairs=window)
+    sampler = BatchSampler(source, target, 200, seed=3, window_pairs=window)
     for epoch in (1, 2):
-        updates = list(plan.epoch(epoch))
+        updates = list(sampler.epoch(epoch))
         assert sorted(np.concatenate(updates).tolist()) == list(range(1000))
         assert all(max(source[update].sum(), target[update].sum()) <= 200 for update in updates)
         assert all(update.dtype == np.int64 for update in updates)
@@ -25,9 +25,9 @@ def test_every_pair_once_an_epoch_within_both_budgets(window: int) -> None:
 
 def test_the_number_of_updates_is_known_beforehand_within_two_per_cent() -> None:
     source, target = random_lengths(5000)
-    plan = BatchSampler(source, target, 1000, seed=3)
+    sampler = BatchSampler(source, target, 1000, seed=3)
     for epoch in range(3):
-        assert abs(len(list(plan.epoch(epoch))) / plan.updates_per_epoch - 1) < 0.02
+        assert abs(len(list(sampler.epoch(epoch))) / sampler.updates_per_epoch - 1) < 0.02
 
 
 def test_a_function_of_seed_and_epoch_alone() -> None:
@@ -43,10 +43,10 @@ def test_a_function_of_seed_and_epoch_alone() -> None:
 @pytest.mark.parametrize("window", [10_000, 130])
 def test_an_epoch_can_be_entered_anywhere(window: int) -> None:
     source, target = random_lengths(1000)
-    plan = BatchSampler(source, target, 200, seed=3, window_pairs=window)
-    updates = [update.tolist() for update in plan.epoch(4)]
+    sampler = BatchSampler(source, target, 200, seed=3, window_pairs=window)
+    updates = [update.tolist() for update in sampler.epoch(4)]
     for start in (0, 1, 5, len(updates) - 1, len(updates)):
-        assert [update.tolist() for update in plan.epoch(4, start)] == updates[start:]
+        assert [update.tolist() for update in sampler.epoch(4, start)] == updates[start:]
 
 
 def test_updates_are_of_similar_length_and_in_random_order() -> None:
@@ -61,10 +61,10 @@ def test_updates_are_of_similar_length_and_in_random_order() -> None:
 
 def test_pairs_meet_others_in_another_epoch() -> None:
     source, target = random_lengths(20_000, longest=12)
-    plan = BatchSampler(source, target, 500, seed=1)
+    sampler = BatchSampler(source, target, 500, seed=1)
     update_of = []
     for epoch in (1, 2):
-        updates = list(plan.epoch(epoch))
+        updates = list(sampler.epoch(epoch))
         numbers = np.empty(20_000, np.int64)
         numbers[np.concatenate(updates)] = np.repeat(np.arange(len(updates)), list(map(len, updates)))
         update_of.append(numbers)
@@ -92,7 +92,7 @@ def test_a_pair_above_the_budget_is_named_with_one_that_would_do() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 200), st.integers(40, 400), st.integers(0, 5))
-def test_slices_hold_the_update_once_in_order_of_length(pairs: int, max_tokens: int, seed: int) -> None:
+def test_micro_batches_hold_the_update_once_in_order_of_length(pairs: int, max_tokens: int, seed: int) -> None:
     source, target = random_lengths(1000, seed)
     update = np.random.default_rng(seed).permutation(1000)[:pairs]
     parts = micro_batches(update, source, target, max_tokens)
@@ -105,11 +105,11 @@ def test_slices_hold_the_update_once_in_order_of_length(pairs: int, max_tokens: 
     assert len(parts) >= tokens / max_tokens
 
 
-def test_slices_are_even() -> None:
+def test_micro_batches_are_even() -> None:
     source, target = random_lengths(3000)
     update = np.arange(3000)
     largest = max(source.sum(), target.sum())
-    limit = int(largest / 3.5)  # four slices, the last of which would be half full
+    limit = int(largest / 3.5)  # four micro-batches, the last of which would be half full
     parts = micro_batches(update, source, target, limit)
     assert len(parts) == 4
     sizes = [max(source[part].sum(), target[part].sum()) for part in parts]

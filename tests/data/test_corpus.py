@@ -44,14 +44,14 @@ def test_blocks_are_the_lines_whatever_the_compression(suffix: str, tmp_path: Pa
     files = [tmp_path / f"t.{language}{suffix}" for language in ("en", "de")]
     for file, lines in zip(files, sides, strict=True):
         file.write_bytes(compress(b"\n".join(lines)))  # the last line lacks its line feed
-    found = read_all(corpus.locate(str(tmp_path / "t"), "en"), corpus.locate(str(tmp_path / "t"), "de"), tmp_path)
-    assert [b"".join(part) for part in zip(*(block[1:] for block in found), strict=True)] == [
+    blocks = read_all(corpus.locate(str(tmp_path / "t"), "en"), corpus.locate(str(tmp_path / "t"), "de"), tmp_path)
+    assert [b"".join(part) for part in zip(*(block[1:] for block in blocks), strict=True)] == [
         b"".join(line + b"\n" for line in lines) for lines in sides
     ]
-    starts = np.cumsum([1] + [block[1].count(b"\n") for block in found])
-    assert [block[0] for block in found] == starts[:-1].tolist()
-    assert all(1 <= block[1].count(b"\n") <= 4 for block in found)
-    assert all(block[1].count(b"\n") == 1 or max(map(len, block[1:])) <= 31 for block in found)
+    starts = np.cumsum([1] + [block[1].count(b"\n") for block in blocks])
+    assert [block[0] for block in blocks] == starts[:-1].tolist()
+    assert all(1 <= block[1].count(b"\n") <= 4 for block in blocks)
+    assert all(block[1].count(b"\n") == 1 or max(map(len, block[1:])) <= 31 for block in blocks)
     assert sorted(tmp_path.iterdir()) == sorted(files)  # no temporary file is left
 
 
