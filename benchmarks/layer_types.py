@@ -80,7 +80,7 @@ class Recurrent(nn.Module):
 class Convolution(nn.Module):
     def __init__(self, d: int, dilation: int = 1) -> None:
         super().__init__()
-        self.layer = PackedConvolution(nn.Linear(KERNEL * d, d), KERNEL, dilation=dilation, causal=False)
+        self.layer = PackedConvolution(nn.Linear(KERNEL * d, d), KERNEL, width=d, dilation=dilation, causal=False)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         return self.layer(x, layout)

@@ -1,51 +1,59 @@
 """Mixture of experts: "Outrageously Large Neural Networks" (Shazeer et al. 2017), section 5.3 and appendix E.
 
-And the same layer in the Transformer, in place of its feed-forward networks.
+`TransformerMoE` puts the same layer in the Transformer, in place of its feed-forward networks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
-from nmtkit.architectures.row_state import RowState
+from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
+from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.experts import Experts, pop_auxiliary_losses
-from nmtkit.layers.recurrent import PackedLSTM
-from nmtkit.layers.recurrent_attention import AttentiveLSTM, ProductAttention
+from nmtkit.layers.recurrent import (
+    AttentionLSTM,
+    AttentionMemory,
+    BidirectionalLSTM,
+    LayerStates,
+    PackedLSTM,
+    ProductAttention,
+)
 from nmtkit.packed import Layout, Packed
-from nmtkit.registry import option
+from nmtkit.registry import Config, option
 
-# S source tokens, T target tokens of all sentences, D width between layers, A of the attention, N rows of a search
+# S source tokens, T target tokens, D model width
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateConfig:
-    """The layer of section 2, alike in both models."""
+class ExpertsConfig(Config):
+    """The mixture layer of section 2."""
 
-    experts: int = option(2048, "experts of each mixture layer")
-    active_experts: int = option(2, "experts each token is sent to (k); with groups, so many of each of k groups")
-    expert_groups: int | None = option(16, "groups of experts, chosen by a gate before (appendix B); none: one level")
-    importance_weight: float = option(0.01, "weight of the loss on unequal importance of experts (section 4)")
-    load_weight: float = option(0.01, "weight of the loss on unequal load of experts (appendix A)")
+    experts: int = option(2048, "experts of each mixture layer", min=2, max=65_536)
+    active_experts: int = option(
+        2, "experts each token is sent to (k); with groups, as many of each of k groups", min=1, max=65_536
+    )
+    expert_groups: int | None = option(
+        16, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
+    )
+    importance_weight: float = option(0.01, "weight of the loss on unequal importance of experts (section 4)", min=0)
+    load_weight: float = option(0.01, "weight of the loss on unequal load of experts (appendix A)", min=0)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         groups = self.expert_groups
-        if groups is not None and (groups < 1 or self.experts % groups):
-            raise ValueError(f"expert_groups is {groups}; it must divide experts, {self.experts}")
+        if groups is not None and self.experts % groups:
+            raise ValueError(f"--expert-groups is {groups}; it must divide --experts, {self.experts}")
         most = min(groups, self.experts // groups) if groups else self.experts
-        if not 0 < self.active_experts < most:
+        if self.active_experts >= most:
             raise ValueError(
-                f"active_experts is {self.active_experts}; it must be at least 1, and less than there are experts to "
-                f"choose from, {most}"
+                f"--active-experts is {self.active_experts}; it must be below {most}, the experts (or groups) to "
+                "select from"
             )
-        for name in ("importance_weight", "load_weight"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
 
     def layer(self, width: int, hidden: int, dropout: float = 0.0) -> Experts:
         weights = self.importance_weight, self.load_weight
@@ -56,36 +64,33 @@ class GateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(GateConfig):
+class MoEConfig(ExpertsConfig):
     """The defaults are the WMT'14 models with 2,048 experts: two experts of each of two groups (appendix E).
 
-    How many groups there were, appendix E does not say: 16 are those of appendix C.1, one for each GPU. The flat models
-    with 32 experts send a token to 4.
+    Appendix E does not state the number of groups: 16 are those of appendix C.1, one for each GPU. The flat models with
+    32 experts send a token to 4.
     """
 
-    encoder_layers: int = option(3, "LSTM layers of the encoder, the bidirectional one at the bottom included")
-    decoder_layers: int = option(2, "LSTM layers of the decoder")
-    d_model: int = option(512, "width of embeddings and of every layer's output (even)")
-    d_hidden: int = option(2048, "cells of each LSTM layer, projected to d_model")
-    d_expert: int = option(2048, "hidden width of an expert")
-    dropout: float = option(0.4, "dropout on the output of embeddings, LSTM and mixture layers")
+    encoder_layers: int = option(
+        3, "LSTM layers of the encoder, the bidirectional one at the bottom included", min=2, max=1000
+    )
+    decoder_layers: int = option(2, "LSTM layers of the decoder", min=2, max=1000)
+    d_model: int = option(512, "width of embeddings and of every layer's output (even)", min=2, max=65_536)
+    d_hidden: int = option(2048, "cells of each LSTM layer, projected to d_model", min=3, max=65_536)
+    d_expert: int = option(2048, "hidden width of an expert", min=1, max=65_536)
+    dropout: float = option(0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1)
     initial_range: float | None = option(
-        None, "parameters but those of experts start uniform within this; none: torch's ranges, and embeddings of 0.1"
+        None,
+        "parameters but those of experts start uniform within this; none: torch's ranges, and embeddings of 0.1",
+        min=0,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_expert < 1:
-            raise ValueError(f"d_expert is {self.d_expert}; it must be at least 1")
-        for name in ("encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} is {getattr(self, name)}; experts stand between 2 layers or more")
-        if self.d_model < 2 or self.d_model % 2 or self.d_hidden <= self.d_model:
-            raise ValueError(
-                f"d_model {self.d_model} must be even, and d_hidden {self.d_hidden}, which is projected to it, larger"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and less than 1")
+        if self.d_model % 2:
+            raise ValueError(f"--d-model is {self.d_model}; it must be even, for the two directions of a layer")
+        if self.d_hidden <= self.d_model:
+            raise ValueError(f"--d-hidden is {self.d_hidden}; it must be above --d-model, {self.d_model}")
 
 
 PUBLISHED = MoEConfig()
@@ -105,13 +110,15 @@ PUBLISHED = MoEConfig()
         initial_range=0.14,
     ),
 )
-class MoE(Architecture):
-    """A GNMT of few layers, with experts below the top layer of either stack, and a residual connection around every
-    LSTM and mixture layer. Mixture outputs pass through a sigmoid. Only the decoder's bottom layer reads the context.
+class MoE(IncrementalArchitecture):
+    """A GNMT of few layers, with experts below the top layer of either stack.
+
+    A residual connection surrounds every LSTM and mixture layer. Mixture outputs pass through a sigmoid. Only the
+    decoder's bottom layer reads the context.
 
     The paper's translation models balance their gates strictly (appendix F); here they are the noisy ones of section 2,
-    whose losses do that, in two levels where there are thousands of experts. The directions of the bottom layer share
-    d_model, since "all of the layers" are 512 wide; by this reading a step takes 73 million multiplications and
+    balanced by their losses, in two levels where there are thousands of experts. The directions of the bottom layer
+    share d_model, since "all of the layers" are 512 wide; by this reading a step takes 73 million multiplications and
     additions (output layer left out), where the paper counts 85, so some layer may have been wider.
     """
 
@@ -123,15 +130,14 @@ class MoE(Architecture):
         self.target_embedding = nn.Embedding(vocabulary.target, width)
         nn.init.normal_(self.source_embedding.weight, std=0.1)
         nn.init.normal_(self.target_embedding.weight, std=0.1)
-        self.forwards = PackedLSTM(width, hidden, projection=width // 2)
-        self.backwards = PackedLSTM(width, hidden, projection=width // 2, reverse=True)
+        self.bottom_encoder = BidirectionalLSTM(width, hidden, projection=width // 2)
         encoder = nn.ModuleList(PackedLSTM(width, hidden, projection=width) for _ in range(config.encoder_layers - 1))
         decoder = nn.ModuleList(PackedLSTM(width, hidden, projection=width) for _ in range(config.decoder_layers - 1))
         self.encoder, self.decoder = cast(Sequence[PackedLSTM], encoder), cast(Sequence[PackedLSTM], decoder)
         self.encoder_experts = config.layer(width, config.d_expert)
         self.decoder_experts = config.layer(width, config.d_expert)
         attention = ProductAttention(width, width, width)
-        self.bottom_decoder = AttentiveLSTM(width, hidden, attention, width, projection=width)
+        self.bottom_decoder = AttentionLSTM(width, hidden, attention, width, projection=width)
         self.dropout = Dropout(config.dropout)
         self.output_projection = nn.Linear(width, vocabulary.target)
         self.target_tokens = 0
@@ -140,75 +146,59 @@ class MoE(Architecture):
                 if "experts" not in name:  # their gates start at zero
                     nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
-    def mixed(self, x: Tensor, experts: Experts) -> Tensor:
-        return x + self.dropout(experts(x).sigmoid())
-
     def encode(self, source: Packed) -> Packed:
-        """Values S (D + A): the top encoder layer, and what the attention's scores need of it."""
-        layout = source.layout
+        """Returns the top encoder layer's output and beside it the attention's keys: [S, 2D]."""
         x = self.dropout(self.source_embedding(source.values))
-        x = x + self.dropout(torch.cat([self.forwards(x, layout), self.backwards(x, layout)], -1))
-        x = self._stack(x, layout, self.encoder, self.encoder_experts)
+        x = x + self.dropout(self.bottom_encoder(x, source.layout))
+        x = self.stack(x, source.layout, self.encoder, self.encoder_experts)
         return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))
 
-    def _stack(self, x: Tensor, layout: Layout, layers: Sequence[PackedLSTM], experts: Experts) -> Tensor:
+    def stack(
+        self,
+        x: Tensor,
+        layout: Layout,
+        layers: Sequence[PackedLSTM],
+        experts: Experts,
+        states: LayerStates | None = None,
+    ) -> Tensor:
         for layer in layers:
             if layer is layers[-1]:
-                x = self.mixed(x, experts)
-            x = x + self.dropout(layer(x, layout))
+                x = x + self.dropout(experts(x).sigmoid())
+            x = x + self.dropout(layer(x, layout, states))
         return x
 
-    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        return self._decode(memory, target_input)[0]
+    def stateful_layers(self) -> Iterable[nn.Module]:
+        return self.bottom_decoder, *self.decoder
 
-    def _decode(self, memory: Packed, target_input: Packed) -> tuple[Tensor, Tensor]:
-        """Features T D and attention weights B L S."""
+    def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         layout = target_input.layout
         self.target_tokens = layout.tokens
         x = self.dropout(self.target_embedding(target_input.values))
-        values, keys = (memory.with_values(part) for part in memory.values.split(self.width, -1))
-        read = self.bottom_decoder(x, layout, values, keys)
-        x = x + self.dropout(read.output)
-        return self._stack(x, layout, self.decoder, self.decoder_experts), read.weights
+        values, keys = state.memory.chunk(2, -1)
+        bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
+        state.record(bottom.weights[:, None])
+        x = x + self.dropout(bottom.output)
+        return self.stack(x, layout, self.decoder, self.decoder_experts, state.states)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
         return pop_auxiliary_losses(self, self.target_tokens)
 
-    def start(self, memory: Packed, beams: int) -> RowState:
-        layers = {f"layer {index}": layer.state_shapes for index, layer in enumerate(self.decoder)}
-        return RowState(memory, beams, {"bottom": self.bottom_decoder.state_shapes, **layers})
 
-    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        assert isinstance(state, RowState)
-        values, keys = state.memory.split(self.width, -1)
-        x = self.dropout(self.target_embedding(tokens))
-        read, state.rows["bottom"] = self.bottom_decoder.step(x, state.rows["bottom"], values, keys, state.valid)
-        x = x + self.dropout(read.output)
-        for index, layer in enumerate(self.decoder):
-            if layer is self.decoder[-1]:
-                x = self.mixed(x, self.decoder_experts)
-            y, state.rows[f"layer {index}"] = layer.step(x, state.rows[f"layer {index}"])
-            x = x + self.dropout(y)
-        return self.output_projection(x)
-
-    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
-        weights = self._decode(self.encode(source), target_input)[1]
-        return {"cross": [(weights * target_input.layout.mask[..., None])[:, None]]}
-
-
-# The layer in the Transformer
+# The mixture layer in the Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerMoEConfig(TransformerConfig, GateConfig):
+class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
     """A Transformer whose feed-forward networks are mixtures of experts; each expert is `d_ff` wide."""
 
-    experts: int = option(16, "experts of each mixture layer")
-    expert_groups: int | None = option(None, "groups of experts, chosen by a gate before (appendix B); none: one level")
+    experts: int = option(16, "experts of each mixture layer", min=2, max=65_536)
+    expert_groups: int | None = option(
+        None, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
+    )
 
     def __post_init__(self) -> None:
         TransformerConfig.__post_init__(self)
-        GateConfig.__post_init__(self)
+        ExpertsConfig.__post_init__(self)
 
 
 TRANSFORMER = TransformerMoEConfig()

@@ -1,61 +1,185 @@
-"""LSTM layers over packed sentences."""
+"""LSTM layers over packed sentences, and the attention of recurrent decoders.
+
+A layer is written once for training and for decoding: where `states` holds an entry for it, the layer continues from
+that entry and replaces it; otherwise it starts from zeros.
+"""
 
 import warnings
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nmtkit.packed import Layout, Packed
 
-# B sentences, T tokens in all of them, L tokens of the longest, N rows of a search, I width of the input, H of the cell
+# B sentences, T target tokens, L and M tokens of the longest target and source sentence, R hypotheses of a sentence,
+# N = B x R rows of a search (with teacher forcing R is 1)
 
-LSTMState = tuple[Tensor, ...]  # two tensors, output and cell of the last step: N O, N H
-
-
-def backwards(layout: Layout) -> Tensor:
-    """For each token the one that mirrors it in its sentence: T, int64. Its own inverse."""
-    first = layout.cu_seqlens.long()[:-1]
-    return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
+LayerStates = dict[nn.Module, tuple[Tensor, ...]]  # per layer, one [N, …] tensor for each of its `state_shapes`
 
 
 class PackedLSTM(nn.Module):
-    """One LSTM layer (Hochreiter & Schmidhuber 1997), of either direction: T I -> T H.
+    """One LSTM layer (Hochreiter & Schmidhuber 1997), of either direction: [T, width] -> [T, hidden].
 
-    Sentences run side by side in a rectangle. What fills the cells behind a sentence's end comes after its last token
-    and so changes nothing; a layer of the backward direction mirrors each sentence before and after. With `projection`
-    the output of the cell is projected to that width before it is fed back (Sak et al. 2014).
+    Sentences run side by side, padded. Padding comes after a sentence's last token and so changes nothing; a layer of
+    the backward direction reverses each sentence before and after. With `projection` the output of the cell is
+    projected to that width before it is fed back (Sak et al. 2014).
     """
 
     def __init__(self, width: int, hidden: int, *, reverse: bool = False, projection: int = 0) -> None:
         super().__init__()
         self.reverse = reverse
         self.lstm = nn.LSTM(width, hidden, batch_first=True, proj_size=projection)
-        if projection:  # nothing to mend: it only says that a slower kernel is used
+        if projection:  # the warning only says that a slower kernel is used; there is no other
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
-        self.state_shapes = ((projection or hidden,), (hidden,))
+        self.state_shapes = ((projection or hidden,), (hidden,))  # output and cell of the last step
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        order = backwards(layout) if self.reverse else None
-        rectangle = Packed(x if order is None else x[order], layout).to_padded()  # T I -> B L I
-        y = Packed.from_padded(self.lstm(rectangle)[0], layout).values
+    def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
+        order = reversal(layout) if self.reverse else None
+        padded = Packed(x if order is None else x[order], layout).to_padded()  # [T, width] -> [N, L, width]
+        if states and self in states:
+            assert not self.reverse and layout.uniform
+            output, cell = (part.to(x.dtype)[None] for part in states[self])
+            y, (output, cell) = self.lstm(padded, (output, cell))
+            states[self] = output[0], cell[0]
+        else:
+            y, _ = self.lstm(padded)
+        y = Packed.from_padded(y, layout).values
         return y if order is None else y[order]
 
-    @property
-    def input_parameters(self) -> tuple[Tensor, Tensor]:
-        """Weight 4H I and bias 4H of the part of the gates that the input feeds."""
-        return cast(Tensor, self.lstm.weight_ih_l0), cast(Tensor, self.lstm.bias_ih_l0)
-
-    def step(self, x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
-        """The next token of N sentences: N I -> N H, and the state after it."""
-        assert not self.reverse
-        output, cell = (part.to(x.dtype)[None] for part in state)
-        y, (output, cell) = self.lstm(x[:, None], (output, cell))
-        return y[:, 0], (output[0], cell[0])
+    def input_gates(self, x: Tensor, rows: int) -> Tensor:
+        """Returns the first `rows` of W x + b, the sums before the gates without their recurrent part."""
+        weight, bias = cast(Tensor, self.lstm.weight_ih_l0), cast(Tensor, self.lstm.bias_ih_l0)
+        return F.linear(x, weight[:rows], bias[:rows])
 
 
-def lstm_cell(gates: Tensor, cell: Tensor) -> LSTMState:
-    """Output and cell from the sums before the gates, N 4H, in torch's order: input, forget, new, output."""
-    into, keep, new, out = gates.chunk(4, -1)
-    cell = keep.sigmoid() * cell + into.sigmoid() * new.tanh()
-    return out.sigmoid() * cell.tanh(), cell
+class BidirectionalLSTM(nn.Module):
+    """Two LSTM layers that read the sentence from either end, side by side: [S, width] -> [S, 2 x output]."""
+
+    def __init__(self, width: int, hidden: int, projection: int = 0) -> None:
+        super().__init__()
+        self.forwards = PackedLSTM(width, hidden, projection=projection)
+        self.backwards = PackedLSTM(width, hidden, projection=projection, reverse=True)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        return torch.cat([self.forwards(x, layout), self.backwards(x, layout)], -1)
+
+
+def reversal(layout: Layout) -> Tensor:
+    """Returns for each token the index of the one that mirrors it in its sentence [T], int64; its own inverse."""
+    first = layout.cu_seqlens.long()[:-1]
+    return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
+
+
+def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns output and cell from the sums before the gates [N, 4 hidden], in torch's order: i, f, g, o."""
+    i, f, g, o = gates.chunk(4, -1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+# Attention
+
+
+class AdditiveAttention(nn.Module):
+    """score = v · tanh(W query + U memory) (Bahdanau et al. 2015, appendix A.1.2)."""
+
+    def __init__(self, query: int, memory: int, hidden: int) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(query, hidden)
+        self.k_proj = nn.Linear(memory, hidden, bias=False)
+        self.v = nn.Linear(hidden, 1, bias=False)
+
+    def keys(self, memory: Tensor) -> Tensor:
+        """Returns the part of the scores that depends on the memory alone: [… width] -> [… hidden]."""
+        return self.k_proj(memory)
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        """Returns [B, R, M] for queries [B, R, width] and keys [B, M, hidden]."""
+        return self.v(torch.tanh(self.q_proj(query)[:, :, None] + keys[:, None]))[..., 0]
+
+
+class ProductAttention(nn.Module):
+    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, one product (Shazeer et al. 2017, appendix G)."""
+
+    def __init__(self, query: int, memory: int, hidden: int) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(query, hidden, bias=False)
+        self.k_proj = nn.Linear(memory, hidden, bias=False)
+        self.v = nn.Parameter(torch.empty(hidden).uniform_(-1, 1))
+
+    def keys(self, memory: Tensor) -> Tensor:
+        return torch.tanh(self.k_proj(memory))
+
+    def scores(self, query: Tensor, keys: Tensor) -> Tensor:
+        return (torch.tanh(self.q_proj(query)) * self.v).to(keys.dtype) @ keys.transpose(1, 2)
+
+
+class AttentionMemory(NamedTuple):
+    """The padded memory that attention reads."""
+
+    values: Tensor  # [B, M, width]
+    keys: Tensor  # [B, M, hidden], of `attention.keys`
+    mask: Tensor  # [B, M], True where a token is
+
+
+class AttentionLSTMOutput(NamedTuple):
+    output: Tensor  # [T, output]
+    context: Tensor  # [T, memory width]: what the attention read before the token
+    input_gates: Tensor  # [T, 4 hidden]: W x + C context, the sums before the gates without their recurrent part
+    weights: Tensor  # [N, L, M], of the attention; rows beyond a sentence's end have no meaning
+
+
+class AttentionLSTM(nn.Module):
+    """An LSTM layer that attends to the memory before each token, with its own last output as the query.
+
+    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the last output, so tokens run one by one;
+    W x does not and is one product for all. With `projection` the output is projected to that width.
+    """
+
+    def __init__(
+        self, width: int, hidden: int, attention: AdditiveAttention | ProductAttention, memory: int, projection: int = 0
+    ) -> None:
+        super().__init__()
+        output = projection or hidden
+        self.attention = attention
+        self.input_proj = nn.Linear(width, 4 * hidden)
+        self.context_proj = nn.Linear(memory, 4 * hidden, bias=False)
+        self.recurrent_proj = nn.Linear(output, 4 * hidden, bias=False)
+        self.out_proj = nn.Linear(hidden, projection, bias=False) if projection else nn.Identity()
+        self.state_shapes = ((output,), (hidden,))
+        for linear in (self.input_proj, self.context_proj, self.recurrent_proj):
+            for parameter in linear.parameters():
+                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)  # as torch's LSTM
+
+    def forward(
+        self, x: Tensor, layout: Layout, memory: AttentionMemory, states: LayerStates | None = None
+    ) -> AttentionLSTMOutput:
+        """x [T, width] on `layout`, whose N sentences are the R hypotheses of each of the memory's B, in order."""
+        gates = Packed(self.input_proj(x), layout).to_padded()  # [T, 4 hidden] -> [N, L, 4 hidden]
+        if states and self in states:
+            output, cell = (part.to(x.dtype) for part in states[self])
+        else:
+            output, cell = (x.new_zeros(layout.sentences, *shape) for shape in self.state_shapes)
+        steps = []
+        for token_gates in gates.unbind(1):
+            context, weights = self.attend(output, memory)
+            input_gates = token_gates + self.context_proj(context)
+            hidden, cell = lstm_cell(input_gates + self.recurrent_proj(output), cell)
+            output = self.out_proj(hidden)
+            steps.append((output, context, input_gates, weights))
+        if states and self in states:
+            states[self] = output, cell
+        outputs, contexts, all_gates, all_weights = (torch.stack(parts, 1) for parts in zip(*steps, strict=True))
+        outputs, contexts, all_gates = (
+            Packed.from_padded(part, layout).values for part in (outputs, contexts, all_gates)
+        )
+        return AttentionLSTMOutput(outputs, contexts, all_gates, all_weights)
+
+    def attend(self, query: Tensor, memory: AttentionMemory) -> tuple[Tensor, Tensor]:
+        """Returns contexts [N, width] and weights [N, M] for queries [N, output]."""
+        scores = self.attention.scores(query.unflatten(0, (len(memory.values), -1)), memory.keys)  # [B, R, M]
+        weights = scores.float().masked_fill(~memory.mask[:, None], -torch.inf).softmax(-1)
+        contexts = weights.to(memory.values.dtype) @ memory.values
+        return contexts.flatten(0, 1), weights.flatten(0, 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.architectures import Vocabulary
-from nmtkit.architectures.bytenet import Block, ByteNet, ByteNetConfig, unfolded
+from nmtkit.architectures.bytenet import ByteNet, ByteNetConfig, ResidualBlock, unfold
 from nmtkit.packed import Packed
 
 CONFIG = ByteNetConfig(encoder_blocks=4, decoder_blocks=4, d_model=3, dilations=(1, 2, 4), dropout=0.0)
@@ -19,15 +19,15 @@ def model() -> ByteNet:
     return ByteNet(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
 
 
-def residual(block: Block, x: Tensor, dilation: int, causal: bool) -> Tensor:
+def residual(block: ResidualBlock, x: Tensor, dilation: int, causal: bool) -> Tensor:
     """L 2D -> L 2D (figure 3, left)."""
-    y = block.narrow[2](F.relu(F.layer_norm(x, (6,), block.narrow[0].weight, block.narrow[0].bias)))
+    y = block.conv1[2](F.relu(F.layer_norm(x, (6,), block.conv1[0].weight, block.conv1[0].bias)))
     y = F.relu(F.layer_norm(y, (3,), block.norm[0].weight, block.norm[0].bias))
-    linear = block.convolution.linear
+    linear = block.conv2.linear
     weight = linear.weight.unflatten(1, (3, 3)).transpose(1, 2)
     pad = (2 * dilation, 0) if causal else (dilation, dilation)
     y = F.conv1d(F.pad(y.T[None], pad), weight, linear.bias, dilation=dilation)[0].T
-    return x + block.widen[2](F.relu(F.layer_norm(y, (3,), block.widen[0].weight, block.widen[0].bias)))
+    return x + block.conv3[2](F.relu(F.layer_norm(y, (3,), block.conv3[0].weight, block.conv3[0].bias)))
 
 
 @pytest.mark.parametrize("target_length", [4, 9])  # within the 6 columns of the source, and beyond them
@@ -42,12 +42,12 @@ def test_features_are_those_of_the_paper(target_length: int) -> None:
     for block, dilation in zip(bytenet.decoder, (1, 2, 4, 1), strict=True):
         x = residual(block, x, dilation, causal=True)
     features = bytenet(Packed.from_lists([source.tolist()]), Packed.from_lists([target.tolist()]))
-    torch.testing.assert_close(features, bytenet.top(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(features, bytenet.final(x), rtol=1e-5, atol=1e-5)
 
 
 def test_sources_are_unfolded_to_a_times_length_plus_b() -> None:
     source = Packed.from_lists([[1], [2, 3, 4, 5, 6]])
-    wide = unfolded(source.with_values(source.values[:, None].float()), 1.2, 1)
+    wide = unfold(source.with_values(source.values[:, None].float()), 1.2, 1)
     assert wide.layout.lengths.tolist() == [3, 7]  # ceil(1.2) + 1, 6 + 1
     assert wide.values[:, 0].tolist() == [1, 0, 0, 2, 3, 4, 5, 6, 0, 0]
 
@@ -58,10 +58,10 @@ def test_a_step_costs_the_same_at_any_length() -> None:
     sizes = set()
     for _ in range(6):
         bytenet.step(torch.tensor([3, 4]), state)
-        sizes.add(sum(part.numel() for group in state.rows.values() for part in group))
+        sizes.add(sum(part.numel() for group in state.states.values() for part in group))
     assert len(sizes) == 1
 
 
 def test_sources_are_never_cut() -> None:
-    with pytest.raises(ValueError, match=r"unfold_factor 0\.9"):
+    with pytest.raises(ValueError, match=r"--unfold-factor is 0\.9"):
         ByteNetConfig(unfold_factor=0.9)

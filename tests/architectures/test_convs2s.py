@@ -40,27 +40,27 @@ def gated(block: Block, x: Tensor, causal: bool) -> Tensor:
 def test_features_are_those_of_the_paper() -> None:
     convs2s, source, target, half = model(), torch.tensor([3, 5, 2, 7]), torch.tensor([1, 4, 9, 12, 6]), math.sqrt(0.5)
     e = convs2s.source_embedding.tokens.weight[source] + convs2s.source_embedding.positions.weight[:4]
-    x = convs2s.into_encoder(e)
+    x = convs2s.encoder_in_proj(e)
     for block in convs2s.encoder:
         x = (gated(block, x, causal=False) + block.residual(x)) * half
-    z = convs2s.out_of_encoder(x)
+    z = convs2s.encoder_out_proj(x)
     g = convs2s.target_embedding.tokens.weight[target] + convs2s.target_embedding.positions.weight[:5]
-    x = convs2s.into_decoder(g)
+    x = convs2s.decoder_in_proj(g)
     for block in convs2s.decoder:
         h = gated(block, x, causal=True)
-        d = (block.attention.query_of(h) + g) * half
+        d = (block.attention.in_proj(h) + g) * half
         c = (d @ z.T).softmax(-1) @ ((z + e) * half)
-        h = (h + block.attention.context(c * 4 * math.sqrt(1 / 4))) * half
+        h = (h + block.attention.out_proj(c * 4 * math.sqrt(1 / 4))) * half
         x = (h + block.residual(x)) * half
     features = convs2s(Packed.from_lists([source.tolist()]), Packed.from_lists([target.tolist()]))
-    torch.testing.assert_close(features, convs2s.out_of_decoder(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(features, convs2s.decoder_out_proj(x), rtol=1e-5, atol=1e-5)
 
 
 def test_encoder_gradients_are_divided_by_the_number_of_attentions() -> None:
     convs2s = model()
     memory = convs2s.encode(Packed.from_lists([[3, 5, 2]]))
     z, _ = memory.values.chunk(2, -1)
-    weight = convs2s.out_of_encoder.bias
+    weight = convs2s.encoder_out_proj.bias
     (scaled,) = torch.autograd.grad(z.sum(), weight, retain_graph=True)
     torch.testing.assert_close(scaled, torch.full((5,), 3 / 3.0))  # 3 tokens, 3 decoder blocks
 
@@ -94,7 +94,7 @@ def test_a_sentence_beyond_the_learned_positions_is_refused() -> None:
 def test_an_even_encoder_kernel_is_refused() -> None:
     with pytest.raises(ValueError, match="must be odd"):
         ConvS2SConfig(encoder_widths=(4,), encoder_kernels=(2,))
-    with pytest.raises(ValueError, match="must be as many"):
+    with pytest.raises(ValueError, match="give one of each"):
         ConvS2SConfig(decoder_widths=(4, 4), decoder_kernels=(3,))
 
 

@@ -7,7 +7,7 @@ from conftest import write_corpus
 from torch import Tensor
 
 from nmtkit.architectures import Vocabulary
-from nmtkit.architectures.deep_att import Column, DeepAtt, DeepAttConfig
+from nmtkit.architectures.deep_att import DeepAtt, DeepAttConfig, FastForwardStack
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import UNK
@@ -20,11 +20,11 @@ CONFIG = DeepAttConfig(
 )
 
 
-def column(stack: Column, xs: list[Tensor], starts_backwards: bool) -> list[Tensor]:
+def column(stack: FastForwardStack, xs: list[Tensor], starts_backwards: bool) -> list[Tensor]:
     """f^k = W^k [Half(f^{k-1}), h^{k-1}], read from alternating ends; [f, h] of the top layer."""
     for number, layer in enumerate(stack.layers):
-        lstm = layer.recurrent.lstm
-        backwards = (number % 2 == 0) == starts_backwards and len({part.recurrent.reverse for part in stack.layers}) > 1
+        lstm = layer.lstm
+        backwards = (number % 2 == 0) == starts_backwards and len({part.reverse for part in stack.layers}) > 1
         order = range(len(xs))[::-1] if backwards else range(len(xs))
         tops: dict[int, Tensor] = {}
         h, c = torch.zeros(H), torch.zeros(H)
@@ -49,10 +49,14 @@ def test_features_are_those_of_the_paper() -> None:
 
     h, c, above = torch.zeros(H), torch.zeros(H), []
     for token in target:
-        hidden = torch.tanh(model.bottom.attention.query(h) + memory @ model.bottom.attention.key.weight.T)
-        context = (hidden @ model.bottom.attention.score.weight[0]).softmax(0) @ memory
-        f = model.bottom.input(model.target_embedding.weight[token]) + model.bottom.context(context)
-        into, keep, new, out = (f + model.bottom.recurrent(h)).split(H)
+        hidden = torch.tanh(
+            model.bottom_decoder.attention.q_proj(h) + memory @ model.bottom_decoder.attention.k_proj.weight.T
+        )
+        context = (hidden @ model.bottom_decoder.attention.v.weight[0]).softmax(0) @ memory
+        f = model.bottom_decoder.input_proj(model.target_embedding.weight[token]) + model.bottom_decoder.context_proj(
+            context
+        )
+        into, keep, new, out = (f + model.bottom_decoder.recurrent_proj(h)).split(H)
         c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
         h = out.sigmoid() * c.tanh()
         above.append(torch.cat([f[: 2 * H], h]))
@@ -66,8 +70,8 @@ def test_features_are_those_of_the_paper() -> None:
 
 def test_directions_alternate_and_the_columns_differ() -> None:
     model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False))
-    assert [layer.recurrent.reverse for layer in model.forwards_first.layers] == [False, True, False]
-    assert [layer.recurrent.reverse for layer in model.backwards_first.layers] == [True, False, True]
+    assert [layer.reverse for layer in model.forwards_first.layers] == [False, True, False]
+    assert [layer.reverse for layer in model.backwards_first.layers] == [True, False, True]
 
 
 def test_alignment_gives_every_target_token_a_source_token() -> None:

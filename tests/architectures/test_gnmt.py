@@ -41,11 +41,11 @@ def test_features_are_those_of_the_paper() -> None:
     h, c = torch.zeros(6), torch.zeros(6)
     for token in target:
         hidden = torch.tanh(
-            gnmt.bottom_decoder.attention.query(h) + memory @ gnmt.bottom_decoder.attention.key.weight.T
+            gnmt.bottom_decoder.attention.q_proj(h) + memory @ gnmt.bottom_decoder.attention.k_proj.weight.T
         )
-        context = (hidden @ gnmt.bottom_decoder.attention.score.weight[0]).softmax(0) @ memory
+        context = (hidden @ gnmt.bottom_decoder.attention.v.weight[0]).softmax(0) @ memory
         y = gnmt.target_embedding.weight[token]
-        into, keep, new, out = (bottom.input(y) + bottom.context(context) + bottom.recurrent(h)).split(6)
+        into, keep, new, out = (bottom.input_proj(y) + bottom.context_proj(context) + bottom.recurrent_proj(h)).split(6)
         c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
         h = out.sigmoid() * c.tanh()
         outputs.append(h)

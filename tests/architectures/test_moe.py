@@ -17,7 +17,7 @@ def test_experts_stand_below_the_top_layer_inside_residual_connections() -> None
     """With every LSTM silenced, what is left of the encoder is x + sigmoid(experts(x))."""
     torch.manual_seed(2)
     model = MoE(CONFIG, VOCABULARY).eval()
-    for layer in (model.forwards, model.backwards, *model.encoder):
+    for layer in (model.bottom_encoder, *model.encoder):
         for parameter in layer.parameters():
             torch.nn.init.zeros_(parameter)
     torch.nn.init.normal_(model.encoder_experts.gate)
@@ -30,7 +30,7 @@ def test_auxiliary_losses_count_target_tokens() -> None:
     torch.manual_seed(2)
     model = MoE(CONFIG, VOCABULARY).train()
     model(SOURCE, TARGET)
-    parts = [model.encoder_experts.imbalance, model.decoder_experts.imbalance]
+    parts = [model.encoder_experts.balance_losses, model.decoder_experts.balance_losses]
     expected = {name: 6 * float(sum(part[name] for part in parts).detach()) for name in ("importance", "load")}
     losses = {name: float(loss.detach()) for name, loss in model.auxiliary_losses().items()}
     assert losses == pytest.approx(expected)
@@ -41,11 +41,11 @@ def test_the_transformer_has_experts_in_every_layer_and_no_feed_forward_network(
     model = TransformerMoE(config, VOCABULARY)
     assert sum(isinstance(module, Experts) for module in model.modules()) == 4
     assert all(isinstance(layer.feed_forward, Experts) for layer in (*model.encoder, *model.decoder))
-    assert model.encoder[0].feed_forward.inner.shape == (4, 8, 5)
+    assert model.encoder[0].feed_forward.fc1.shape == (4, 8, 5)
 
 
 def test_more_active_experts_than_there_are_is_refused() -> None:
-    with pytest.raises(ValueError, match="active_experts is 6"):
+    with pytest.raises(ValueError, match="--active-experts is 6"):
         MoEConfig(experts=6, expert_groups=None, active_experts=6)
-    with pytest.raises(ValueError, match="active_experts is 0"):
+    with pytest.raises(ValueError, match="--active-experts is 0"):
         TransformerMoEConfig(active_experts=0)

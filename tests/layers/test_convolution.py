@@ -15,7 +15,7 @@ def test_equals_a_convolution_of_each_sentence_alone(kernel: int, dilation: int,
     lengths = [5, 1, 9, 2]
     x = torch.randn(17, 4, requires_grad=True)
     linear = nn.Linear(kernel * 4, 6)
-    convolution = PackedConvolution(linear, kernel, dilation=dilation, causal=causal)
+    convolution = PackedConvolution(linear, kernel, width=4, dilation=dilation, causal=causal)
     got = convolution(x, Layout.of(torch.tensor(lengths)))
 
     weight = linear.weight.unflatten(1, (kernel, 4)).transpose(1, 2)  # O (K I) -> O I K
@@ -32,25 +32,25 @@ def test_equals_a_convolution_of_each_sentence_alone(kernel: int, dilation: int,
 
 
 def test_a_neighbour_that_is_not_a_number_does_not_leak() -> None:
-    convolution = PackedConvolution(nn.Linear(9, 2), 3, dilation=2, causal=False)
+    convolution = PackedConvolution(nn.Linear(9, 2), 3, width=3, dilation=2, causal=False)
     x = torch.randn(8, 3)
     x[:4] = torch.nan
     assert convolution(x, Layout.of(torch.tensor([4, 4])))[4:].isfinite().all()
 
 
 def test_steps_equal_the_causal_convolution() -> None:
-    convolution = PackedConvolution(nn.Linear(9, 2), 3, dilation=3, causal=True)
+    convolution = PackedConvolution(nn.Linear(9, 2), 3, width=3, dilation=3, causal=True)
     x = torch.randn(2, 10, 3)
     whole = convolution(x.flatten(0, 1), Layout.of(torch.tensor([10, 10]))).unflatten(0, (2, 10))
-    past = torch.zeros(2, convolution.reach, 3)
-    for place in range(10):
-        y, past = convolution.step(x[:, place], past)
-        torch.testing.assert_close(y, whole[:, place])
+    states = {convolution: (torch.zeros(2, 6, 3),)}
+    for position in range(10):
+        y = convolution(x[:, position], Layout.of(torch.tensor([1, 1])), states)
+        torch.testing.assert_close(y, whole[:, position])
 
 
-def test_weight_normalised_layer_starts_plain_and_ignores_the_directions_length() -> None:
+def test_weight_normalised_layer_starts_unnormalised_and_ignores_the_directions_length() -> None:
     torch.manual_seed(1)
-    layer = WeightNormLinear(50, 20, deviation=0.3)
+    layer = WeightNormLinear(50, 20, std=0.3)
     x = torch.randn(4, 50)
     before = layer(x)
     torch.testing.assert_close(before, x @ layer.direction.T)

@@ -3,7 +3,7 @@ import math
 import torch
 from torch import Tensor
 
-from nmtkit.layers.experts import Experts, pop_auxiliary_losses, variation
+from nmtkit.layers.experts import Experts, cv_squared, pop_auxiliary_losses
 
 
 def layer(experts: int = 6, active: int = 2, groups: int | None = None, importance: float = 1.0) -> Experts:
@@ -19,7 +19,7 @@ def dense(experts: Experts, x: Tensor, gates: Tensor) -> Tensor:
     """Equation 1, over all experts."""
     y = torch.zeros_like(x)
     for index in range(gates.shape[1]):
-        y += gates[:, index, None] * ((x @ experts.inner[index]).clamp(min=0) @ experts.outer[index])
+        y += gates[:, index, None] * ((x @ experts.fc1[index]).clamp(min=0) @ experts.fc2[index])
     return y
 
 
@@ -35,10 +35,10 @@ def top_gates(scores: Tensor, active: int) -> Tensor:
 def test_evaluation_sums_the_k_best_experts_without_noise() -> None:
     experts, x = layer().eval(), torch.randn(9, 5)
     torch.testing.assert_close(experts(x), dense(experts, x, top_gates(x @ experts.gate, 2)))
-    assert experts.imbalance == {}
+    assert experts.balance_losses == {}
 
 
-def test_training_gates_with_noise_of_the_learned_deviation() -> None:
+def test_training_gates_with_noise_of_the_learned_standard_deviation() -> None:
     experts, x = layer().train(), torch.randn(9, 5)
     torch.manual_seed(4)
     got = experts(x)
@@ -47,10 +47,12 @@ def test_training_gates_with_noise_of_the_learned_deviation() -> None:
     gates = top_gates(scores, 2)
     torch.testing.assert_close(got, dense(experts, x, gates))
     importance = gates.sum(0)
-    torch.testing.assert_close(experts.imbalance["importance"], importance.var(unbiased=False) / importance.mean() ** 2)
+    torch.testing.assert_close(
+        experts.balance_losses["importance"], importance.var(unbiased=False) / importance.mean() ** 2
+    )
 
 
-def test_load_is_the_chance_of_being_chosen_with_the_own_noise_drawn_again() -> None:
+def test_load_is_the_probability_of_being_active_with_the_own_noise_drawn_again() -> None:
     experts, x = layer().train(), torch.randn(3, 5)
     torch.manual_seed(4)
     experts(x)
@@ -65,19 +67,19 @@ def test_load_is_the_chance_of_being_chosen_with_the_own_noise_drawn_again() -> 
             others = torch.cat([scores[token, :index], scores[token, index + 1 :]]).sort(descending=True).values
             draws = torch.randn(40_000, generator=generator)
             load[index] += (clean[token, index] + draws * deviation[token, index] > others[1]).float().mean()
-    torch.testing.assert_close(experts.imbalance["load"], variation(load), rtol=0.03, atol=0.01)
+    torch.testing.assert_close(experts.balance_losses["load"], cv_squared(load), rtol=0.03, atol=0.01)
 
 
 def test_equal_loads_cost_nothing() -> None:
-    assert float(variation(torch.full((4,), 3.0))) == 0.0
-    assert abs(float(variation(torch.tensor([0.0, 2.0]))) - 1.0) < 1e-6
+    assert float(cv_squared(torch.full((4,), 3.0))) == 0.0
+    assert abs(float(cv_squared(torch.tensor([0.0, 2.0]))) - 1.0) < 1e-6
 
 
 def test_losses_are_per_target_token_summed_over_layers_and_taken_once() -> None:
     first, second, x = layer(importance=0.5), layer(importance=0.5), torch.randn(9, 5)
     model = torch.nn.Sequential(first, second).train()
     model(x)
-    expected = sum(part.imbalance["importance"].item() for part in (first, second)) * 10
+    expected = sum(part.balance_losses["importance"].item() for part in (first, second)) * 10
     losses = pop_auxiliary_losses(model, 10)
     assert abs(losses["importance"].item() - expected) < 1e-5
     assert set(losses) == {"importance", "load"}
@@ -136,5 +138,5 @@ def test_load_of_two_levels_is_the_groups_load_times_the_share_within() -> None:
             best = max(float(noisy[other].detach()) for other in range(3) if other != index)
             load[chosen[token], index] += normal.cdf((clean[index] - best) / deviation[index])
     members = chosen.bincount(minlength=2).clamp(min=1)
-    expected = variation((group_load[:, None] * load / members[:, None]).flatten())
-    torch.testing.assert_close(experts.imbalance["load"], expected, rtol=1e-4, atol=1e-5)
+    expected = cv_squared((group_load[:, None] * load / members[:, None]).flatten())
+    torch.testing.assert_close(experts.balance_losses["load"], expected, rtol=1e-4, atol=1e-5)

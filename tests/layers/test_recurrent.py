@@ -3,8 +3,15 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
-from nmtkit.layers.recurrent import PackedLSTM, backwards, lstm_cell
-from nmtkit.layers.recurrent_attention import AdditiveAttention, AttentiveLSTM, ProductAttention
+from nmtkit.layers.recurrent import (
+    AdditiveAttention,
+    AttentionLSTM,
+    AttentionMemory,
+    PackedLSTM,
+    ProductAttention,
+    lstm_cell,
+    reversal,
+)
 from nmtkit.packed import Layout, Packed
 
 
@@ -12,8 +19,8 @@ def layout_of(*lengths: int) -> Layout:
     return Layout.of(torch.tensor(lengths))
 
 
-def test_backwards_mirrors_each_sentence() -> None:
-    assert backwards(layout_of(3, 1, 2)).tolist() == [2, 1, 0, 3, 5, 4]
+def test_reversal_mirrors_each_sentence() -> None:
+    assert reversal(layout_of(3, 1, 2)).tolist() == [2, 1, 0, 3, 5, 4]
 
 
 @pytest.mark.parametrize("projection", [0, 3])
@@ -47,8 +54,8 @@ def test_additive_attention_is_the_formula() -> None:
     attention = AdditiveAttention(4, 5, 6)
     query, memory = torch.randn(2, 3, 4), torch.randn(2, 7, 5)
     scores = attention.scores(query, attention.keys(memory))
-    hidden = torch.tanh(attention.query(query[1, 2]) + attention.key.weight @ memory[1, 4])
-    torch.testing.assert_close(scores[1, 2, 4], attention.score.weight[0] @ hidden)
+    hidden = torch.tanh(attention.q_proj(query[1, 2]) + attention.k_proj.weight @ memory[1, 4])
+    torch.testing.assert_close(scores[1, 2, 4], attention.v.weight[0] @ hidden)
 
 
 def test_product_attention_is_the_formula() -> None:
@@ -56,30 +63,31 @@ def test_product_attention_is_the_formula() -> None:
     attention = ProductAttention(4, 5, 6)
     query, memory = torch.randn(2, 3, 4), torch.randn(2, 7, 5)
     scores = attention.scores(query, attention.keys(memory))
-    left = torch.tanh(attention.query.weight @ query[1, 2])
-    right = torch.tanh(attention.key.weight @ memory[1, 4])
-    torch.testing.assert_close(scores[1, 2, 4], sum(attention.score * left * right))
+    left = torch.tanh(attention.q_proj.weight @ query[1, 2])
+    right = torch.tanh(attention.k_proj.weight @ memory[1, 4])
+    torch.testing.assert_close(scores[1, 2, 4], sum(attention.v * left * right))
 
 
-def test_attentive_lstm_asks_with_its_last_output() -> None:
+def test_attention_lstm_queries_with_its_last_output() -> None:
     """Token by token, with a cell of torch's and the context beside its input."""
     torch.manual_seed(1)
-    layer = AttentiveLSTM(3, 4, AdditiveAttention(4, 5, 6), 5)
+    layer = AttentionLSTM(3, 4, AdditiveAttention(4, 5, 6), 5)
     layout, source = layout_of(4, 2), layout_of(3, 7)
     x, memory = torch.randn(6, 3), Packed(torch.randn(10, 5), source)
-    reading = layer(x, layout, memory, memory.with_values(layer.attention.keys(memory.values)))
+    keys = memory.with_values(layer.attention.keys(memory.values)).to_padded()
+    got = layer(x, layout, AttentionMemory(memory.to_padded(), keys, source.mask))
     for sentence, tokens in enumerate(x.split([4, 2])):
         values = memory.split()[sentence]
         h, c = torch.zeros(4), torch.zeros(4)
-        for place, token in enumerate(tokens):
+        for position, token in enumerate(tokens):
             weights = layer.attention.scores(h[None, None], layer.attention.keys(values)[None])[0, 0].softmax(-1)
             context = weights @ values
-            gates = layer.input(token) + layer.context(context) + layer.recurrent(h)
+            gates = layer.input_proj(token) + layer.context_proj(context) + layer.recurrent_proj(h)
             into, keep, new, out = gates.split(4)
             c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
             h = out.sigmoid() * c.tanh()
-            row = sentence * 4 + place
-            torch.testing.assert_close(reading.output[row], h)
-            torch.testing.assert_close(reading.context[row], context)
-            torch.testing.assert_close(reading.fed[row], layer.input(token) + layer.context(context))
-            torch.testing.assert_close(reading.weights[sentence, place, : len(values)], weights)
+            row = sentence * 4 + position
+            torch.testing.assert_close(got.output[row], h)
+            torch.testing.assert_close(got.context[row], context)
+            torch.testing.assert_close(got.input_gates[row], layer.input_proj(token) + layer.context_proj(context))
+            torch.testing.assert_close(got.weights[sentence, position, : len(values)], weights)

@@ -1,0 +1,115 @@
+"""Architectures whose decoder is written once, for teacher forcing and for incremental decoding alike.
+
+Teacher forcing runs the decoder over whole sentences; a step of a search runs the same code over sentences of one
+token, whose layers continue from the states kept in an `IncrementalState`.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmtkit.architectures.interface import Architecture, DecoderState
+from nmtkit.layers.recurrent import LayerStates
+from nmtkit.packed import Layout, Packed
+
+# B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
+# sentence, R hypotheses of a sentence, N = B x R rows of a search
+
+
+class IncrementalState(DecoderState):
+    """States of decoder layers (LSTM states, the last inputs of convolutions), and the padded memory.
+
+    `layers` are those to keep states of, each with `state_shapes`: the shapes of its state tensors without N. With
+    none, for teacher forcing, every layer starts anew and `packed_memory` is the memory as given.
+    """
+
+    def __init__(self, memory: Packed, beams: int, layers: Iterable[nn.Module] = ()) -> None:
+        self.beams = beams
+        self.memory = memory.to_padded()  # [B, M, …]
+        self.lengths = memory.layout.lengths
+        rows = memory.layout.sentences * beams
+        self.states: LayerStates = {
+            layer: tuple(self.memory.new_zeros(rows, *shape) for shape in cast(Any, layer.state_shapes))
+            for layer in layers
+        }
+        self.packed_memory = None if self.states else memory
+        self.position = self.lengths.new_zeros(rows)  # [N]: tokens each row has been given
+        self.recorded_weights: list[Tensor] | None = None  # a list records cross-attention weights, [B, H, L, M] each
+
+    def advance(self, layout: Layout) -> Tensor:
+        """Returns the position [T] of the new tokens of each row, from 0, and counts them."""
+        position = self.position[layout.segment_ids] + layout.position_ids
+        self.position = self.position + layout.lengths
+        return position
+
+    @property
+    def mask(self) -> Tensor:
+        """True where the memory has a token: [B, M], bool."""
+        return torch.arange(self.memory.shape[1], device=self.lengths.device) < self.lengths[:, None]
+
+    def record(self, weights: Tensor) -> None:
+        if self.recorded_weights is not None:
+            self.recorded_weights.append(weights)
+
+    def reorder(self, beam_index: Tensor) -> None:
+        self.states = {layer: tuple(part[beam_index] for part in parts) for layer, parts in self.states.items()}
+        self.position = self.position[beam_index]
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        self.lengths = self.lengths[sentences]
+        self.memory = self.memory[sentences]
+        self.reorder(self._rows_of(sentences))
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        longest = max(self.memory.shape[1], memory.layout.max_length)
+        self.memory = _lengthened(self.memory, longest).index_copy(0, slots, _lengthened(memory.to_padded(), longest))
+        self.lengths = self.lengths.index_copy(0, slots, memory.layout.lengths)
+        rows = self._rows_of(slots)
+        self.states = {
+            layer: tuple(part.index_fill(0, rows, 0) for part in parts) for layer, parts in self.states.items()
+        }
+        self.position = self.position.index_fill(0, rows, 0)
+
+    def _rows_of(self, sentences: Tensor) -> Tensor:
+        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
+
+
+def _lengthened(padded: Tensor, longest: int) -> Tensor:
+    """Returns [B, M, …] padded with zeros to M = `longest`."""
+    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, longest - padded.shape[1]))
+
+
+class IncrementalArchitecture(Architecture):
+    """Base class: a subclass defines `encode`, `extract_features` and `stateful_layers`."""
+
+    @abstractmethod
+    def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
+        """Returns the decoder's features [T, D] of the next tokens of each row of `state`."""
+
+    @abstractmethod
+    def stateful_layers(self) -> Iterable[nn.Module]:
+        """Returns the decoder's layers that continue from one step to the next, each with `state_shapes`."""
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        return self.extract_features(target_input, IncrementalState(memory, 1))
+
+    def start(self, memory: Packed, beams: int) -> IncrementalState:
+        return IncrementalState(memory, beams, self.stateful_layers())
+
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        assert isinstance(state, IncrementalState)
+        one_token_each = Layout(torch.ones_like(tokens), 1, len(tokens))
+        return self.output_projection(self.extract_features(Packed(tokens, one_token_each), state))
+
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+        state = IncrementalState(self.encode(source), 1)
+        state.recorded_weights = []
+        self.extract_features(target_input, state)
+        if not state.recorded_weights:
+            return super().attention_weights(source, target_input)
+        queries = target_input.layout.mask[:, None, :, None]
+        return {"cross": [weights * queries for weights in state.recorded_weights]}
