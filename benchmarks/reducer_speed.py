@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Layout, Packed
 from nmtkit.training.gradients import BUCKET_BYTES, Gradients
 from nmtkit.training.launch import free_port

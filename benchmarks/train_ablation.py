@@ -25,7 +25,7 @@ from train_speed import SMOOTHING, chosen_batches, fresh
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Batch
 from nmtkit.registry import derive
 from nmtkit.training.gradients import Gradients

@@ -30,7 +30,7 @@ from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.transformer import TransformerConfig
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.registry import derive
 

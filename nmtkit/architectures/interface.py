@@ -49,7 +49,10 @@ class Architecture(nn.Module, ABC):
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        """Losses by name, each summed over target tokens, of the last `forward`; criterions add them."""
+        """Returns and drops losses by name, per target token, of the forward passes in training since the last call.
+
+        Several passes count by their mean. The base class of criterions adds these losses to every criterion's.
+        """
         return {}
 
     def begin_update(self, generator: torch.Generator) -> None:

@@ -140,7 +140,6 @@ class MoE(IncrementalArchitecture):
         self.bottom_decoder = AttentionLSTM(width, hidden, attention, width, projection=width)
         self.dropout = Dropout(config.dropout)
         self.output_projection = nn.Linear(width, vocabulary.target)
-        self.target_tokens = 0
         if config.initial_range is not None:
             for name, parameter in self.named_parameters():
                 if "experts" not in name:  # their gates start at zero
@@ -172,7 +171,6 @@ class MoE(IncrementalArchitecture):
 
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         layout = target_input.layout
-        self.target_tokens = layout.tokens
         x = self.dropout(self.target_embedding(target_input.values))
         values, keys = state.memory.chunk(2, -1)
         bottom = self.bottom_decoder(x, layout, AttentionMemory(values, keys, state.mask), state.states)
@@ -181,7 +179,7 @@ class MoE(IncrementalArchitecture):
         return self.stack(x, layout, self.decoder, self.decoder_experts, state.states)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        return pop_auxiliary_losses(self, self.target_tokens)
+        return pop_auxiliary_losses(self)
 
 
 # The mixture layer in the Transformer
@@ -216,11 +214,6 @@ class TransformerMoE(Transformer):
         super().__init__(config, vocabulary)
         for layer in (*self.encoder, *self.decoder):
             layer.feed_forward = config.layer(config.d_model, config.d_ff, config.activation_dropout)
-        self.target_tokens = 0
-
-    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        self.target_tokens = target_input.layout.tokens
-        return super().decode(memory, target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        return pop_auxiliary_losses(self, self.target_tokens)
+        return pop_auxiliary_losses(self)

@@ -1,39 +1,67 @@
-"""The negative log-likelihood of the target, plain and with label smoothing (Vaswani et al. 2017, section 5.4)."""
+"""Likelihood of the target: cross-entropy, with label smoothing, and with R-Drop's agreement of two passes."""
 
 from dataclasses import dataclass
 
 from nmtkit.architectures import Architecture
-from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss, with_auxiliary
+from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy, output_r_drop_loss
 from nmtkit.packed import Batch
-from nmtkit.registry import option
+from nmtkit.registry import Config, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossEntropyConfig:
+class CrossEntropyConfig(Config):
     """No settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSmoothedConfig:
-    label_smoothing: float = option(0.1, "Share of the target's probability spread evenly over the vocabulary.")
+class LabelSmoothedConfig(Config):
+    label_smoothing: float = option(
+        0.1, "Share of the target's probability spread evenly over the vocabulary.", min=0, below=1
+    )
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"--label-smoothing {self.label_smoothing} is not in [0, 1)")
+
+@dataclass(frozen=True, kw_only=True)
+class RDropConfig(LabelSmoothedConfig):
+    r_drop_alpha: float = option(5.0, "Weight of the divergence between the two passes.", min=0)
 
 
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
 @CRITERIONS.register("cross_entropy", CrossEntropyConfig())
 class CrossEntropy(Criterion):
-    """-log p(target | source), with the target mixed with the uniform distribution when smoothed."""
+    """-log p(target | source); with smoothing, the target is mixed with the uniform distribution.
+
+    Source: Vaswani et al. 2017, section 5.4.
+    """
 
     def __init__(self, config: CrossEntropyConfig | LabelSmoothedConfig, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.label_smoothing = config.label_smoothing if isinstance(config, LabelSmoothedConfig) else 0.0
 
-    def forward(self, model: Architecture, batch: Batch) -> Loss:
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         features = model(batch.source, batch.target_input)
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
-        return with_auxiliary(Loss(loss, {"nll": nll}), model)
+        return Loss(loss, {"nll": nll})
+
+
+@CRITERIONS.register("r_drop", RDropConfig())
+class RDrop(CrossEntropy):
+    """Smoothed cross-entropy and alpha / 2 times the symmetric Kullback-Leibler divergence of two passes with dropout.
+
+    Half of equation 4 of Liang et al. (2021, arXiv 2106.14448): the mean over the passes, not their sum, so that losses
+    compare with those of other criterions. Validation makes one pass: without dropout the two would be equal.
+    """
+
+    def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.alpha = config.r_drop_alpha
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        if not self.training:
+            return super().compute_loss(model, batch)
+        first, second = model(batch.source, batch.target_input), model(batch.source, batch.target_input)
+        loss, nll, divergence = output_r_drop_loss(
+            model.output_projection, first, second, batch.target_output, self.label_smoothing, self.alpha
+        )
+        return Loss(loss, {"nll": nll, "divergence": divergence})

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -15,43 +16,35 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.architectures import Architecture
-from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss, with_auxiliary
+from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
-from nmtkit.registry import option
+from nmtkit.registry import Config, option
 
-# B sentences, C candidate translations of one, R of all, T their tokens, V vocabulary
+# B sentences, T tokens, C candidates of all sentences together
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpectedRewardConfig:
+class ExpectedRewardConfig(Config):
     reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score to raise: GLEU, smoothed BLEU or chrF2.")
-    candidates: Literal["sample", "nbest"] = option("sample", "Where candidates come from: sampling or beam search.")
-    candidates_per_sentence: int = option(15, "Candidate translations of each sentence.")
-    candidate_extra: int = option(20, "A candidate is at most this many pieces longer than its source.")
-    likelihood_weight: float = option(0.017, "Weight of the log-likelihood beside the reward (equation 9, alpha).")
-
-    def __post_init__(self) -> None:
-        if self.candidates_per_sentence < 2:
-            raise ValueError(
-                f"--candidates-per-sentence {self.candidates_per_sentence} leaves nothing to compare; give 2 or more"
-            )
-        if self.candidate_extra < 0:
-            raise ValueError(f"--candidate-extra {self.candidate_extra} is negative")
-        if self.likelihood_weight < 0:
-            raise ValueError(f"--likelihood-weight {self.likelihood_weight} is negative")
+    candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
+    candidates_per_sentence: int = option(15, "Candidate translations of each sentence.", min=2, max=1000)
+    candidate_extra: int = option(
+        20, "A candidate is at most this many pieces longer than its source.", min=0, max=10_000
+    )
+    likelihood_weight: float = option(0.017, "Weight of the log-likelihood beside the reward (equation 9).", min=0)
 
 
 @CRITERIONS.register("expected_reward", ExpectedRewardConfig())
 class ExpectedReward(Criterion):
-    """-alpha log p(target | source) - E[reward of a candidate], for a model that likelihood has already trained.
+    """-alpha log p(target | source) - E[reward of a candidate], for fine-tuning a model trained on likelihood.
 
-    Sampled candidates: the gradient is that of log p(candidate) times (reward - mean reward of the sentence's
-    candidates), averaged over them. N-best candidates: the expectation over the list, its probabilities renormalised.
-    Candidates are made without dropout. Every candidate is scored as if it were a target, so an update needs
+    With samples, the gradient is that of log p(candidate) times (reward - mean reward of the sentence's candidates),
+    averaged over them. With n-best candidates, the expectation is over the list, its probabilities renormalised.
+    Candidates are generated without dropout and never hold <unk>. Each is scored as a target, so an update needs
     `candidates_per_sentence` times the memory of likelihood: lower --max-tokens. Validation sees the likelihood alone.
     """
 
@@ -60,40 +53,44 @@ class ExpectedReward(Criterion):
         self.config, self.tokenizer = config, tokenizer
         self.reward = REWARDS[config.reward]
 
-    def forward(self, model: Architecture, batch: Batch) -> Loss:
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         memory = model.encode(batch.source)
         features = model.decode(memory, batch.target_input)
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
         if not self.training:
-            return with_auxiliary(Loss(loss, {"nll": nll}), model)
-        alive = living(batch)
-        candidates = self.candidates(model, batch.source.select(alive))
-        rewards, owner = self.rewards(candidates, references(batch, alive))
-        log_p = log_probabilities(model, memory.select(alive[owner]), [one for group in candidates for one in group])
-        counts = {"nll": nll, "reward": mean_by(rewards, owner, len(alive)).sum()}
-        weighted = Loss(self.config.likelihood_weight * loss - self.expected(log_p, rewards, owner, len(alive)), counts)
-        return with_auxiliary(weighted, model)
+            return Loss(loss, {"nll": nll})
+        sentences = real_sentences(batch)
+        candidates = self.candidates(model, batch.source.select(sentences))
+        rewards, owner = self.rewards(candidates, references(batch, sentences))
+        rewards, owner = rewards.to(loss.device), owner.to(loss.device)
+        log_p = log_probabilities(model, memory.select(sentences[owner]), list(chain.from_iterable(candidates)))
+        expected = self.expected_reward(log_p, rewards, owner, len(sentences))
+        counts = {"nll": nll, "reward": mean_by(rewards, owner, len(sentences)).sum()}
+        return Loss(self.config.likelihood_weight * loss - expected, counts)
 
     def candidates(self, model: Architecture, source: Packed) -> list[list[list[int]]]:
-        """For each sentence its candidates, without eos."""
-        size, extra = self.config.candidates_per_sentence, self.config.candidate_extra
-        options = SearchOptions(beam=size, nbest=size, lenpen=0.0, max_len_a=1.0, max_len_b=extra)
+        """Returns the candidates of each sentence, target ids without eos."""
+        size, extra, sampling = self.config.candidates_per_sentence, self.config.candidate_extra, False
+        seed = 0
+        if self.config.candidates == "sample":
+            sampling, seed = True, int(torch.randint(2**31, ()))
+        options = SearchOptions(
+            beam=size, nbest=size, lenpen=0.0, max_len_a=1.0, max_len_b=extra, sampling=sampling, seed=seed
+        )
         with evaluating(model):
-            if self.config.candidates == "sample":
-                return sampled(model, source, options)
-            return [[one.tokens for one in found] for found in beam_search([model], source, options)]
+            found = beam_search([model], source, options)
+        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
 
     def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """The reward of each candidate, and the sentence it is of: R, R, on the CPU."""
-        texts = self.tokenizer.decode_target_batch([one for group in candidates for one in group])
+        """Returns the reward of each candidate and the index of its sentence: [C] and [C], on the CPU."""
+        texts = self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates)))
         owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
-        wanted = self.tokenizer.decode_target_batch(references)
-        rewards = [self.reward(text, wanted[sentence]) for text, sentence in zip(texts, owner, strict=True)]
+        reference_texts = self.tokenizer.decode_target_batch(references)
+        rewards = [self.reward(text, reference_texts[sentence]) for text, sentence in zip(texts, owner, strict=True)]
         return torch.tensor(rewards), torch.tensor(owner)
 
-    def expected(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
-        """What to raise, summed over sentences: its gradient is that of the expected reward."""
-        rewards, owner = rewards.to(log_p.device), owner.to(log_p.device)
+    def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
+        """Returns a sum over sentences whose gradient is that of the expected reward."""
         if self.config.candidates == "nbest":
             highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
             p = (log_p - highest[owner]).exp()
@@ -104,27 +101,26 @@ class ExpectedReward(Criterion):
 
 
 def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
-    """Mean of the values R of each sentence: B."""
+    """Returns the mean of the values [C] of each sentence: [B]."""
     counts = owner.bincount(minlength=sentences)
     return values.new_zeros(sentences).index_add(0, owner, values) / counts
 
 
-def living(batch: Batch) -> Tensor:
-    """The sentences that are no dead tail: indices, int64."""
+def real_sentences(batch: Batch) -> Tensor:
+    """Returns the indices of the sentences that are not padding (to a fixed shape), int64."""
     first = batch.target_output[batch.target_input.layout.cu_seqlens[:-1].long()]
     return (first != IGNORE_INDEX).nonzero()[:, 0]
 
 
-def references(batch: Batch, alive: Tensor) -> list[list[int]]:
-    targets = batch.target_input.with_values(batch.target_output).split()
-    return [targets[sentence].tolist() for sentence in alive.tolist()]
+def references(batch: Batch, sentences: Tensor) -> list[list[int]]:
+    return [ids.tolist() for ids in batch.target_input.with_values(batch.target_output).select(sentences).split()]
 
 
 @contextmanager
 def evaluating(model: Architecture) -> Iterator[None]:
-    """The model in evaluation mode and without gradients.
+    """Sets the model to evaluation mode and disables gradients.
 
-    Autocast's cache of cast weights stays out of it: a weight cast here would get no gradient in the pass after it.
+    Autocast's cache of cast weights is disabled too: a weight cast here would get no gradient in the next pass.
     """
     device = next(model.parameters()).device.type
     autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
@@ -137,27 +133,8 @@ def evaluating(model: Architecture) -> Iterator[None]:
         model.train(training)
 
 
-def sampled(model: Architecture, source: Packed, options: SearchOptions) -> list[list[list[int]]]:
-    """Candidates drawn token by token from the model's distribution, by torch's global generator; cut when too long."""
-    size, device = options.beam, source.values.device
-    longest = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]
-    limit = min(max(longest), (model.max_target_positions or max(longest) + 1) - 1)
-    state = model.start(model.encode(source), size)
-    tokens = torch.full((len(longest) * size,), BOS, device=device)
-    ended = torch.zeros_like(tokens, dtype=torch.bool)
-    columns: list[Tensor] = []
-    while len(columns) < limit and not ended.all():
-        tokens = model.step(tokens, state).float().softmax(-1).multinomial(1)[:, 0]
-        ended |= tokens == EOS
-        columns.append(tokens)
-    rows = torch.stack(columns, 1).tolist() if columns else [[]] * len(tokens)
-    cut = [row[: longest[index // size]] for index, row in enumerate(rows)]
-    drawn = [row[: row.index(EOS)] if EOS in row else row for row in cut]
-    return [drawn[first : first + size] for first in range(0, len(drawn), size)]
-
-
 def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
-    """log p of each target, eos included, given the memory of the same row: R."""
+    """Returns log p of each target, eos included, given the memory's sentence of the same index: [C]."""
     lengths = torch.tensor([len(target) + 1 for target in targets])
     layout = Layout.of(lengths).to(memory.values.device)
     inputs = torch.tensor([token for target in targets for token in (BOS, *target)]).to(memory.values.device)
@@ -167,14 +144,14 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
 
 
-# Rewards: a candidate and its reference, as text, to a number from 0 to 1
+# Rewards of a candidate text, given its reference: from 0 to 1
 
 
 def gleu(candidate: str, reference: str) -> float:
-    """The lesser of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
-    ours, theirs = _ngrams(candidate), _ngrams(reference)
-    most = max(ours.total(), theirs.total())
-    return (ours & theirs).total() / most if most else 1.0
+    """Returns the minimum of precision and recall of all n-grams of one to four words (Wu et al. 2016, section 5)."""
+    candidate_ngrams, reference_ngrams = _ngrams(candidate), _ngrams(reference)
+    total = max(candidate_ngrams.total(), reference_ngrams.total())
+    return (candidate_ngrams & reference_ngrams).total() / total if total else 1.0
 
 
 def _ngrams(text: str) -> Counter[tuple[str, ...]]:
@@ -183,12 +160,12 @@ def _ngrams(text: str) -> Counter[tuple[str, ...]]:
 
 
 def sentence_bleu(candidate: str, reference: str) -> float:
-    """sacreBLEU's sentence BLEU, exponentially smoothed, of the n-gram orders the candidate has."""
+    """Returns sacreBLEU's sentence BLEU, exponentially smoothed, of the n-gram orders the candidate has."""
     return float(_metric("bleu").sentence_score(candidate, [reference]).score) / 100
 
 
 def sentence_chrf(candidate: str, reference: str) -> float:
-    """sacreBLEU's sentence chrF2."""
+    """Returns sacreBLEU's sentence chrF2."""
     return float(_metric("chrf").sentence_score(candidate, [reference]).score) / 100
 
 

@@ -1,4 +1,4 @@
-"""What a criterion is: a model and a batch in, a summed loss and what to log out."""
+"""The interface of criterions: a model and a batch in, a summed loss and counts to log out."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A slice's share of the loss of an update; the trainer divides once, by the update's target tokens.
+    """The summed loss of a micro-batch; the trainer divides once, by the target tokens of the update.
 
-    `counts` are further sums to log by name, without gradient. "nll" (of the target, natural logarithm, summed over
-    tokens) is always there: perplexity comes from it.
+    `counts` are further sums to log by name, without gradient. "nll" (negative log-likelihood of the target, natural
+    logarithm, summed over tokens) is always there: perplexity is computed from it.
     """
 
     sum: Tensor
@@ -23,20 +23,21 @@ class Loss:
 
 
 class Criterion(nn.Module, ABC):
-    """What to minimise. Registered factories are called as `factory(config, tokenizer)`."""
+    """A loss to minimise. Registered factories are called as `factory(config, tokenizer)`."""
 
     @abstractmethod
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        """Returns sums over the tokens of `batch`, never means. May call the model several times."""
+
     def forward(self, model: Architecture, batch: Batch) -> Loss:
-        """Sums over the tokens of `batch`, never averages. May call the model several times."""
-
-
-def with_auxiliary(loss: Loss, model: Architecture) -> Loss:
-    """`loss` and the auxiliary losses of the model's last forward pass, which are also logged by name."""
-    auxiliary = model.auxiliary_losses()
-    total = loss.sum
-    for value in auxiliary.values():
-        total = total + value
-    return Loss(total, loss.counts | {name: value.detach() for name, value in auxiliary.items()})
+        """Returns `compute_loss` and the architecture's auxiliary losses, which are also logged by name."""
+        model.auxiliary_losses()  # drops what gradient checkpointing's recomputation of the last batch has left
+        loss = self.compute_loss(model, batch)
+        total, counts = loss.sum, dict(loss.counts)
+        for name, value in model.auxiliary_losses().items():
+            total = total + value * batch.target_tokens
+            counts[name] = value.detach() * batch.target_tokens
+        return Loss(total, counts)
 
 
 CRITERIONS: Registry[Criterion] = Registry("criterion", "--criterion")

@@ -38,9 +38,9 @@ class Experts(nn.Module):
     """Sends each token to the k experts that a noisy gate ranks highest, and sums their outputs by its weights.
 
     With `groups`, a first gate selects k groups and a second one k experts of each, and the weights of the two are
-    multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, `balance_losses`
-    holds the losses of section 4 and appendix A for the last tokens seen. In evaluation there is no noise, and tokens
-    do not influence each other.
+    multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, each forward pass
+    adds its losses of section 4 and appendix A to `balance_losses`. In evaluation there is no noise, and tokens do not
+    influence each other.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Experts(nn.Module):
         self.fc1 = nn.Parameter(torch.empty(experts, width, hidden).uniform_(-1, 1) * (6 / (width + hidden)) ** 0.5)
         self.fc2 = nn.Parameter(torch.empty(experts, hidden, width).uniform_(-1, 1) * (6 / (width + hidden)) ** 0.5)
         self.dropout = Dropout(dropout)  # after the ReLU
-        self.balance_losses: dict[str, Tensor] = {}
+        self.balance_losses: list[dict[str, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [T, D] for tokens [T, D]."""
@@ -92,10 +92,8 @@ class Experts(nn.Module):
             weights, indices, load = self.hierarchical_gates(x, logits, noise_stddev)
         if load is not None:
             importance = x.new_zeros(logits.shape[1]).index_add(0, indices.flatten(), weights.flatten())
-            self.balance_losses = {
-                "importance": self.importance_weight * cv_squared(importance),
-                "load": self.load_weight * cv_squared(load),
-            }
+            importance_loss = self.importance_weight * cv_squared(importance)
+            self.balance_losses.append({"importance": importance_loss, "load": self.load_weight * cv_squared(load)})
         return weights, indices
 
     def logits(self, x: Tensor, gate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -129,15 +127,16 @@ def cv_squared(values: Tensor) -> Tensor:
     return values.var(unbiased=False) / values.mean().square().clamp(min=1e-10)
 
 
-def pop_auxiliary_losses(model: nn.Module, tokens: int) -> dict[str, Tensor]:
-    """Returns the balance losses by name of all Experts in `model`, times `tokens`, as criterions sum over tokens.
+def pop_auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the balance losses by name of all Experts in `model`, each the mean over their forward passes.
 
-    Layers drop theirs, and with them the graph of their last forward pass. Empty in evaluation.
+    Layers drop theirs, and with them the graphs of those passes. Empty in evaluation.
     """
     losses: dict[str, Tensor] = {}
     for layer in model.modules():
         if isinstance(layer, Experts):
-            for name, loss in layer.balance_losses.items() if layer.training else ():
-                losses[name] = losses.get(name, 0) + loss * tokens
-            layer.balance_losses = {}
+            for by_name in layer.balance_losses if layer.training else ():
+                for name, loss in by_name.items():
+                    losses[name] = losses.get(name, 0) + loss / len(layer.balance_losses)
+            layer.balance_losses = []
     return losses

@@ -26,12 +26,12 @@ def test_experts_stand_below_the_top_layer_inside_residual_connections() -> None
     torch.testing.assert_close(model.encode(SOURCE).values[:, :4], expected)
 
 
-def test_auxiliary_losses_count_target_tokens() -> None:
+def test_auxiliary_losses_are_those_of_both_mixture_layers() -> None:
     torch.manual_seed(2)
     model = MoE(CONFIG, VOCABULARY).train()
     model(SOURCE, TARGET)
-    parts = [model.encoder_experts.balance_losses, model.decoder_experts.balance_losses]
-    expected = {name: 6 * float(sum(part[name] for part in parts).detach()) for name in ("importance", "load")}
+    parts = [layer.balance_losses[0] for layer in (model.encoder_experts, model.decoder_experts)]
+    expected = {name: float(sum(part[name] for part in parts).detach()) for name in ("importance", "load")}
     losses = {name: float(loss.detach()) for name, loss in model.auxiliary_losses().items()}
     assert losses == pytest.approx(expected)
 

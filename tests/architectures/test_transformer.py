@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
 from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig, sinusoids
-from nmtkit.layers.linear_cross_entropy import output_cross_entropy
+from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Layout, Packed
 
 SIZE = 19

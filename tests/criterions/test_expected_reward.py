@@ -11,13 +11,10 @@ from nmtkit.architectures import Architecture
 from nmtkit.criterions.expected_reward import (
     ExpectedReward,
     ExpectedRewardConfig,
-    evaluating,
     gleu,
-    sampled,
     sentence_bleu,
     sentence_chrf,
 )
-from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import IGNORE_INDEX, Batch, Packed
 
 SIZE = 7
@@ -34,12 +31,12 @@ def model(size: int = SIZE, dropout: float = 0.0) -> Architecture:
     return tiny_transformer(size, seed=3, decoder_layers=1, d_model=8, d_ff=8, dropout=dropout).train()
 
 
-def batch(dead_tail: bool = False) -> Batch:
+def batch(padding: bool = False) -> Batch:
     targets = [[3, 4, 5, 2], [6, 2]]
     source = [[3, 5, 2], [4, 2]]
     output = [token for target in targets for token in target]
     inputs = [[1, *target[:-1]] for target in targets]
-    if dead_tail:
+    if padding:
         source, inputs, output = [*source, [2] * 5], [*inputs, [1] * 4], [*output, *[IGNORE_INDEX] * 4]
     pairs = torch.arange(len(source))
     return Batch(Packed.from_lists(source), Packed.from_lists(inputs), torch.tensor(output), 6, pairs)
@@ -104,14 +101,15 @@ def test_nbest_loss_is_the_expectation_over_the_list() -> None:
 
 
 def test_samples_follow_the_models_distribution() -> None:
-    net = model(5).eval()
-    options = SearchOptions(beam=6000, nbest=1, max_len_a=0.0, max_len_b=1)
+    net, loss_of = model(5).train(), criterion(candidates_per_sentence=1000, candidate_extra=0)
     torch.manual_seed(8)
-    with evaluating(net):
-        (drawn,) = sampled(net, Packed.from_lists([[3, 4, 2]]), options)
+    (drawn,) = loss_of.candidates(net, Packed.from_lists([[3, 2]]))
     assert max(len(words) for words in drawn) == 1
-    share = sum(words == [] for words in drawn) / 6000
-    assert share == pytest.approx(float(log_p(net, [3, 4, 2], []).exp().detach()), abs=0.03)
+    logits = net.output_projection(net(Packed.from_lists([[3, 2]]), Packed.from_lists([[1]])))[0]
+    p = logits[[2, 3, 4]].softmax(0)  # of eos and the words; no sample holds <unk> or bos
+    for words, share in zip(([], [3], [4]), p.tolist(), strict=True):
+        assert sum(tokens == words for tokens in drawn) / 1000 == pytest.approx(share, abs=0.05)
+    assert loss_of.candidates(net, Packed.from_lists([[3, 2]])) != [drawn]
 
 
 def test_sampling_repeats_with_the_seed_and_leaves_the_mode_alone() -> None:
@@ -123,14 +121,14 @@ def test_sampling_repeats_with_the_seed_and_leaves_the_mode_alone() -> None:
     assert net.training and all(module.training for module in net.modules())
 
 
-def test_a_dead_tail_earns_nothing() -> None:
+def test_padding_earns_nothing() -> None:
     net = model().train()
     for candidates in ("sample", "nbest"):
         loss_of = criterion(candidates_per_sentence=4, candidates=candidates, candidate_extra=2).train()
         losses = []
-        for dead_tail in (False, True):
+        for padding in (False, True):
             torch.manual_seed(5)
-            losses.append(loss_of(net, batch(dead_tail)).sum)
+            losses.append(loss_of(net, batch(padding)).sum)
         torch.testing.assert_close(*losses)
 
 
@@ -165,5 +163,5 @@ def test_rewards_rise_when_it_is_minimised() -> None:
 
 
 def test_one_candidate_is_refused() -> None:
-    with pytest.raises(ValueError, match="leaves nothing to compare"):
+    with pytest.raises(ValueError, match="--candidates-per-sentence is 1; it must be at least 2"):
         ExpectedRewardConfig(candidates_per_sentence=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.architectures import Architecture
-from nmtkit.criterions import CRITERIONS, Criterion
+from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.registry import derive
 
@@ -19,7 +19,7 @@ TARGET = [2, 4, 0, IGNORE_INDEX]
 
 
 class Fixed(nn.Module):
-    """Gives LOGITS, plus `noise` in every other pass, as dropout would."""
+    """Returns LOGITS, plus `noise` in every other pass, as dropout would."""
 
     def __init__(self, noise: float = 0.0) -> None:
         super().__init__()
@@ -65,17 +65,17 @@ def smoothed(epsilon: float, noise: float = 0.0) -> float:
     return total
 
 
-def test_cross_entropy_is_summed_and_leaves_the_dead_tail_out() -> None:
+def test_cross_entropy_is_summed_and_leaves_padding_out() -> None:
     loss = criterion("cross_entropy")(cast(Architecture, Fixed()), batch())
-    assert float(loss.sum) == pytest.approx(smoothed(0.0) + 0.25, rel=1e-5)
+    assert float(loss.sum) == pytest.approx(smoothed(0.0) + 0.75, rel=1e-5)
     assert float(loss.counts["nll"]) == pytest.approx(smoothed(0.0), rel=1e-5)
-    assert float(loss.counts["balance"]) == 0.25
+    assert float(loss.counts["balance"]) == 0.75
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5])
 def test_label_smoothing_mixes_in_the_uniform_distribution(epsilon: float) -> None:
     loss = criterion("label_smoothed_cross_entropy", label_smoothing=epsilon)(cast(Architecture, Fixed()), batch())
-    assert float(loss.sum) == pytest.approx(smoothed(epsilon) + 0.25, rel=1e-5)
+    assert float(loss.sum) == pytest.approx(smoothed(epsilon) + 0.75, rel=1e-5)
     assert float(loss.counts["nll"]) == pytest.approx(smoothed(0.0), rel=1e-5)
 
 
@@ -87,17 +87,29 @@ def test_r_drop_adds_the_symmetric_divergence_of_two_passes() -> None:
             divergence += math.exp(log_p) * (log_p - log_q) / 2 + math.exp(log_q) * (log_q - log_p) / 2
     mean = (smoothed(0.1, 0.7) + smoothed(0.1)) / 2
     assert float(loss.counts["divergence"]) == pytest.approx(divergence, rel=1e-4)
-    assert float(loss.sum) == pytest.approx(mean + 1.5 * divergence + 0.25, rel=1e-4)
+    assert float(loss.sum) == pytest.approx(mean + 1.5 * divergence + 0.75, rel=1e-4)
 
 
 def test_r_drop_makes_one_pass_in_validation() -> None:
     model = Fixed()
     loss = criterion("r_drop").eval()(cast(Architecture, model), batch())
     assert model.passes == 1
-    assert float(loss.sum) == pytest.approx(smoothed(0.1) + 0.25, rel=1e-5)
+    assert float(loss.sum) == pytest.approx(smoothed(0.1) + 0.75, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["label_smoothed_cross_entropy", "r_drop"])
 def test_smoothing_everything_away_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="--label-smoothing"):
         criterion(name, label_smoothing=1.0)
+
+
+class Forgetful(Criterion):
+    """A criterion of somebody else's, which does not know of auxiliary losses."""
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        return Loss(torch.tensor(2.0), {"nll": torch.tensor(2.0)})
+
+
+def test_no_criterion_can_drop_auxiliary_losses() -> None:
+    loss = Forgetful()(cast(Architecture, Fixed()), batch())
+    assert float(loss.sum) == 2.75 and float(loss.counts["balance"]) == 0.75

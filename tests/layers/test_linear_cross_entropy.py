@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import linear_cross_entropy
-from nmtkit.layers.linear_cross_entropy import cross_entropy, output_cross_entropy
+from nmtkit.layers import losses
+from nmtkit.layers.losses import cross_entropy, output_cross_entropy
 from nmtkit.packed import IGNORE_INDEX
 
 
@@ -37,7 +37,7 @@ def expected(
 def test_values_and_gradients_equal_float64(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, fused: bool
 ) -> None:
-    monkeypatch.setattr(linear_cross_entropy, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, features, target = case(bias=bias)
     target[[3, 4, 20]] = IGNORE_INDEX
     loss, nll = output_cross_entropy(output if fused else nn.Sequential(output), features, target, smoothing)

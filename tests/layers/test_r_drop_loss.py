@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import r_drop_loss
-from nmtkit.layers.r_drop_loss import output_r_drop_loss
+from nmtkit.layers import losses
+from nmtkit.layers.losses import output_r_drop_loss
 from nmtkit.packed import IGNORE_INDEX
 
 V = 29
@@ -45,7 +45,7 @@ def expected(
 def test_values_and_gradients_equal_float64(
     monkeypatch: pytest.MonkeyPatch, alpha: float, bias: bool, fused: bool
 ) -> None:
-    monkeypatch.setattr(r_drop_loss, "CHUNK_BYTES", V * 4 * 8)  # chunks of 8 tokens, the last of 5
+    monkeypatch.setattr(losses, "CHUNK_BYTES", V * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, passes, target = case(bias)
     loss, *counts = output_r_drop_loss(output if fused else nn.Sequential(output), *passes, target, 0.1, alpha)
     assert not any(count.requires_grad for count in counts)

@@ -1,0 +1,247 @@
+"""The output projection fused with the losses behind it: label-smoothed cross-entropy, and R-Drop's of two passes.
+
+With an `nn.Linear` as output projection, the tokens are processed in chunks, and the gradients of a chunk are computed
+while its logits are at hand, so that the logits of all tokens never exist at one time. All losses are summed over the
+tokens whose target is not `IGNORE_INDEX`, in natural logarithms. The target distribution is mixed with the uniform one
+over the vocabulary, u(k) = 1 / V (Szegedy et al. 2015, section 7): with eps = `label_smoothing` a token's loss is
+
+    (1 - eps) * -log p(target) + eps / V * sum over the vocabulary of -log p(k)
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmtkit.packed import IGNORE_INDEX
+
+# T tokens, D model width, V vocabulary; p and q are the distributions of two passes
+
+CHUNK_BYTES = 8 << 20  # logits held at a time on a CPU: a chunk stays in its last-level cache
+CHUNK_BYTES_GPU = 1 << 30
+
+
+def output_cross_entropy(
+    output: nn.Module, features: Tensor, target: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the summed smoothed loss, and without gradient the summed negative log-likelihood.
+
+    `output` maps features [T, D] to logits [T, V]; target [T].
+    """
+    if type(output) is nn.Linear:
+        arguments = features, output.weight, output.bias, target, label_smoothing, torch.is_grad_enabled()
+        return _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+    return cross_entropy(output(features), target, label_smoothing)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
+    """The reference of `output_cross_entropy`, given the logits [T, V]."""
+    log_p = F.log_softmax(logits.float(), -1)
+    mask = target != IGNORE_INDEX
+    nll = -log_p.gather(1, target.clamp(min=0)[:, None])[:, 0].where(mask, 0).sum()
+    if not label_smoothing:
+        return nll, nll.detach()
+    uniform = -log_p.mean(-1).where(mask, 0).sum()
+    return (1 - label_smoothing) * nll + label_smoothing * uniform, nll.detach()
+
+
+def output_r_drop_loss(
+    output: nn.Module, first: Tensor, second: Tensor, target: Tensor, label_smoothing: float, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the summed loss of two passes and, without gradients, their negative log-likelihood and divergence.
+
+    The likelihood is the mean of both passes', the divergence (KL(p || q) + KL(q || p)) / 2, and the loss
+
+        mean of both passes' label-smoothed cross-entropy + alpha / 2 * divergence
+
+    `output` maps the passes' features [T, D] to logits [T, V]; target [T].
+    """
+    if type(output) is nn.Linear:
+        arguments = first, second, output.weight, output.bias, target, label_smoothing, alpha, torch.is_grad_enabled()
+        return _LinearRDropLoss.apply(*arguments)  # type: ignore[no-untyped-call]
+    first, second = output(first), output(second)
+    first_loss, first_nll = cross_entropy(first, target, label_smoothing)
+    second_loss, second_nll = cross_entropy(second, target, label_smoothing)
+    log_p, log_q = first.float().log_softmax(-1), second.float().log_softmax(-1)
+    # KL(p || q) + KL(q || p) = sum over V of (p - q)(log p - log q)
+    by_token = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+    divergence = by_token.where(target != IGNORE_INDEX, 0).sum() / 2
+    loss = (first_loss + second_loss) / 2 + alpha / 2 * divergence
+    return loss, (first_nll + second_nll) / 2, divergence.detach()
+
+
+def _compute_dtype(features: Tensor) -> torch.dtype:
+    device = features.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
+
+
+def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
+    """Splits the tokens so that the logits of a chunk, `token_bytes` for each token, stay within the limit."""
+    size = max(1, (CHUNK_BYTES if target.device.type == "cpu" else CHUNK_BYTES_GPU) // token_bytes)
+    for start in range(0, len(target), size):
+        yield slice(start, start + size)
+
+
+class _Gradients:
+    """Gradients of a loss by the features of each pass, the weight and the bias, summed chunk by chunk.
+
+    The gradient of a smoothed loss by a row of logits has a part -eps / V in every element, which rounding would lose
+    beside a bf16 softmax. It is left out of the rows given to `add`, and added here in the products: to the features'
+    gradients as -eps / V times the sum of the weight's rows, to the weight's as -eps / V times the sum of the features.
+    """
+
+    def __init__(self, passes: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, smoothing: float) -> None:
+        self.uniform = smoothing / len(weight) / len(passes)
+        self.weight_sum = weight.sum(0, dtype=torch.float32).mul_(-self.uniform).to(weight.dtype)
+        self.features = tuple(torch.empty_like(x) for x in passes)
+        self.weight = torch.zeros_like(weight, dtype=torch.float32)
+        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        self.feature_sum = torch.zeros(weight.shape[1], device=weight.device)
+        self.tokens = torch.zeros((), device=weight.device)
+
+    def add(self, number: int, chunk: slice, rows: Tensor, x: Tensor, weight: Tensor, mask: Tensor) -> None:
+        """Adds `rows`, the gradient by a chunk's logits [tokens, V], of the pass `number`, whose features are x.
+
+        Tokens outside `mask` get no gradient.
+        """
+        features = self.features[number][chunk]
+        if self.uniform:
+            torch.addmm(self.weight_sum, rows, weight, out=features)
+        else:
+            torch.mm(rows, weight, out=features)
+        # asking whether it is needed would break a compiled graph, and synchronise with a GPU
+        if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
+            features.mul_(mask[:, None])
+            x = x * mask[:, None]
+            rows = rows if self.bias is None else rows * mask[:, None]
+        self.weight.add_(rows.t() @ x)
+        if self.uniform:
+            self.feature_sum += x.sum(0, dtype=torch.float32)
+        if self.bias is not None:
+            self.bias += rows.sum(0, dtype=torch.float32) - self.uniform * mask.sum()
+
+    def finish(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        if self.uniform:
+            self.weight.sub_(self.feature_sum, alpha=self.uniform)
+        return self.features, self.weight, self.bias
+
+
+def _scaled(
+    gradients: tuple[tuple[Tensor, ...], Tensor, Tensor | None], scale: Tensor, dtype: torch.dtype
+) -> tuple[Tensor | None, ...]:
+    """Returns the gradients times that of the loss, `scale`; the features' as `dtype`.
+
+    In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
+    """
+    features, weight, bias = gradients
+    return (
+        *((part.float() * scale).to(dtype) for part in features),
+        weight * scale,
+        None if bias is None else bias * scale,
+    )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """With p the softmax of a row's logits, the gradient of its loss by them is p - eps / V - (1 - eps) [k = target].
+
+    `needs_gradient` is whether gradients are enabled: inside of a Function they never are.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        label_smoothing: float,
+        needs_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = _compute_dtype(features)
+        ctx.feature_dtype = features.dtype
+        x, w = features.to(dtype), weight.to(dtype)
+        gradients = _Gradients((x,), w, bias, label_smoothing) if needs_gradient and any(ctx.needs_input_grad) else None
+        # the sum of a row's logits, for the uniform part, is its product with the sum of the weight's rows
+        weight_sum = w.sum(0, dtype=torch.float32)
+        bias_sum = bias.float().sum() if bias is not None else 0.0
+        loss = nll = torch.zeros((), device=x.device)
+        for chunk in _chunks(target, len(w) * x.element_size()):
+            mask, labels = target[chunk] != IGNORE_INDEX, target[chunk].clamp(min=0)[:, None]
+            logits = x[chunk] @ w.t() if bias is None else torch.addmm(bias.to(dtype), x[chunk], w.t())
+            label_logits, largest = logits.gather(1, labels)[:, 0].float(), logits.amax(-1).float()
+            p = torch.softmax(logits, -1, out=logits)
+            logsumexp = largest - p.amax(-1).float().log()
+            token_nll = (logsumexp - label_logits).where(mask, 0)
+            mean_logit = (x[chunk].float() @ weight_sum + bias_sum) / len(w)
+            token_uniform = (logsumexp - mean_logit).where(mask, 0)
+            nll = nll + token_nll.sum()
+            loss = loss + ((1 - label_smoothing) * token_nll + label_smoothing * token_uniform).sum()
+            if gradients is not None:
+                at_label = (label_logits - logsumexp).exp() - (1 - label_smoothing)
+                p.scatter_(1, labels, at_label[:, None].to(dtype))
+                gradients.add(0, chunk, p, x[chunk], w, mask)
+        ctx.gradients = gradients and gradients.finish()
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        return *_scaled(ctx.gradients, gradient, ctx.feature_dtype), None, None, None
+
+
+class _LinearRDropLoss(torch.autograd.Function):
+    """By the logits of p, the gradient of a row's divergence is (p (log p - log q - KL(p || q)) + p - q) / 2.
+
+    That of its cross-entropy is p - eps / V - (1 - eps) [k = target].
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx,
+        first: Tensor,
+        second: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        label_smoothing: float,
+        alpha: float,
+        needs_gradient: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = _compute_dtype(first)
+        ctx.feature_dtype = first.dtype
+        passes, w = (first.to(dtype), second.to(dtype)), weight.to(dtype)
+        b = None if bias is None else bias.to(dtype)
+        gradients = (
+            _Gradients(passes, w, bias, label_smoothing) if needs_gradient and any(ctx.needs_input_grad) else None
+        )
+        loss = nll = divergence = torch.zeros((), device=first.device)
+        for chunk in _chunks(target, len(w) * 4):
+            mask, labels = target[chunk] != IGNORE_INDEX, target[chunk].clamp(min=0)[:, None]
+            logs = [F.linear(x[chunk], w, b).float().log_softmax(-1) for x in passes]  # [tokens, V]
+            p, q = (log.exp() for log in logs)
+            token_nll = (logs[0].gather(1, labels) + logs[1].gather(1, labels))[:, 0] / -2
+            token_uniform = (logs[0].mean(-1) + logs[1].mean(-1)) / -2
+            ratio = logs[0].sub_(logs[1])
+            kl_pq, kl_qp = (p * ratio).sum(-1, keepdim=True), (q * ratio).sum(-1, keepdim=True).neg_()
+            token_divergence = (kl_pq + kl_qp)[:, 0] / 2
+            token_loss = (1 - label_smoothing) * token_nll + label_smoothing * token_uniform
+            loss = loss + (token_loss + alpha / 2 * token_divergence).where(mask, 0).sum()
+            nll = nll + token_nll.where(mask, 0).sum()
+            divergence = divergence + token_divergence.where(mask, 0).sum()
+            if gradients is None:
+                continue
+            # by p's logits: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2 [k = target]
+            factors = ratio.add(1 - kl_pq), ratio.neg().add_(1 - kl_qp)
+            for number, (own, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
+                rows = factor.mul_(alpha / 4).add_(0.5).mul_(own).sub_(other, alpha=alpha / 4)
+                rows.scatter_add_(1, labels, rows.new_full(labels.shape, (label_smoothing - 1) / 2))
+                gradients.add(number, chunk, rows.to(dtype), passes[number][chunk], w, mask)
+        ctx.gradients = gradients and gradients.finish()
+        ctx.mark_non_differentiable(nll, divergence)
+        return loss, nll, divergence
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        return *_scaled(ctx.gradients, gradient, ctx.feature_dtype), None, None, None, None
