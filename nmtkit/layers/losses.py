@@ -92,55 +92,39 @@ class _Gradients:
     gradients as -eps / V times the sum of the weight's rows, to the weight's as -eps / V times the sum of the features.
     """
 
-    def __init__(self, passes: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, smoothing: float) -> None:
-        self.uniform = smoothing / len(weight) / len(passes)
-        self.weight_sum = weight.sum(0, dtype=torch.float32).mul_(-self.uniform).to(weight.dtype)
+    def __init__(
+        self, passes: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, mask: Tensor, smoothing: float
+    ) -> None:
+        uniform = smoothing / len(weight) / len(passes)
+        feature_sum = torch.stack([(x * mask[:, None]).sum(0, dtype=torch.float32) for x in passes]).sum(0)
+        self.weight_sum = weight.sum(0, dtype=torch.float32).mul_(-uniform).to(weight.dtype)
         self.features = tuple(torch.empty_like(x) for x in passes)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32)
-        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        self.feature_sum = torch.zeros(weight.shape[1], device=weight.device)
-        self.tokens = torch.zeros((), device=weight.device)
+        self.weight = (feature_sum * -uniform).expand(weight.shape).clone()
+        self.bias = None if bias is None else (mask.sum() * -uniform * len(passes)).expand(bias.shape).clone()
 
     def add(self, number: int, chunk: slice, rows: Tensor, x: Tensor, weight: Tensor, mask: Tensor) -> None:
         """Adds `rows`, the gradient by a chunk's logits [tokens, V], of the pass `number`, whose features are x.
 
         Tokens outside `mask` get no gradient.
         """
-        features = self.features[number][chunk]
-        if self.uniform:
-            torch.addmm(self.weight_sum, rows, weight, out=features)
-        else:
-            torch.mm(rows, weight, out=features)
+        features = torch.addmm(self.weight_sum, rows, weight, out=self.features[number][chunk])
         # asking whether it is needed would break a compiled graph, and synchronise with a GPU
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
             features.mul_(mask[:, None])
             x = x * mask[:, None]
             rows = rows if self.bias is None else rows * mask[:, None]
         self.weight.add_(rows.t() @ x)
-        if self.uniform:
-            self.feature_sum += x.sum(0, dtype=torch.float32)
         if self.bias is not None:
-            self.bias += rows.sum(0, dtype=torch.float32) - self.uniform * mask.sum()
-
-    def finish(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        if self.uniform:
-            self.weight.sub_(self.feature_sum, alpha=self.uniform)
-        return self.features, self.weight, self.bias
+            self.bias += rows.sum(0, dtype=torch.float32)
 
 
-def _scaled(
-    gradients: tuple[tuple[Tensor, ...], Tensor, Tensor | None], scale: Tensor, dtype: torch.dtype
-) -> tuple[Tensor | None, ...]:
+def _scaled(gradients: _Gradients, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
     """Returns the gradients times that of the loss, `scale`; the features' as `dtype`.
 
     In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
     """
-    features, weight, bias = gradients
-    return (
-        *((part.float() * scale).to(dtype) for part in features),
-        weight * scale,
-        None if bias is None else bias * scale,
-    )
+    features = ((part.float() * scale).to(dtype) for part in gradients.features)
+    return *features, gradients.weight * scale, None if gradients.bias is None else gradients.bias * scale
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -162,27 +146,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = _compute_dtype(features)
         ctx.feature_dtype = features.dtype
         x, w = features.to(dtype), weight.to(dtype)
-        gradients = _Gradients((x,), w, bias, label_smoothing) if needs_gradient and any(ctx.needs_input_grad) else None
+        mask = target != IGNORE_INDEX
+        wanted = needs_gradient and any(ctx.needs_input_grad)
+        gradients = _Gradients((x,), w, bias, mask, label_smoothing) if wanted else None
         # the sum of a row's logits, for the uniform part, is its product with the sum of the weight's rows
         weight_sum = w.sum(0, dtype=torch.float32)
         bias_sum = bias.float().sum() if bias is not None else 0.0
         loss = nll = torch.zeros((), device=x.device)
         for chunk in _chunks(target, len(w) * x.element_size()):
-            mask, labels = target[chunk] != IGNORE_INDEX, target[chunk].clamp(min=0)[:, None]
+            labels = target[chunk].clamp(min=0)[:, None]
             logits = x[chunk] @ w.t() if bias is None else torch.addmm(bias.to(dtype), x[chunk], w.t())
             label_logits, largest = logits.gather(1, labels)[:, 0].float(), logits.amax(-1).float()
             p = torch.softmax(logits, -1, out=logits)
             logsumexp = largest - p.amax(-1).float().log()
-            token_nll = (logsumexp - label_logits).where(mask, 0)
+            token_nll = (logsumexp - label_logits).where(mask[chunk], 0)
             mean_logit = (x[chunk].float() @ weight_sum + bias_sum) / len(w)
-            token_uniform = (logsumexp - mean_logit).where(mask, 0)
+            token_uniform = (logsumexp - mean_logit).where(mask[chunk], 0)
             nll = nll + token_nll.sum()
             loss = loss + ((1 - label_smoothing) * token_nll + label_smoothing * token_uniform).sum()
             if gradients is not None:
                 at_label = (label_logits - logsumexp).exp() - (1 - label_smoothing)
                 p.scatter_(1, labels, at_label[:, None].to(dtype))
-                gradients.add(0, chunk, p, x[chunk], w, mask)
-        ctx.gradients = gradients and gradients.finish()
+                gradients.add(0, chunk, p, x[chunk], w, mask[chunk])
+        ctx.gradients = gradients
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
@@ -213,12 +199,12 @@ class _LinearRDropLoss(torch.autograd.Function):
         ctx.feature_dtype = first.dtype
         passes, w = (first.to(dtype), second.to(dtype)), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
-        gradients = (
-            _Gradients(passes, w, bias, label_smoothing) if needs_gradient and any(ctx.needs_input_grad) else None
-        )
+        mask = target != IGNORE_INDEX
+        wanted = needs_gradient and any(ctx.needs_input_grad)
+        gradients = _Gradients(passes, w, bias, mask, label_smoothing) if wanted else None
         loss = nll = divergence = torch.zeros((), device=first.device)
         for chunk in _chunks(target, len(w) * 4):
-            mask, labels = target[chunk] != IGNORE_INDEX, target[chunk].clamp(min=0)[:, None]
+            labels = target[chunk].clamp(min=0)[:, None]
             logs = [F.linear(x[chunk], w, b).float().log_softmax(-1) for x in passes]  # [tokens, V]
             p, q = (log.exp() for log in logs)
             token_nll = (logs[0].gather(1, labels) + logs[1].gather(1, labels))[:, 0] / -2
@@ -227,9 +213,9 @@ class _LinearRDropLoss(torch.autograd.Function):
             kl_pq, kl_qp = (p * ratio).sum(-1, keepdim=True), (q * ratio).sum(-1, keepdim=True).neg_()
             token_divergence = (kl_pq + kl_qp)[:, 0] / 2
             token_loss = (1 - label_smoothing) * token_nll + label_smoothing * token_uniform
-            loss = loss + (token_loss + alpha / 2 * token_divergence).where(mask, 0).sum()
-            nll = nll + token_nll.where(mask, 0).sum()
-            divergence = divergence + token_divergence.where(mask, 0).sum()
+            loss = loss + (token_loss + alpha / 2 * token_divergence).where(mask[chunk], 0).sum()
+            nll = nll + token_nll.where(mask[chunk], 0).sum()
+            divergence = divergence + token_divergence.where(mask[chunk], 0).sum()
             if gradients is None:
                 continue
             # by p's logits: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2 [k = target]
@@ -237,8 +223,8 @@ class _LinearRDropLoss(torch.autograd.Function):
             for number, (own, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
                 rows = factor.mul_(alpha / 4).add_(0.5).mul_(own).sub_(other, alpha=alpha / 4)
                 rows.scatter_add_(1, labels, rows.new_full(labels.shape, (label_smoothing - 1) / 2))
-                gradients.add(number, chunk, rows.to(dtype), passes[number][chunk], w, mask)
-        ctx.gradients = gradients and gradients.finish()
+                gradients.add(number, chunk, rows.to(dtype), passes[number][chunk], w, mask[chunk])
+        ctx.gradients = gradients
         ctx.mark_non_differentiable(nll, divergence)
         return loss, nll, divergence
 
