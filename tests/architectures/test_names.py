@@ -1,23 +1,29 @@
 """A rival of the Transformer lives in its own file: the trainer, the search and the command line know none by name."""
 
-import re
+import ast
 from pathlib import Path
 
 import nmtkit
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.architectures.transformer import Transformer
 
 ROOT = Path(nmtkit.__file__).parent
-RIVALS = {"bytenet", "convs2s", "deep_att", "gnmt", "moe", "transformer_moe"}
-OWN = {f"architectures/{name}.py" for name in ("bytenet", "convs2s", "deep_att", "gnmt", "moe", "__init__")}
 
 
-def test_no_other_file_mentions_a_rival_by_name() -> None:
-    assert set(ARCHITECTURES.names()) >= RIVALS
-    classes = {entry.factory.__name__ for name, entry in ARCHITECTURES.entries.items() if name in RIVALS}  # type: ignore[attr-defined]
-    words = RIVALS | {name for name in ARCHITECTURES.names() if name.removesuffix("_small") in RIVALS} | classes
-    pattern = re.compile(rf"\b({'|'.join(sorted(words))}|byte-?net|deep-?att|gnmt)\b", re.IGNORECASE)
-    files = [path for path in ROOT.rglob("*") if path.suffix in (".py", ".toml", ".html", ".txt")]
-    for path in files:
-        if str(path.relative_to(ROOT)) not in OWN:
-            found = [line for line in path.read_text(encoding="utf-8").splitlines() if pattern.search(line)]
-            assert not found, f"{path} mentions a rival: {found}"
+def test_only_the_registry_imports_a_rival_and_nothing_asks_for_one_by_name() -> None:
+    rivals = {name: entry for name, entry in ARCHITECTURES.entries.items() if entry.factory is not Transformer}
+    modules = {entry.factory.__module__ for entry in rivals.values() if entry.factory.__module__.startswith("nmtkit.")}
+    assert len(modules) == 5
+    for path in ROOT.rglob("*.py"):
+        module = ".".join(("nmtkit", *path.relative_to(ROOT).with_suffix("").parts))
+        if module in modules or module == "nmtkit.architectures.__init__":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            where = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not {alias.name for alias in node.names} & modules, where
+            elif isinstance(node, ast.ImportFrom):
+                names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                assert not names & modules, where
+            elif isinstance(node, ast.Constant):
+                assert node.value not in rivals, f"{where} names the architecture {node.value!r}"
