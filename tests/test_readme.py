@@ -1,14 +1,20 @@
 """What README promises is there: the plug-in trains, the links lead somewhere, the commands set up what they say."""
 
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
+from nmtkit.criterions import CRITERIONS
+from nmtkit.lr_schedulers import LR_SCHEDULERS
+from nmtkit.optimizers import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,11 +56,46 @@ def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> 
     assert output.stdout.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
-def test_links_within_the_repository_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)\)", (ROOT / name).read_text(encoding="utf-8")):
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
+pages = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+
+
+@pages
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (ROOT / target).exists(), f"{name} links to {target}, which is not there"
+            assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
+
+
+def known_flags() -> set[str]:
+    """Returns the flags of every command, those of every registered component among them."""
+    context = click.Context(main)
+    commands = [main.get_command(context, name) for name in main.list_commands(context)]
+    flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
+    flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
+    for registry in (ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS):
+        for entry in registry.entries.values():
+            flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
+    return flags | {"--no-" + flag[2:] for flag in flags}
+
+
+OTHERS = """
+--extra-index-url --help
+--nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone
+--shm-size
+"""
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md", "docs/coming-from-fairseq.md"])
+def test_every_flag_that_a_page_names_exists(name: str) -> None:
+    flags = known_flags() | set(OTHERS.split())
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+        if "fairseq" in name and line.startswith("|"):
+            line = line.split("|")[2]  # the left column has fairseq's
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line):
+            assert flag in flags, f"{name} names {flag}, which no command has: {line}"
 
 
 @pytest.mark.parametrize("last", ["nmtkit demo", "pytest"])
