@@ -215,11 +215,60 @@ def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_pa
     (target / "manifest.json").rename(target / "thesis.txt")
     refused("no nmtkit dataset", *flags, "--overwrite")
     assert (target / "thesis.txt").exists()
-    shutil.rmtree(target)
-    (tmp_path / "data.tmp").mkdir()
-    (tmp_path / "data.tmp" / "thesis.txt").touch()
-    refused("is in the way", *flags)
-    assert [path.name for path in tmp_path.iterdir()] == ["data.tmp"]
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "tokenizer/notes.txt", "checkpoints/last.pt"])
+def test_a_dataset_with_files_of_others_is_not_replaced(name: str, corpora: Path, tmp_path: Path) -> None:
+    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    assert preprocess(*flags).exit_code == 0
+    (tmp_path / "data" / name).parent.mkdir(exist_ok=True)
+    (tmp_path / "data" / name).touch()
+    before = contents(tmp_path)
+    refused(
+        f"{name} was not written by preprocess" if "check" not in name else "was not written", *flags, "--overwrite"
+    )
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("manifest", ["{}", '{"name": "my browser extension"}', '{"nmtkit_dataset": 1}', "nonsense"])
+@pytest.mark.parametrize("name", ["data", "data.tmp", "data.old.tmp", "data/shard-1-of-2"])
+def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Path, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "manifest.json").write_text(manifest)
+    (tmp_path / name / "thesis.txt").touch()
+    before = contents(tmp_path)
+    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    message = "is in the way" if name.endswith("tmp") else "no nmtkit dataset"
+    for overwrite in ([], ["--overwrite"]):
+        refused(message, *flags, *overwrite)
+        assert contents(tmp_path) == before
+
+
+def test_a_link_to_a_dataset_is_followed_and_stays(corpora: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "link"]
+    assert preprocess(*flags).exit_code == 0
+    assert preprocess(*flags, "--overwrite").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
+    (tmp_path / "disk.tmp").symlink_to(corpora)
+    refused("is in the way", *flags, "--overwrite")
+    assert (corpora / "base" / "manifest.json").exists()
+
+
+def test_shards_are_not_added_to_a_whole_dataset(corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    assert preprocess(*flags).exit_code == 0
+    refused("made without --shard", *flags, "--shard", "1/2")
+
+
+def test_an_over_long_line_is_dropped_from_training_and_refused_in_a_test_set(corpora: Path, tmp_path: Path) -> None:
+    sides = lines(30, 5)
+    sides[1][7] = "x" * (5 << 20)
+    long = write(tmp_path / "long", sides)
+    flags = ["--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    refused("line 8 of", "--testpref", long, *flags)
+    assert preprocess("--trainpref", long, *flags).exit_code == 0
+    assert len(Dataset.open(tmp_path / "data")["train"]) == 29
 
 
 def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import logging
 import lzma
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import zstandard
 
 from nmtkit.data import corpus
 from nmtkit.data.corpus import ParallelFiles
+from nmtkit.data.spm_training import sample_pairs
 
 
 def read_all(
@@ -136,3 +138,28 @@ def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t.en").write_text("a\n")
     with pytest.raises(ValueError, match="shorter"):
         block.source.read()
+
+
+@pytest.mark.parametrize("line_feed", ["\n", ""])
+def test_memory_does_not_grow_with_an_over_long_line(line_feed: str, tmp_path: Path) -> None:
+    size = 48 << 20
+    for language in ("en", "de"):
+        with gzip.open(tmp_path / f"t.{language}.gz", "wb", compresslevel=1) as file:
+            file.write(f"first {language}\n".encode())
+            for _ in range(size >> 20):
+                file.write(b"x" * (1 << 20))
+            file.write(line_feed.encode() + b"last\n" * bool(line_feed))
+    files = ParallelFiles(tmp_path / "t.en.gz", tmp_path / "t.de.gz")
+    tracemalloc.start()
+    spans = []
+    for block in corpus.blocks(files, tmp_path, 16_384):
+        spans.append((block.first_line, block.lines, block.over_long, block.source.size))
+        if not block.over_long:
+            assert block.target.read() == (b"last\n" if block.first_line == 3 else b"first de\n")
+    sample = sample_pairs([files], 10, 1, 16_384)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert spans[:2] == [(1, 1, False, 9), (2, 1, True, size + len(line_feed))]
+    assert spans[2:] == ([(3, 1, False, 5)] if line_feed else [])
+    assert sample == (["first en", "last"], ["first de", "last"]) if line_feed else (["first en"], ["first de"])
+    assert peak < 24 << 20
