@@ -1,11 +1,9 @@
-"""Continuous batching: sentences take the slots of those that are done, so that a GPU always steps with full slots.
+"""Continuous batching: waiting sentences take the slots of finished ones, so that a GPU always steps with full slots.
 
-The device runs a burst of steps; meanwhile the host encodes what waits and hands over what was found. Then it looks
+The device runs a few steps; meanwhile the host encodes waiting sentences and hands over results. Then the host reads
 which slots are done, has their results copied, and fills them again.
 """
 
-import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,69 +12,65 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
-from nmtkit.generation.beam_search import Hypothesis
+from nmtkit.generation.beam_search import Hypothesis, nonempty
 from nmtkit.generation.constraints import NO_CONSTRAINTS
-from nmtkit.generation.graph_runner import CudaGraphRunner, Plain, Recorder, Steps
-from nmtkit.generation.graph_search import GraphBeamSearch
-from nmtkit.generation.lines import Sentence
+from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch
+from nmtkit.generation.graph_search import CudaGraphs, Eager, GraphBackend, GraphBeamSearch, StepRunner
 from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
 
-# B sentences, Z translations wanted of each
+# B sentences
 
-BURST = 4  # steps between two looks of the host: more waste the slots of sentences that ended, fewer the host's time
-FEW = 16  # slots that cost a GPU no more than one
-REFILL = 1 / 16  # share of the slots that must be free for a refill to pay
-SHARE = 0.5  # of a GPU's free memory that slots may take; recorded steps and encoders need some too
-
-logger = logging.getLogger("nmtkit")
+STEPS_PER_SYNC = 4  # steps between two reads of the host: more leave finished slots idle, fewer cost the host's time
+MIN_SLOTS = 16  # a GPU's step takes as long with one
+REFILL_SHARE = 1 / 16  # share of the slots that must be free for a refill to pay
+MEMORY_SHARE = 0.5  # of a GPU's free memory that slots may take; graphs and encoders need some too
 
 
 @dataclass
-class Ticket:
-    """A sentence on its way: number `place` of job `job`."""
+class SlotRequest:
+    """A sentence on its way: number `index` of batch `batch`."""
 
-    job: int
-    place: int
+    batch: int
+    index: int
     sentence: Sentence
-    longest: int  # the most tokens of its translation, without eos
+    max_length: int  # tokens of its translation, without eos
     steps: int = 0
 
     @property
-    def needs(self) -> CacheLengths:
-        """Positions, of target and source."""
-        return CacheLengths(self.longest + 1, len(self.sentence.ids))
+    def lengths(self) -> CacheLengths:
+        """Positions needed, of target and source."""
+        return CacheLengths(self.max_length + 1, len(self.sentence.ids))
 
 
 @dataclass
-class Encoded:
-    """Sentences whose memories, one of each model, are ready; `used` of them have found a slot."""
+class EncodedRequests:
+    """Requests whose memories, one of each model, are ready; the first `inserted` of them are in slots already."""
 
-    tickets: list[Ticket]
+    requests: list[SlotRequest]
     memories: list[Packed]
-    used: int = 0
+    inserted: int = 0
 
-    def left(self) -> int:
-        return len(self.tickets) - self.used
+    @property
+    def remaining(self) -> int:
+        return len(self.requests) - self.inserted
 
-    def take(self, number: int) -> tuple[list[Ticket], list[Packed]]:
-        """The next `number`, or as many as are left."""
-        start, end = self.used, min(self.used + number, len(self.tickets))
-        self.used = end
-        before, lengths = (
-            [len(one.sentence.ids) for one in part] for part in (self.tickets[:start], self.tickets[start:end])
-        )
-        first, tokens = sum(before), sum(lengths)
+    def take(self, number: int) -> tuple[list[SlotRequest], list[Packed]]:
+        """Takes the next `number` requests and their memories, or as many as are left."""
+        start, end = self.inserted, min(self.inserted + number, len(self.requests))
+        self.inserted = end
+        lengths = [len(request.sentence.ids) for request in self.requests[:end]]
+        first, tokens = sum(lengths[:start]), sum(lengths[start:])
         taken = []
         for memory in self.memories:
-            layout = Layout(memory.layout.lengths[start:end], max(lengths), tokens)
+            layout = Layout(memory.layout.lengths[start:end], max(lengths[start:]), tokens)
             taken.append(Packed(memory.values[first : first + tokens], layout))
-        return self.tickets[start:end], taken
+        return self.requests[start:end], taken
 
 
-class Fetched:
-    """Tensors on their way to the host: asked for at once, waited for when read."""
+class AsyncCopy:
+    """Copies tensors to the host without waiting; `read` waits for them."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
@@ -90,11 +84,11 @@ class Fetched:
         return self.copies
 
 
-class Continuous:
-    """Searches jobs (lists of sentences) with at most `slots` sentences at a time; `run` is a `Runner`.
+class ContinuousBatching:
+    """Searches batches of sentences, at most `slots` sentences at a time; `decode` is a `BatchDecoder`.
 
-    `device_search.suits` must hold. Jobs with constraints go to `otherwise`. The state grows when a sentence does not
-    fit or many wait, and is kept from run to run, with all that is recorded.
+    `graph_search.supports` must be true. Batches with constraints go to `fallback`. The search grows when a sentence
+    does not fit or many wait, and is kept from run to run, with all that is recorded.
     """
 
     def __init__(
@@ -102,222 +96,214 @@ class Continuous:
         models: Sequence[Architecture],
         options: SearchOptions,
         slots: int,
-        otherwise: Callable[[list[Sentence]], list[list[Hypothesis]]],
+        fallback: Callable[[SentenceBatch], BatchHypotheses],
         device: torch.device,
-        recorder: Callable[[], Recorder] | None = None,
+        backend: Callable[[], GraphBackend] | None = None,
     ) -> None:
-        self.models, self.options, self.otherwise, self.device = models, options, otherwise, device
-        self.recorder = recorder or ((lambda: CudaGraphRunner(device)) if device.type == "cuda" else Plain)
-        self.slots = self.most = slots  # `most` is less where memory is short
-        limits = [one.max_target_positions for one in models if one.max_target_positions is not None]
-        self.limit = min(limits, default=None)
+        self.models, self.options, self.fallback, self.device = models, options, fallback, device
+        self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
+        self.slots = self.affordable = slots  # `affordable` is less where memory is short
+        limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
+        self.position_limit = min(limits, default=None)
         self.search: GraphBeamSearch | None = None
-        self.steps: Steps[CacheLengths] | None = None
-        self.start_afresh()
+        self.step: StepRunner[CacheLengths] | None = None
+        self.reset()
 
-    def start_afresh(self) -> None:
-        """Nothing is waiting, and no slot taken."""
-        self.waiting: deque[Ticket] = deque()
-        self.encoded = Encoded([], [])
-        self.live: dict[int, Ticket] = {}  # slot -> its sentence
-        self.ended: deque[tuple[list[Ticket], Fetched]] = deque()
-        self.found: dict[int, list[list[Hypothesis]]] = {}  # of jobs under way
-        self.missing: dict[int, int] = {}  # sentences of theirs that are
+    def reset(self) -> None:
+        """Drops all requests."""
+        self.waiting: deque[SlotRequest] = deque()
+        self.encoded = EncodedRequests([], [])
+        self.in_slots: dict[int, SlotRequest] = {}
+        self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
+        self.found: dict[int, BatchHypotheses] = {}  # of batches that are not complete
+        self.missing: dict[int, int] = {}  # sentences that such a batch lacks
         if self.search is not None:
-            self.search.clear()
+            self.search.reset()
 
     @property
     def busy(self) -> bool:
         return bool(self.missing)
 
-    def run(self, jobs: Iterable[list[Sentence]]) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
-        """Yields each job's number and hypotheses as they are ready.
+    def decode(self, batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Yields each batch's number and hypotheses as they are ready.
 
-        An empty job says that no more has come in yet: then all that is under way is finished before asking again.
+        An empty batch says that no more has come in yet: then everything begun is finished before asking again.
         Raises RuntimeError while another run is under way.
         """
         if self.busy:
             raise RuntimeError("another stream with the same options is under way; finish or close it first")
         try:
-            yield from self.finished(jobs)
+            yield from self._decode(batches)
         finally:
-            self.start_afresh()
+            self.reset()
 
-    def finished(self, jobs: Iterable[list[Sentence]]) -> Iterator[tuple[int, list[list[Hypothesis]]]]:
-        queue = enumerate(jobs)
+    def _decode(self, batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        queue = enumerate(batches)
         idle = exhausted = False
         while not exhausted or self.busy:
             while not exhausted and not (idle and self.busy) and len(self.waiting) < self.slots:
-                number, job = next(queue, (-1, None))
-                exhausted, idle = job is None, not job
-                if job is None:
+                number, batch = next(queue, (-1, None))
+                exhausted, idle = batch is None, not batch
+                if batch is None:
                     break
-                if not job or any(sentence.constraints != NO_CONSTRAINTS for sentence in job):
-                    yield number, self.otherwise(job) if job else []
+                if not batch or any(sentence.constraints != NO_CONSTRAINTS for sentence in batch):
+                    yield number, self.fallback(batch) if batch else []
                 else:
-                    self.enlist(number, job)
+                    self.enqueue(number, batch)
             if self.busy:
                 yield from self.advance()
 
-    def enlist(self, number: int, job: list[Sentence]) -> None:
-        self.found[number], self.missing[number] = [[] for _ in job], len(job)
-        for place, sentence in enumerate(job):
-            longest = self.options.max_length(len(sentence.ids) - 1)
-            self.waiting.append(
-                Ticket(number, place, sentence, longest if self.limit is None else min(longest, self.limit - 1))
-            )
+    def enqueue(self, number: int, batch: SentenceBatch) -> None:
+        self.found[number], self.missing[number] = [[] for _ in batch], len(batch)
+        for index, sentence in enumerate(batch):
+            max_length = self.options.max_length(len(sentence.ids) - 1)
+            if self.position_limit is not None:
+                max_length = min(max_length, self.position_limit - 1)
+            self.waiting.append(SlotRequest(number, index, sentence, max_length))
 
     @torch.inference_mode()
-    def advance(self) -> list[tuple[int, list[list[Hypothesis]]]]:
-        """A burst of steps; returns the jobs that are complete."""
-        if not self.live and not self.encoded.left() and self.outgrown():
+    def advance(self) -> list[tuple[int, BatchHypotheses]]:
+        """Runs a few steps; returns the batches that are complete."""
+        if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
         self.refill()
-        flags = self.burst() if self.live else None
+        done = self.run_steps() if self.in_slots else None
         self.encode()
-        complete = self.delivered()
-        if flags is not None:
-            done = flags.read()[0].tolist()
-            self.collect([slot for slot in self.live if done[slot]])
+        complete = self.collect_results()
+        if done is not None:
+            flags = done.read()[0].tolist()
+            self.free([slot for slot in self.in_slots if flags[slot]])
         return complete
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def outgrown(self) -> bool:
-        """Whether what waits should have another state than there is."""
+    def must_grow(self) -> bool:
+        """Returns whether the waiting requests need another search than there is."""
         if self.search is None:
             return True
-        many = len(self.waiting) >= 2 * self.search.slots and self.search.slots < self.most
-        return bool(self.waiting) and (many or not self.fits(self.waiting[0]))
+        many = len(self.waiting) >= 2 * self.search.slots and self.search.slots < self.affordable
+        return bool(self.waiting) and (many or not self.fits(self.waiting[0].lengths))
 
-    def fits(self, ticket: Ticket) -> bool:
+    def fits(self, lengths: CacheLengths) -> bool:
         search = self.search
-        return (
-            search is not None
-            and ticket.needs.target <= search.capacity
-            and ticket.needs.source <= search.source_capacity
-        )
+        return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
 
     def grow(self) -> None:
-        """Makes a state for what waits, no smaller than the last one."""
+        """Makes a search for the waiting requests, no smaller than the last one."""
         capacity = source = slots = 0
         if self.search is not None:
             capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots
-        capacity = max([capacity, *(rounded(one.needs.target) for one in self.waiting)])
-        source = max([source, *(rounded(one.needs.source) for one in self.waiting)])
-        capacity = capacity if self.limit is None else min(capacity, self.limit)
-        self.search = None  # the last one's memory is free from here on
-        self.steps = None
+        capacity = max([capacity, *(rounded(request.lengths.target) for request in self.waiting)])
+        source = max([source, *(rounded(request.lengths.source) for request in self.waiting)])
+        capacity = capacity if self.position_limit is None else min(capacity, self.position_limit)
+        self.search = self.step = None  # frees the memory of the last one
         shape = capacity, source, self.device
-        one = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes
-        self.most = max(1, min(self.slots, room(self.device) // one))
-        slots = min(self.most, max(FEW, slots, rounded(len(self.waiting))))
+        slot_bytes = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes
+        self.affordable = max(1, min(self.slots, free_memory(self.device) // slot_bytes))
+        slots = min(self.affordable, max(MIN_SLOTS, slots, rounded(len(self.waiting))))
         self.search = GraphBeamSearch(self.models, self.options, slots, *shape)
-        self.steps = Steps(self.search.step, self.recorder())
+        self.step = StepRunner(self.search.step, self.backend())
 
     def refill(self) -> None:
-        """Puts sentences into free slots, when these are many enough."""
+        """Inserts requests into free slots, when enough of them are free."""
         assert self.search is not None
-        free = [slot for slot in range(self.search.slots) if slot not in self.live]
-        if self.live and len(free) < REFILL * self.search.slots:
+        free = [slot for slot in range(self.search.slots) if slot not in self.in_slots]
+        if self.in_slots and len(free) < REFILL_SHARE * self.search.slots:
             return
         while free:
-            if not self.encoded.left():
+            if not self.encoded.remaining:
                 self.encode()
-            if not self.encoded.left():
+            if not self.encoded.remaining:
                 return
-            tickets, memories = self.encoded.take(len(free))
-            slots, free = free[: len(tickets)], free[len(tickets) :]
-            numbers = torch.tensor([slots, [ticket.longest for ticket in tickets]])
-            on_device = self.to_device(numbers)
-            self.search.insert(on_device[0], memories, on_device[1])
-            self.live.update(zip(slots, tickets, strict=True))
+            requests, memories = self.encoded.take(len(free))
+            slots, free = free[: len(requests)], free[len(requests) :]
+            numbers = self.to_device(torch.tensor([slots, [request.max_length for request in requests]]))
+            self.search.insert(numbers[0], memories, numbers[1])
+            self.in_slots.update(zip(slots, requests, strict=True))
 
     def encode(self) -> None:
-        """Gets the next sentences ready, as many as there are slots, if none are."""
-        if self.encoded.left() or self.search is None:
+        """Encodes the next requests, as many as there are slots, unless some are encoded already."""
+        if self.encoded.remaining or self.search is None:
             return
-        tickets: list[Ticket] = []
-        while self.waiting and len(tickets) < self.search.slots and not self.outgrown():
-            tickets.append(self.waiting.popleft())
-        if tickets:
-            lengths = [len(ticket.sentence.ids) for ticket in tickets]
-            ids = self.to_device(torch.tensor([id for ticket in tickets for id in ticket.sentence.ids]))
+        requests: list[SlotRequest] = []
+        while self.waiting and len(requests) < self.search.slots and not self.must_grow():
+            requests.append(self.waiting.popleft())
+        if requests:
+            lengths = [len(request.sentence.ids) for request in requests]
+            ids = self.to_device(torch.tensor([id for request in requests for id in request.sentence.ids]))
             source = Packed(ids, Layout(self.to_device(torch.tensor(lengths)), max(lengths), sum(lengths)))
-            self.encoded = Encoded(tickets, [model.encode(source) for model in self.models])
+            self.encoded = EncodedRequests(requests, [model.encode(source) for model in self.models])
 
     def to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # else the copy waits for all that the device has been given to do
+            tensor = tensor.pin_memory()  # otherwise the copy waits for all work the device has been given
         return tensor.to(self.device, non_blocking=True)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def burst(self) -> Fetched:
-        """Some steps; on their way then: which slots are done."""
-        assert self.search is not None and self.steps is not None
-        tickets = self.live.values()
-        for ticket in tickets:
-            ticket.steps += BURST
-        target = max(min(ticket.steps, ticket.needs.target) for ticket in tickets)
-        source = max(ticket.needs.source for ticket in tickets)
-        lengths = CacheLengths(
-            min(rounded(target), self.search.capacity), min(rounded(source), self.search.source_capacity)
-        )
-        for _ in range(BURST):
-            self.steps(lengths)
-        return Fetched(self.search.done)
+    def run_steps(self) -> AsyncCopy:
+        """Runs a few steps; returns the copy of the flags that say which slots are done."""
+        assert self.search is not None and self.step is not None
+        requests = self.in_slots.values()
+        for request in requests:
+            request.steps += STEPS_PER_SYNC
+        target = rounded(max(min(request.steps, request.lengths.target) for request in requests))
+        source = rounded(max(request.lengths.source for request in requests))
+        lengths = CacheLengths(min(target, self.search.capacity), min(source, self.search.source_capacity))
+        for _ in range(STEPS_PER_SYNC):
+            self.step(lengths)
+        return AsyncCopy(self.search.done)
 
-    def collect(self, slots: list[int]) -> None:
-        """Frees these slots, once their results are on the way."""
+    def free(self, slots: list[int]) -> None:
+        """Starts the copy of these slots' results and frees the slots."""
         if not slots:
             return
         assert self.search is not None
-        tickets = [self.live.pop(slot) for slot in slots]
-        longest = min(max(ticket.steps for ticket in tickets), self.search.capacity)
+        requests = [self.in_slots.pop(slot) for slot in slots]
+        longest = min(max(request.steps for request in requests), self.search.capacity)
         results = self.search.results(self.to_device(torch.tensor(slots)), longest)
-        self.ended.append((tickets, Fetched(*results)))
+        self.finished.append((requests, AsyncCopy(*results)))
 
-    def delivered(self) -> list[tuple[int, list[list[Hypothesis]]]]:
-        """Results to hypotheses, and those to their jobs; the jobs that lack none."""
+    def collect_results(self) -> list[tuple[int, BatchHypotheses]]:
+        """Reads all results that are on their way; returns the batches that they complete."""
         complete = []
-        while self.ended:
-            tickets, results = self.ended.popleft()
-            for ticket, hypotheses in zip(tickets, hypotheses_of(*results.read()), strict=True):
-                self.found[ticket.job][ticket.place] = hypotheses
-                self.missing[ticket.job] -= 1
-                if not self.missing[ticket.job]:
-                    del self.missing[ticket.job]
-                    complete.append((ticket.job, self.found.pop(ticket.job)))
+        while self.finished:
+            requests, results = self.finished.popleft()
+            for request, hypotheses in zip(requests, hypotheses_of(*results.read()), strict=True):
+                self.found[request.batch][request.index] = hypotheses
+                self.missing[request.batch] -= 1
+                if not self.missing[request.batch]:
+                    del self.missing[request.batch]
+                    complete.append((request.batch, self.found.pop(request.batch)))
         return complete
 
 
 def rounded(number: int) -> int:
-    """The next 2^n or 3/2 2^n, from 16 on: few shapes, none much larger than asked for."""
+    """Returns the next 2^n or 3/2 2^n, from 16 on: few shapes, none much larger than asked for."""
     size = 16
     while size < number:
         size += size // 2 if size & (size - 1) == 0 else size // 3
     return size
 
 
-def room(device: torch.device) -> int:
-    """Bytes that slots may take."""
+def free_memory(device: torch.device) -> int:
+    """Returns the bytes that slots may take."""
     if device.type != "cuda":
         return 1 << 62
     torch.cuda.empty_cache()
-    return int(SHARE * torch.cuda.mem_get_info(device)[0])
+    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0])
 
 
-def hypotheses_of(scores: Tensor, totals: Tensor, sizes: Tensor, outputs: Tensor) -> list[list[Hypothesis]]:
-    """What `GraphBeamSearch.results` gives, as each sentence's hypotheses, best first."""
-    found = []
-    for row in zip(scores.tolist(), totals.tolist(), sizes.tolist(), outputs.tolist(), strict=True):
-        kept = zip(*row, strict=True)
-        hypotheses = [
-            Hypothesis(tokens[:size], score, total) for score, total, size, tokens in kept if score > -math.inf
-        ]
-        if not hypotheses:
-            logger.warning("a sentence has no finite score (did the model overflow?); its translation is empty")
-            hypotheses.append(Hypothesis([], -math.inf, -math.inf))
-        found.append(hypotheses)
-    return found
+def hypotheses_of(scores: Tensor, log_probabilities: Tensor, lengths: Tensor, tokens: Tensor) -> BatchHypotheses:
+    """Returns the results of `GraphBeamSearch.results` as each sentence's hypotheses, best first."""
+    columns = (scores.tolist(), log_probabilities.tolist(), lengths.tolist(), tokens.tolist())
+    return [
+        nonempty(
+            [
+                Hypothesis(ids[:length], score, log_probability)
+                for score, log_probability, length, ids in zip(*row, strict=True)
+                if score > float("-inf")
+            ]
+        )
+        for row in zip(*columns, strict=True)
+    ]

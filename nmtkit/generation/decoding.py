@@ -1,16 +1,52 @@
-"""Which search does what was asked for."""
+"""Decodes a batch of sentences: searches or samples translations, or scores given ones, and aligns them."""
 
+import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nmtkit.architectures import Architecture
-from nmtkit.generation.beam_search import Hypothesis, Search
+from nmtkit.data.tokenizer import BOS, EOS
+from nmtkit.generation.beam_search import BeamSearch, Hypothesis, length_penalty, mean_log_probabilities
 from nmtkit.generation.constrained_search import ConstrainedBeamSearch
 from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.sampling import SampleSearch
+from nmtkit.generation.sampling import Sampling
 from nmtkit.packed import Packed
+
+# B sentences, T target tokens of all, L and M tokens of the longest target and source
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence to translate, as ids; a batch is a list of them."""
+
+    ids: list[int]  # eos last
+    constraints: Constraints = NO_CONSTRAINTS
+    seed: int = 0  # of its samples
+    reference: list[int] | None = None  # without eos; scored with SearchOptions.score_reference
+
+
+SentenceBatch = list[Sentence]
+BatchHypotheses = list[list[Hypothesis]]  # of each sentence, best first
+
+
+def decode(
+    models: Sequence[Architecture], batch: SentenceBatch, options: SearchOptions, device: torch.device
+) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence of a batch, with everything that `options` ask for."""
+    if not batch:
+        return []
+    source = Packed.from_lists([sentence.ids for sentence in batch], device)
+    if options.score_reference:
+        references = [sentence.reference or [] for sentence in batch]
+        found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen)]
+    else:
+        constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
+        found = beam_search(models, source, options, constraints, seeds)
+    return align(models, source, found) if options.alignment or options.replace_unknown else found
 
 
 @torch.inference_mode()
@@ -20,17 +56,65 @@ def beam_search(
     options: SearchOptions,
     constraints: Sequence[Constraints] | None = None,
     seeds: Sequence[int] | None = None,
-) -> list[list[Hypothesis]]:
-    """The best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
+) -> BatchHypotheses:
+    """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
-    They are distinct as piece sequences, but for samples. `constraints` and `seeds` (of samples; by default the
-    sentence's
-    place) are one for each sentence. A sentence whose every hypothesis overflowed gets one empty translation with
-    score -inf, and a warning is logged.
+    They are distinct as piece sequences, except for samples. `constraints` and `seeds` (of samples; by default the
+    index of the sentence) are one for each sentence. A sentence whose every hypothesis overflowed gets one empty
+    translation with score -inf, and a warning is logged.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
     if options.sampling:
-        return SampleSearch(models, source, options, constraints, seeds or range(len(constraints))).run()
-    if any(one.required for one in constraints):
+        return Sampling(models, source, options, constraints, seeds or range(len(constraints))).run()
+    if any(sentence.required for sentence in constraints):
         return ConstrainedBeamSearch(models, source, options, constraints).run()
-    return Search(models, source, options, constraints).run()
+    return BeamSearch(models, source, options, constraints).run()
+
+
+@torch.inference_mode()
+def score_references(
+    models: Sequence[Architecture], source: Packed, references: Sequence[list[int]], lenpen: float
+) -> list[Hypothesis]:
+    """Returns each reference (ids without eos) with its log probability, eos included, and its score."""
+    inputs, outputs = _packed([[BOS, *ids] for ids in references], source), [[*ids, EOS] for ids in references]
+    mean = mean_log_probabilities([model.output_projection(model(source, inputs)) for model in models])  # T V
+    gained = mean.gather(1, _packed(outputs, source).values[:, None])[:, 0].double().cpu()
+    totals = [float(part.sum()) for part in gained.split([len(ids) for ids in outputs])]
+    return [
+        Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total)
+        for ids, total in zip(references, totals, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence with their `alignment`.
+
+    It is the cross-attention of the last layer but one (of the only one, if there is but one), the mean of its heads
+    and of the models: there it follows words best (Garg et al. 2019, "Jointly Learning to Align and Translate").
+
+    Raises ValueError for an architecture without attention.
+    """
+    owner = [sentence for sentence, hypotheses in enumerate(found) for _ in hypotheses]
+    flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+    sources = source.select(torch.tensor(owner, device=source.values.device))
+    inputs = _packed([[BOS, *hypothesis.tokens] for hypothesis in flat], source)
+    weights = torch.stack([_cross_attention(model, sources, inputs) for model in models]).mean(0).cpu()
+    lengths = sources.layout.lengths.tolist()
+    aligned = iter(
+        dataclasses.replace(hypothesis, alignment=weights[row, : len(hypothesis.tokens), : lengths[row]].tolist())
+        for row, hypothesis in enumerate(flat)
+    )
+    return [[next(aligned) for _ in hypotheses] for hypotheses in found]
+
+
+def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Tensor:
+    """Returns the attention weights to align by, B L M, in fp32."""
+    layers = model.attention_weights(source, inputs).get("cross")
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no cross-attention to align by")
+    return layers[max(0, len(layers) - 2)].float().mean(1)
+
+
+def _packed(sentences: list[list[int]], like: Packed) -> Packed:
+    return Packed.from_lists(sentences, like.values.device)

@@ -1,32 +1,81 @@
-"""What a search can be asked for. The fields are the flags of `nmtkit generate` and the keywords of `translate`."""
+"""Settings of generation, and which of them go together. Fields are flags of `nmtkit generate` and keywords in Python."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from nmtkit.registry import flag_name, option
+from nmtkit.registry import Config, FlagRule, changed_flags, check_flags, option
+
+LONGEST = 10_000  # pieces; no search goes on for longer
+
+SEARCH_RULES = (
+    FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
+    FlagRule("--temperature", needs=("--sampling",)),
+    FlagRule("--top-k", needs=("--sampling",)),
+    FlagRule("--top-p", needs=("--sampling",)),
+    FlagRule("--seed", needs=("--sampling",)),
+    FlagRule("--diversity", needs=("--diverse-groups",)),
+    FlagRule(
+        "--score-reference",
+        excludes=(
+            *("--beam", "--nbest", "--max-len-a", "--max-len-b", "--min-len", "--no-repeat-ngram", "--diverse-groups"),
+            *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen"),
+        ),
+        reason="nothing is searched",
+    ),
+)
+
+# `nmtkit generate` has more flags than a search has options.
+GENERATE_RULES = (
+    *SEARCH_RULES,
+    FlagRule("--gen-subset", needs=("DATA",)),
+    FlagRule("DATA", excludes=("--input",), reason="give either a dataset or text"),
+    FlagRule("DATA", excludes=("--source-tag",), reason="a dataset has its tags already"),
+    FlagRule("--reference", needs=("--score-reference",)),
+    FlagRule("--ordered-constraints", needs=("--constraints",)),
+    FlagRule("--constraints", excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram")),
+    FlagRule(
+        "--score-reference",
+        excludes=("--prefix", "--constraints", "--avoid", "--long-lines", "--max-source-len"),
+        reason="references are scored whole, as they are",
+    ),
+    FlagRule("--alignment", needs=("--format jsonl",)),
+    FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Config):
     """How to search. Lengths are in target pieces without eos; a source's length is in pieces without eos too.
 
-    Raises ValueError for a value out of range and for two modes that cannot be combined, naming both.
+    Raises ValueError for a value out of range, and for an option that would do nothing beside the others.
     """
 
-    beam: int = option(4, "hypotheses kept open per sentence; 1 is greedy search")
-    nbest: int = option(1, "translations found per sentence, best first; with --sampling, independent samples")
-    lenpen: float = option(0.6, "length penalty: score = log probability / ((5 + pieces with eos) / 6) ** lenpen")
-    max_len_a: float = option(1.0, "no output is longer than max-len-a x source pieces + max-len-b")
-    max_len_b: int = option(50, "pieces; see --max-len-a")
-    min_len: int = option(0, "no output is shorter than this, in pieces")
-    no_repeat_ngram: int = option(0, "no output has the same run of so many pieces twice; 0: it may")
-    diverse_groups: int = option(1, "groups of the beam, each kept from what earlier ones do (Vijayakumar et al. 2016)")
-    diversity: float = option(0.5, "what a token loses for each earlier group that took it in the same step")
+    beam: int = option(4, "hypotheses kept open per sentence; 1 is greedy search", min=1, max=1000)
+    nbest: int = option(
+        1, "translations found per sentence, best first; with --sampling, independent samples", min=1, max=10_000
+    )
+    lenpen: float = option(
+        0.6, "length penalty: score = log probability / ((5 + pieces with eos) / 6) ** lenpen", min=-10, max=10
+    )
+    max_len_a: float = option(1.0, "no output is longer than max-len-a x source pieces + max-len-b", min=0, max=100)
+    max_len_b: int = option(50, "pieces; see --max-len-a", min=0, max=LONGEST)
+    min_len: int = option(0, "no output is shorter than this, in pieces", min=0, max=LONGEST)
+    no_repeat_ngram: int = option(
+        0, "no output has the same run of this many pieces twice; 0: it may", min=0, max=LONGEST
+    )
+    diverse_groups: int = option(
+        1, "groups of the beam, each kept from what earlier ones do (Vijayakumar et al. 2016)", min=1, max=1000
+    )
+    diversity: float = option(
+        0.5, "what a token loses for each earlier group that took it in the same step", min=0, max=1000
+    )
     sampling: bool = option(False, "draw from the model's distribution instead of searching for the best")
-    temperature: float = option(1.0, "sample from probabilities ** (1 / temperature)")
-    top_k: int = option(0, "sample among so many tokens; 0: all")
-    top_p: float = option(1.0, "sample among the fewest tokens that make up this probability")
-    seed: int = option(1, "of sampling: a line's samples depend on it, the line's number, and nothing else")
+    temperature: float = option(1.0, "sample from probabilities ** (1 / temperature)", min=0.01, max=100)
+    top_k: int = option(0, "sample among this many tokens; 0: all", min=0, max=10_000_000)
+    top_p: float = option(1.0, "sample among the fewest tokens that make up this probability", above=0, max=1)
+    seed: int = option(
+        1, "of sampling: a line's samples depend on it, the line's number, and nothing else", min=0, max=2**63 - 1
+    )
     ordered_constraints: bool = option(False, "required phrases come in the order they are given in")
     mbr: Literal["chrf", "bleu"] | None = option(
         None, "sort the n-best or samples by their mean utility against each other (minimum Bayes risk)"
@@ -38,31 +87,15 @@ class SearchOptions:
     replace_unknown: bool = option(False, "let the model produce <unk>, and put the source piece it attends to there")
 
     def __post_init__(self) -> None:
-        for name, least in (("beam", 1), ("nbest", 1), ("max_len_a", 0), ("max_len_b", 0), ("min_len", 0),
-                            ("no_repeat_ngram", 0), ("diverse_groups", 1), ("diversity", 0), ("top_k", 0)):  # fmt: skip
-            if not getattr(self, name) >= least:
-                raise ValueError(f"{flag_name(name)} is {getattr(self, name)}; it must be {least} or more")
-        if not self.temperature > 0:
-            raise ValueError(f"--temperature is {self.temperature}; it must be more than 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"--top-p is {self.top_p}; it must be more than 0 and at most 1")
+        super().__post_init__()
+        changed = changed_flags(self)
+        check_flags(SEARCH_RULES, changed, changed)
         if self.nbest > self.beam and not self.sampling:
             raise ValueError(f"--nbest {self.nbest} needs --beam {self.nbest} or more; it is {self.beam}")
         if self.beam % self.diverse_groups:
             raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
-        if self.sampling and self.diverse_groups > 1:
-            raise ValueError("--sampling and --diverse-groups cannot be combined: samples are independent")
         if self.mbr is not None and self.nbest < 2:
             raise ValueError(f"--mbr chooses among --nbest 2 or more; it is {self.nbest}")
-        if self.score_reference:
-            for name, wanted in (("sampling", self.sampling), ("mbr", self.mbr is not None), ("nbest", self.nbest > 1),
-                                 ("replace_unknown", self.replace_unknown)):  # fmt: skip
-                if wanted:
-                    raise ValueError(f"--score-reference and {flag_name(name)} cannot be combined: nothing is searched")
-        if not self.sampling:
-            for name in ("temperature", "top_k", "top_p"):
-                if getattr(self, name) != getattr(SearchOptions, name):
-                    raise ValueError(f"{flag_name(name)} needs --sampling")
 
     @property
     def rows(self) -> int:
@@ -70,5 +103,21 @@ class SearchOptions:
         return self.nbest if self.sampling else self.beam
 
     def max_length(self, source_length: int) -> int:
-        """The most pieces, without eos, that a source of so many pieces, without eos, may become."""
+        """Returns the most pieces, without eos, of a translation of `source_length` pieces, without eos."""
         return max(self.min_len, int(self.max_len_a * source_length + self.max_len_b))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorOptions(Config):
+    """How lines become batches. None of it but the treatment of long lines changes a translation."""
+
+    max_source_len: int = option(
+        1024, "pieces of the longest line taken whole, if the model can read it; see --long-lines", min=1, max=1_000_000
+    )
+    long_lines: Literal["split", "cut"] = option("split", "what becomes of a line too long")
+    max_tokens: int | None = option(
+        None,
+        "source tokens searched together; changes speed, not results; none is 2048 on a CPU, 16384 on a GPU",
+        min=1,
+        max=100_000_000,
+    )

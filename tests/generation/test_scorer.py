@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.generation.scorer import Scorer, log_softmax_
+from nmtkit.generation.beam_search import Scorer, log_softmax_
 from nmtkit.layers.prepack import prepack
 from nmtkit.packed import Packed
 
