@@ -29,9 +29,9 @@ from turns import in_turns
 from nmtkit import Translator, checkpoint, export, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
-from nmtkit.generation.lines import Request
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.workers import Workers
+from nmtkit.generation.parallel import Workers
+from nmtkit.generation.requests import Request
 from nmtkit.scoring.metrics import score
 
 PROCESSES = 2
@@ -55,7 +55,7 @@ def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options
     requests = [Request(line) for line in lines]
 
     def run() -> Outputs:
-        return [one.hypotheses[0].pieces for one in translator.run([requests], options, workers.run)]
+        return [one.hypotheses[0].pieces for one in translator.run([requests], options, workers.decode)]
 
     return run
 

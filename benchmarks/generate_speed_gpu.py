@@ -24,12 +24,11 @@ from turns import in_turns
 from nmtkit import export
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import EOS
-from nmtkit.generation.continuous_batching import Continuous
-from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.graph_runner import Plain
-from nmtkit.generation.lines import Sentence
+from nmtkit.generation.continuous_batching import ContinuousBatching
+from nmtkit.generation.decoding import Sentence, beam_search
+from nmtkit.generation.graph_search import Eager
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.translator import prepared
+from nmtkit.generation.translator import prepare
 from nmtkit.packed import Packed
 
 OPTIONS = SearchOptions(beam=4, max_len_a=1.0, max_len_b=0)
@@ -67,13 +66,13 @@ def batch_by_batch(model: Architecture, sentences: list[Sentence], device: torch
 
 
 def slots(model: Architecture, sentences: list[Sentence], device: torch.device, number: int, graphs: bool) -> System:
-    def never(job: list[Sentence]) -> list[list[object]]:
+    def never(batch: list[Sentence]) -> list[list[object]]:
         raise AssertionError("no sentence has constraints")
 
-    search = Continuous([model], OPTIONS, number, never, device, None if graphs else Plain)
+    search = ContinuousBatching([model], OPTIONS, number, never, device, None if graphs else Eager)
 
     def run() -> int:
-        return sum(len(one[0].tokens) + 1 for _, found in search.run(batches(sentences)) for one in found)
+        return sum(len(one[0].tokens) + 1 for _, found in search.decode(batches(sentences)) for one in found)
 
     return run
 
@@ -130,7 +129,7 @@ def systems_of(name: str, vocabulary: int, arguments: argparse.Namespace, folder
             systems["CTranslate2 float16"] = ctranslate2_float16(model, vocabulary, sentences, folder)
         except (ImportError, RuntimeError, ValueError) as error:  # not installed, or without this GPU
             print(f"CTranslate2 is left out: {error}")
-        model = prepared(model, arguments.device, "bf16")
+        model = prepare(model, arguments.device, "bf16")
     systems["batch by batch"] = batch_by_batch(model, sentences, device)
     for number in arguments.slots:
         systems[f"{number} slots"] = slots(model, sentences, device, number, graphs=False)

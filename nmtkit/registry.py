@@ -365,11 +365,11 @@ def changed_flags(config: Any) -> set[str]:
 
 
 def given_flags() -> set[str]:
-    """Returns the flags of the running command that were given on the command line, unless as `none` or `--no-…`."""
+    """Returns the flags, and arguments as DATA, of the running command that were given, unless as none or `--no-…`."""
     context = click.get_current_context()
     given = on_command_line(context.params)
     return {
-        max(parameter.opts, key=len)
+        max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name.upper()
         for parameter in context.command.params
         if parameter.name is not None and given.get(parameter.name) not in (None, False, ())
     }

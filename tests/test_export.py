@@ -12,7 +12,7 @@ from nmtkit import Translator, checkpoint
 from nmtkit.cli import main
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.generation.lines import Request
+from nmtkit.generation.requests import Request
 from nmtkit.models import to_checkpoint, vocabulary_of
 
 # the beginning of the Universal Declaration of Human Rights: real sentences of several lengths, free to copy

@@ -3,8 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +13,6 @@ from nmtkit.cli.command import Command
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import Score
     from nmtkit.scoring.significance import Comparison
-
-COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 
 @click.command(cls=Command)
@@ -65,11 +61,17 @@ def command(metric: str, width: int, format: str, **flags: Any) -> None:
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
     """
     from nmtkit.scoring import metrics, significance
+    from nmtkit.scoring.texts import read_texts
 
     test: Literal["bootstrap", "randomization"] = flags["test"]
     samples: int | None = flags["samples"]
     texts = read_texts(
-        flags["reference_paths"], flags["data"], flags["gen_subset"], flags["system_paths"], flags["src"]
+        flags["reference_paths"],
+        flags["data"],
+        flags["gen_subset"],
+        flags["system_paths"],
+        flags["src"],
+        sys.stdin.buffer,
     )
     settings = metrics.Settings(
         tokenize=flags["tokenize"],
@@ -96,52 +98,8 @@ def command(metric: str, width: int, format: str, **flags: Any) -> None:
         show_scores(scores, width, as_json)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Texts:
-    """All that is read, with equal line counts; systems by file name."""
-
-    references: list[list[str]]
-    systems: dict[str, list[str]]
-    sources: list[str] | None
-    target_lang: str | None
-
-
-def read_texts(
-    reference_paths: Sequence[Path], data: Path | None, subset: str, system_paths: Sequence[Path], source: Path | None
-) -> Texts:
-    from nmtkit.scoring.lines import check_equal_counts, lines_of, read_lines
-
-    if bool(reference_paths) == (data is not None):
-        raise ValueError("give references either as --ref FILE or as --data FOLDER")
-    systems: dict[str, list[str]] = {}
-    for path in system_paths:
-        if str(path) in systems:
-            raise ValueError(f"--sys {path} is given twice")
-        systems[str(path)] = read_lines(path)
-    references = {str(path): read_lines(path) for path in reference_paths}
-    sources = {str(source): read_lines(source)} if source else {}
-    target_lang = None
-    if data is not None:
-        from nmtkit.data.binarized import Dataset
-
-        dataset = Dataset.open(data)
-        split = dataset[subset]
-        references[f"{data} ({subset})"] = split.references()
-        sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
-        target_lang = dataset.target_lang
-    if not systems:
-        systems["standard input"] = lines_of(sys.stdin.buffer.read(), Path("standard input"))
-    check_equal_counts({**systems, **references, **sources})
-    return Texts(
-        references=list(references.values()),
-        systems=systems,
-        sources=next(iter(sources.values()), None),
-        target_lang=target_lang,
-    )
-
-
 def plain(score: "Score") -> dict[str, Any]:
-    """A score as JSON has it: numbers unrounded, what does not apply left out."""
+    """Returns a score for JSON: numbers unrounded, fields that do not apply left out."""
     fields = {"name": score.name, "score": score.value, "mean": score.mean, "interval": score.interval}
     fields |= {"signature": score.signature, "details": score.details or None}
     return {name: value for name, value in fields.items() if value is not None}
@@ -169,12 +127,12 @@ def show_scores(scores: list["Score"], width: int, as_json: bool) -> None:
 
 
 def short(details: str) -> str:
-    """BLEU's details as sacreBLEU has them, but for the ratio of the two lengths: so they fit into 80 columns."""
+    """Returns BLEU's details as sacreBLEU has them, without the ratio of the two lengths, to fit into 80 columns."""
     return re.sub(r" ratio = \S+", "", details).replace(" = ", "=")
 
 
 def show_sentences(table: list[list["Score"]], width: int, as_json: bool) -> None:
-    """Text: a heading with the signatures, then a line for each sentence."""
+    """Writes, as text, a heading with the signatures, then a line for each sentence."""
     signatures = {column[0].name: column[0].signature for column in table}
     rows = list(zip(*table, strict=True))
     if as_json:

@@ -137,7 +137,7 @@ class ConstrainedBeamSearch(BeamSearch):
         ]
         width = max(len(tokens) for rows in lists for tokens in rows)
         padded = [[tokens + [NONE] * (width - len(tokens)) for tokens in rows] for rows in lists]
-        return torch.tensor(padded, dtype=torch.int64).view(len(lists), -1, width)
+        return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
 
     def progress_after(self, tokens: Tensor) -> Tensor:
         """Returns the required tokens that each hypothesis holds after each of `tokens` [B, R, C]; eos adds none."""

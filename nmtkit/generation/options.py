@@ -1,4 +1,4 @@
-"""Settings of generation, and which of them go together. Fields are flags of `nmtkit generate` and keywords in Python."""
+"""Settings of generation, flags of `nmtkit generate` and keywords in Python, and the table of what goes together."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Lines in, translations out, in order: what stands between text and search.
+"""Lines in, translations out, in order.
 
 from nmtkit import Translator
 for translation in Translator.load("averaged.pt").translate(["A dog runs.", "Hello!"], beam=4):
@@ -7,7 +7,6 @@ for translation in Translator.load("averaged.pt").translate(["A dog runs.", "Hel
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,176 +17,152 @@ import torch
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.generation.beam_search import Hypothesis
-from nmtkit.generation.continuous_batching import Continuous
-from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.graph_search import suits
-from nmtkit.generation.lines import Desk, Line, Output, Request, Sentence, Translation
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.teacher_forced import align, score_references
+from nmtkit.generation.continuous_batching import ContinuousBatching
+from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch, decode
+from nmtkit.generation.graph_search import supports
+from nmtkit.generation.options import SearchOptions, TranslatorOptions
+from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
 from nmtkit.layers.prepack import prepack
-from nmtkit.packed import Packed
 
 __all__ = ["Output", "Request", "Translation", "Translator"]
 
-WINDOW = 8192  # lines sorted by length together; what a stream holds in memory
+WINDOW = 8192  # lines sorted by length together; a stream holds no more of them in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # source tokens of a batch
-SLOT_TOKENS = 64  # of them for each slot of a GPU's search
+TOKENS_PER_SLOT = 64  # of `max_tokens`, for each slot of a GPU's search
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
-Job = list[Sentence]
-Found = list[list[Hypothesis]]
-# Searches batches, in any order, perhaps at the same time; says which batch (its number) each result is of.
-Runner = Callable[[Iterable[Job]], Iterator[tuple[int, Found]]]
-
-
-@dataclass(frozen=True)
-class Part:
-    """Part number `index` of a line."""
-
-    line: Line
-    index: int
-
-    @property
-    def sentence(self) -> Sentence:
-        return self.line.parts[self.index]
-
-    @property
-    def tokens(self) -> int:
-        reference = self.sentence.reference
-        return max(len(self.sentence.ids), 0 if reference is None else len(reference) + 1)
+Part = tuple[Line, int]  # a line and the index of one of its parts
+# Decodes batches, in any order, perhaps at the same time; yields the number of each with its hypotheses.
+BatchDecoder = Callable[[Iterable[SentenceBatch]], Iterator[tuple[int, BatchHypotheses]]]
 
 
 class Translator:
     """Translates with one model, or with an ensemble of models that share a tokenizer. Models are in evaluation mode.
 
-    `max_tokens` bounds the source tokens of a batch (its longest sentence times its sentences); a result does not
-    depend on it. Lines of more than `max_source_len` pieces, or than a model can read, are split or cut as `long_lines`
-    says, with a warning. Empty and white-space lines become empty lines, of which the models know nothing.
+    `options.max_tokens` bounds the source tokens of a batch (its longest sentence times its sentences); a result does
+    not depend on it. Lines of more than `options.max_source_len` pieces, or than a model can read, are split or cut,
+    with a warning. Empty and white-space lines become empty lines, of which the models know nothing.
     """
 
     def __init__(
-        self,
-        models: Sequence[Architecture],
-        tokenizer: Tokenizer,
-        *,
-        max_tokens: int | None = None,
-        max_source_len: int = 1024,
-        long_lines: Literal["split", "cut"] = "split",
+        self, models: Sequence[Architecture], tokenizer: Tokenizer, options: TranslatorOptions | None = None
     ) -> None:
+        self.options = options or TranslatorOptions()
         self.models = list(models)
         self.tokenizer = tokenizer
         parameter = next(self.models[0].parameters(), None)
         self.device = torch.device("cpu") if parameter is None else parameter.device
-        self.max_tokens = max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
+        self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
-        self.max_source_len = min([max_source_len, *(limit - 1 for limit in limits)])  # without eos
-        self.long_lines = long_lines
-        self.continuous: Continuous | None = None
+        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
+        self.continuous: ContinuousBatching | None = None
 
     @staticmethod
     def load(
-        path: str | Path | Sequence[str | Path], device: str = "cpu", precision: Precision = "auto", **settings: Any
+        path: str | Path | Sequence[str | Path], device: str = "cpu", precision: Precision = "auto", **options: Any
     ) -> "Translator":
-        """From a checkpoint, or from several of one tokenizer: an ensemble. `settings` are those of the constructor.
+        """Loads a checkpoint, or several of one tokenizer: an ensemble. `options` are fields of TranslatorOptions.
 
         `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs.
 
         Raises FileNotFoundError or ValueError, naming the file.
         """
-        paths = [Path(one) for one in ([path] if isinstance(path, str | Path) else path)]
-        loaded = [models.from_checkpoint(one) for one in paths]
+        paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
+        loaded = [models.from_checkpoint(file) for file in paths]
         tokenizer = loaded[0][1]
-        for other, (_, its) in zip(paths, loaded, strict=True):
-            if its.fingerprint != tokenizer.fingerprint:
-                raise ValueError(f"{other} and {paths[0]} have different tokenizers; an ensemble needs one for all")
-        return Translator([prepared(model, device, precision) for model, _ in loaded], tokenizer, **settings)
+        for file, (_, other) in zip(paths, loaded, strict=True):
+            if other.fingerprint != tokenizer.fingerprint:
+                raise ValueError(f"{file} and {paths[0]} have different tokenizers; an ensemble needs one for all")
+        prepared = [prepare(model, device, precision) for model, _ in loaded]
+        return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
-        """Translations of `lines`, in their order; `options` are fields of SearchOptions."""
+        """Returns the translations of `lines`, in their order; `options` are fields of SearchOptions."""
         return list(self.stream(lines, SearchOptions(**options)))
 
     def stream(self, lines: Iterable[str | Request], options: SearchOptions) -> Iterator[Translation]:
-        """The same, a window of lines at a time, in bounded memory."""
+        """Yields the translations of `lines`, a window of lines at a time, in bounded memory."""
         requests = (Request(line) if isinstance(line, str) else line for line in lines)
         windows = iter(lambda: list(islice(requests, WINDOW)), [])
-        return self.run(windows, options, self.runner(options))
+        return self.run(windows, options, self.batch_decoder(options))
 
-    def runner(self, options: SearchOptions) -> Runner:
-        """Searches batches in this process: on a GPU through slots where that is known how, else one after the other.
+    def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
+        """Returns the decoder of this process: continuous batching on a GPU where possible, else batch after batch.
 
         What a GPU has set up for some options serves the next call with the same.
         """
-        if self.device.type == "cuda" and suits(self.models, options):
+        if self.device.type == "cuda" and supports(self.models, options):
             if self.continuous is None or self.continuous.options != options:
-                self.continuous = None  # its memory is free from here on
-                slots = max(1, self.max_tokens // SLOT_TOKENS)
-                search = partial(self.search, options=options)
-                self.continuous = Continuous(self.models, options, slots, search, self.device)
-            return self.continuous.run
+                self.continuous = None  # frees its memory
+                slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
+                fallback = partial(self.decode, options=options)
+                self.continuous = ContinuousBatching(self.models, options, slots, fallback, self.device)
+            return self.continuous.decode
 
-        def run(jobs: Iterable[Job]) -> Iterator[tuple[int, Found]]:
-            for number, job in enumerate(jobs):
-                yield number, self.search(job, options)
+        def decode_in_turn(batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+            for number, batch in enumerate(batches):
+                yield number, self.decode(batch, options)
 
-        return run
+        return decode_in_turn
 
-    def search(self, job: Job, options: SearchOptions) -> Found:
-        """The hypotheses of each sentence of a batch, best first."""
-        if not job:
-            return []
-        source = Packed.from_lists([sentence.ids for sentence in job], self.device)
-        if options.score_reference:
-            references = [sentence.reference or [] for sentence in job]
-            found = [[one] for one in score_references(self.models, source, references, options.lenpen)]
-        else:
-            constraints, seeds = [sentence.constraints for sentence in job], [sentence.seed for sentence in job]
-            found = beam_search(self.models, source, options, constraints, seeds)
-        return align(self.models, source, found) if options.alignment or options.replace_unknown else found
+    def decode(self, batch: SentenceBatch, options: SearchOptions) -> BatchHypotheses:
+        """Returns the hypotheses of each sentence of a batch, best first."""
+        return decode(self.models, batch, options, self.device)
 
     def run(
-        self, windows: Iterable[Sequence[Request]], options: SearchOptions, runner: Runner
+        self, windows: Iterable[Sequence[Request]], options: SearchOptions, decoder: BatchDecoder
     ) -> Iterator[Translation]:
         """Translates windows of requests; a window's lines are sorted by length and batched together.
 
-        A window may be empty: that says no more than that nothing has come in yet, so what is ready goes out.
+        An empty window says that no more has come in yet, so that what is ready goes out.
         """
-        desk = Desk(self.tokenizer, options, self.max_source_len, self.long_lines)
+        preprocessor = Preprocessor(self.tokenizer, options, self.max_source_len, self.options.long_lines)
+        postprocessor = Postprocessor(self.tokenizer, options)
         waiting: deque[Line] = deque()
-        batches: dict[int, list[Part]] = {}
+        under_way: dict[int, list[Part]] = {}
 
-        def jobs() -> Iterator[Job]:
+        def batches() -> Iterator[SentenceBatch]:
             lines = number = 0
             for window in windows:
-                new = desk.lines(window, lines)
+                new = preprocessor.lines(window, lines)
                 lines += len(new)
                 waiting.extend(new)
-                for batch in self.batches(new) or [[]]:
-                    batches[number] = batch
+                for parts in self.batches(new) or [[]]:
+                    under_way[number] = parts
                     number += 1
-                    yield [part.sentence for part in batch]
+                    yield [line.parts[index] for line, index in parts]
 
-        for number, found in runner(jobs()):
-            for part, hypotheses in zip(batches.pop(number), found, strict=True):
-                part.line.found[part.index] = hypotheses
-            while waiting and waiting[0].complete():
-                yield desk.translation(waiting.popleft())
+        for number, found in decoder(batches()):
+            for (line, index), hypotheses in zip(under_way.pop(number), found, strict=True):
+                line.hypotheses[index] = hypotheses
+            while waiting and waiting[0].complete:
+                yield postprocessor.translation(waiting.popleft())
         assert not waiting
 
     def batches(self, lines: Sequence[Line]) -> list[list[Part]]:
-        """Longest first, so that what takes long does not come last, and memory is claimed once."""
-        parts = [Part(line, index) for line in lines for index in range(len(line.parts))]
-        parts.sort(key=lambda part: -part.tokens)
+        """Returns the parts of all lines in batches, longest first: the slowest does not come last, and memory is
+        claimed once.
+        """
+        parts = [(line, index) for line in lines for index in range(len(line.parts))]
+        tokens = {(line.id, index): padded_tokens(line.parts[index]) for line, index in parts}
+        parts.sort(key=lambda part: -tokens[part[0].id, part[1]])
         batches: list[list[Part]] = []
-        for part in parts:
-            if not batches or (len(batches[-1]) + 1) * batches[-1][0].tokens > self.max_tokens:
+        longest = 0
+        for line, index in parts:
+            if not batches or (len(batches[-1]) + 1) * longest > self.max_tokens:
                 batches.append([])
-            batches[-1].append(part)
+                longest = tokens[line.id, index]
+            batches[-1].append((line, index))
         return batches
 
 
-def prepared(model: Architecture, device: str, precision: Precision) -> Architecture:
-    """The model on its device, with weights laid out for inference. Raises ValueError for int8 off the CPU."""
+def padded_tokens(sentence: Sentence) -> int:
+    """Returns the tokens of the longer side of a sentence."""
+    return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
+
+
+def prepare(model: Architecture, device: str, precision: Precision) -> Architecture:
+    """Returns the model on its device, its weights laid out for inference. Raises ValueError for int8 off the CPU."""
     on_cpu = torch.device(device).type == "cpu"
     if precision == "auto":
         precision = "fp32" if on_cpu else "bf16"

@@ -14,7 +14,7 @@ KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "tokenized-bleu", "comet")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the metrics may need to know besides the text."""
+    """Settings of the metrics."""
 
     tokenize: str = "13a"  # sacreBLEU's tokenizer, for bleu
     lowercase: bool = False  # for bleu and chrf; ter always folds case, as TERCOM does
@@ -25,7 +25,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """One number, and all that is needed to read it."""
+    """A number with all that is needed to read it."""
 
     name: str  # as sacreBLEU calls it: BLEU, chrF2, chrF2++, TER
     value: float  # a percentage; for TER less is better
@@ -43,7 +43,7 @@ def score(
     *,
     bootstrap: int = 0,
 ) -> list[Score]:
-    """Corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
+    """Returns corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
 
     `bootstrap` resamples, when not 0, give a confidence interval. Raises ValueError for an unknown metric or tokenizer,
     no sentences, or unequal numbers of them; ImportError for a metric whose extra is not installed.
@@ -71,7 +71,7 @@ def sentence_scores(
     metrics: Sequence[str] = DEFAULT_METRICS,
     settings: Settings | None = None,
 ) -> list[list[Score]]:
-    """For each metric the score of every sentence by itself; BLEU stops at the longest n-gram a sentence has.
+    """Returns for each metric the score of every sentence by itself; BLEU stops at the longest n-gram a sentence has.
 
     Raises as `score` does.
     """
@@ -96,7 +96,7 @@ def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 
 def build_metrics(names: Sequence[str], settings: Settings, sentence_level: bool = False) -> list[Any]:
-    """sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) of names out of `KNOWN_METRICS`."""
+    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`."""
     unknown = [name for name in names if name not in KNOWN_METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
@@ -118,9 +118,9 @@ def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
     if name == "ter":
         return TER()
     if name == "tokenized-bleu":
-        from nmtkit.scoring.tokenized_bleu import TokenizedBLEU
+        from nmtkit.scoring.extra_metrics import TokenizedBLEU
 
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
-    from nmtkit.scoring.comet import Comet
+    from nmtkit.scoring.extra_metrics import Comet
 
     return Comet(settings.comet_model, settings.sources)

@@ -1,4 +1,4 @@
-"""Is one system better than another, or was it lucky? Paired tests of systems against a baseline, by sacreBLEU."""
+"""Paired significance tests of systems against a baseline, by sacreBLEU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ def compare(
     samples: int | None = None,
     confidence: bool = False,
 ) -> list[Comparison]:
-    """All systems (name -> translations) under each metric in turn, the first being the baseline.
+    """Returns all systems (name -> translations) under each metric in turn, the first being the baseline.
 
     "bootstrap" resamples sentences (Koehn 2004) and gives confidence intervals as well; "randomization" swaps the two
     systems' translations of random sentences (Riezler and Maxwell 2005), with intervals if `confidence` asks for them.

@@ -28,7 +28,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run(*arguments: object, text: str | bytes | None = None) -> Result:
-    command = ["generate", "--device", "cpu", "--max-len-a", "0", "--max-len-b", "6", *map(str, arguments)]
+    lengths = [] if "--score-reference" in arguments else ["--max-len-a", "0", "--max-len-b", "6"]
+    command = ["generate", "--device", "cpu", *lengths, *map(str, arguments)]
     return CliRunner().invoke(main, command, input=text)
 
 
@@ -76,10 +77,14 @@ def test_jsonl_holds_the_nbest(folder):
         (["--path", "FOLDER/model.pt", "--input", "nowhere.en"], "", "nowhere.en"),
         (["--path", "FOLDER/model.pt", "--input", "FOLDER/empty"], "", "empty is empty"),
         (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2 of the line is no UTF-8"),
-        (["--path", "FOLDER/model.pt", "--gen-subset", "test"], "", "--gen-subset names a part of a dataset"),
+        (["--path", "FOLDER/model.pt", "--gen-subset", "test"], "", "--gen-subset does nothing without DATA"),
         (["--path", "FOLDER/model.pt", "--nbest", "2"], "", "--nbest above 1 needs --format jsonl"),
         (["--path", "FOLDER/model.pt", "--beam", "0"], "", "--beam is 0"),
-        (["--path", "FOLDER/model.pt", "--workers", "2", "--threads", "2"], "", "--workers are CPU processes"),
+        (
+            ["--path", "FOLDER/model.pt", "--workers", "2", "--threads", "2"],
+            "",
+            "--workers and --threads cannot be combined",
+        ),
         (["FOLDER", "--path", "FOLDER/model.pt"], "", "is no nmtkit dataset"),
     ],
 )

@@ -12,7 +12,7 @@ from testing import save_tiny_transformer
 
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
-from nmtkit.generation.ranks import place
+from nmtkit.generation.parallel import rank_device
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Pat
     plugin.write_text(
         "import os\n"
         "from nmtkit.generation.translator import Translator\n"
-        "search = Translator.search\n"
-        "def dying(self, job, options):\n"
-        "    if os.environ['RANK'] == '1' and job:\n"
+        "decode = Translator.decode\n"
+        "def dying(self, batch, options):\n"
+        "    if os.environ['RANK'] == '1' and batch:\n"
         "        os._exit(9)\n"
-        "    return search(self, job, options)\n"
-        "Translator.search = dying\n"
+        "    return decode(self, batch, options)\n"
+        "Translator.decode = dying\n"
     )
     done = two_processes("--path", str(trained), "--plugin", str(plugin), text=TEXT)
     assert done.returncode != 0
@@ -61,12 +61,12 @@ def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Pat
 
 
 def test_each_process_of_torchrun_gets_a_device_and_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert place("cuda", 1) == "cuda" and place("cpu", 4) == "cpu"
+    assert rank_device("cuda", 1) == "cuda" and rank_device("cpu", 4) == "cpu"
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert place("cpu", 1) == "cpu" and place("cuda:3", 1) == "cuda:3"
+    assert rank_device("cpu", 1) == "cpu" and rank_device("cuda:3", 1) == "cuda:3"
     with pytest.raises(ValueError, match="--workers and torchrun cannot be combined"):
-        place("cpu", 2)
+        rank_device("cpu", 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="process 1 of this machine has no GPU of its own: there are 1"):
-        place("cuda", 1)
+    with pytest.raises(ValueError, match="process 1 of this machine has no GPU of its own: start 1"):
+        rank_device("cuda", 1)

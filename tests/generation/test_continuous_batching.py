@@ -7,11 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
 from nmtkit.generation.constraints import Constraints
-from nmtkit.generation.continuous_batching import BURST, Continuous, rounded
-from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.graph_runner import Plain, Steps
-from nmtkit.generation.graph_search import GraphBeamSearch, suits
-from nmtkit.generation.lines import Sentence
+from nmtkit.generation.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
+from nmtkit.generation.decoding import Sentence, beam_search
+from nmtkit.generation.graph_search import Eager, GraphBeamSearch, StepRunner, supports
 from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
@@ -33,16 +31,18 @@ def sources(number: int, vocabulary: int, longest: int, seed: int = 5) -> list[S
     return [Sentence([*torch.randint(3, vocabulary, (n,), generator=generator).tolist(), EOS]) for n in lengths]
 
 
-def jobs_of(sentences: list[Sentence], size: int) -> list[list[Sentence]]:
+def batches_of(sentences: list[Sentence], size: int) -> list[list[Sentence]]:
     return [sentences[start : start + size] for start in range(0, len(sentences), size)]
 
 
-def continuous(models: list[Architecture], options: SearchOptions, slots: int, **settings: object) -> Continuous:
-    def otherwise(job):
-        source = Packed.from_lists([one.ids for one in job])
-        return beam_search(models, source, options, [one.constraints for one in job])
+def continuous(
+    models: list[Architecture], options: SearchOptions, slots: int, **settings: object
+) -> ContinuousBatching:
+    def fallback(batch):
+        source = Packed.from_lists([one.ids for one in batch])
+        return beam_search(models, source, options, [one.constraints for one in batch])
 
-    return Continuous(models, options, slots, otherwise, CPU, **settings)
+    return ContinuousBatching(models, options, slots, fallback, CPU, **settings)
 
 
 def assert_same(found, expected) -> None:
@@ -74,8 +74,8 @@ def test_slots_find_what_the_plain_search_finds(slots, changes):
     expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
     lengths = {len(one.tokens) for found in expected for one in found}
     assert len(lengths) > 3 or options.max_len_a == 0
-    assert suits([model], options)
-    found = dict(continuous([model], options, slots).run(jobs_of(sentences, 7)))
+    assert supports([model], options)
+    found = dict(continuous([model], options, slots).decode(batches_of(sentences, 7)))
     assert_same([one for number in range(len(found)) for one in found[number]], expected)
 
 
@@ -84,7 +84,7 @@ def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike
     options, sentences = SearchOptions(beam=8, nbest=8, lenpen=0.3), sources(8, 9, 12)
     expected = beam_search(models, Packed.from_lists([one.ids for one in sentences]), options)
     assert max(len(one.tokens) for found in expected for one in found) == 13
-    found = dict(continuous(models, options, 3).run([sentences]))
+    found = dict(continuous(models, options, 3).decode([sentences]))
     assert_same(found[0], expected)
 
 
@@ -92,17 +92,17 @@ def test_the_state_grows_when_a_longer_sentence_or_many_come():
     model, options = tiny(60), SearchOptions(max_len_b=5)
     few, many, long = sources(3, 60, 6), sources(40, 60, 6, seed=6), sources(2, 60, 90, seed=7)
     runner = continuous([model], options, 32)
-    stream = [few, [], *jobs_of(many, 9), long]  # the empty job: the rest has not come in yet
+    stream = [few, [], *batches_of(many, 9), long]  # the empty batch: the rest has not come in yet
     shapes, found = [], {}
-    for number, hypotheses in runner.run(stream):
+    for number, hypotheses in runner.decode(stream):
         found[number] = hypotheses
         if hypotheses:
             shapes.append((runner.search.slots, runner.search.capacity, runner.search.source_capacity))
     assert shapes[0] == (16, 16, 16)
     assert shapes[-1][0] == 32 and shapes[-1][1] > 32 and shapes[-1][2] > 16
-    for number, job in enumerate(stream):
-        if job:
-            assert_same(found[number], beam_search([model], Packed.from_lists([one.ids for one in job]), options))
+    for number, batch in enumerate(stream):
+        if batch:
+            assert_same(found[number], beam_search([model], Packed.from_lists([one.ids for one in batch]), options))
 
 
 def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
@@ -110,39 +110,39 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
     sentences, asked = sources(30, 60, 6), []
 
     def stream():
-        for index, job in enumerate(jobs_of(sentences, 5)):
-            yield job
+        for index, batch in enumerate(batches_of(sentences, 5)):
+            yield batch
             yield []
             asked.append(index)
 
-    runner = continuous([model], options, 4).run(stream())
+    runner = continuous([model], options, 4).decode(stream())
     found = []
     for number, _ in runner:
         found.append(number)
         if number % 2 == 0:
-            assert len(asked) == number // 2  # the job is complete, and the stream still stands behind it
+            assert len(asked) == number // 2  # the batch is complete, and the stream still stands behind it
     assert sorted(found) == list(range(12))
 
 
-def test_wishes_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_behind():
+def test_constraints_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_behind():
     model, options = tiny(60), SearchOptions(max_len_b=10)
     sentences = sources(24, 60, 8)
     expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
     required = Sentence(sentences[0].ids, Constraints(prefix=(7, 8)))
     runner = continuous([model], options, 5)
-    given_up = runner.run(jobs_of(sentences, 2))
+    given_up = runner.decode(batches_of(sentences, 2))
     next(given_up)  # with sentences in slots
     with pytest.raises(RuntimeError, match="under way"):
-        next(runner.run([sentences]))
+        next(runner.decode([sentences]))
     given_up.close()
-    found = dict(runner.run([sentences, [required]]))
+    found = dict(runner.decode([sentences, [required]]))
     assert_same(found[0], expected)
     assert found[1][0][0].tokens[:2] == [7, 8]
 
 
 def test_modes_and_models_it_does_not_know_are_refused():
     model = tiny(20)
-    assert suits([model], SearchOptions(beam=2, nbest=2, lenpen=1.0, min_len=3, mbr="chrf", seed=3))
+    assert supports([model], SearchOptions(beam=2, nbest=2, lenpen=1.0, min_len=3, mbr="chrf"))
     for changes in (
         {"sampling": True},
         {"diverse_groups": 2},
@@ -151,8 +151,8 @@ def test_modes_and_models_it_does_not_know_are_refused():
         {"replace_unknown": True},
         {"score_reference": True},
     ):
-        assert not suits([model], SearchOptions(**changes))
-    assert not suits([model, tiny(20, name="transformer_moe_tiny")], SearchOptions())
+        assert not supports([model], SearchOptions(**changes))
+    assert not supports([model, tiny(20, name="transformer_moe_tiny")], SearchOptions())
 
 
 @torch.inference_mode()
@@ -175,7 +175,7 @@ def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(c
     expected = beam_search([model], Packed.from_lists([one.ids for one in good]), options)
     model.encode = overflowing
     mixed = [one for pair in zip(good, [Sentence([5, 59, EOS])] * 12, strict=True) for one in pair]
-    found = dict(continuous([model], options, 3).run([mixed]))[0]
+    found = dict(continuous([model], options, 3).decode([mixed]))[0]
     assert_same(found[::2], expected)
     assert [one[0].tokens for one in found[1::2]] == [[]] * 12
     assert "no finite score" in caplog.text
@@ -223,7 +223,7 @@ def test_a_step_in_16_bits_mixes_no_types_or_devices():
     assert before == after
 
 
-class Counting(Plain):
+class Counting(Eager):
     """Stands in for CUDA graphs: what is recorded runs only when it is replayed."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class Counting(Plain):
 
 def test_each_shape_is_run_once_recorded_once_and_then_replayed():
     counts, seen = Counting(), []
-    steps = Steps(seen.append, counts)
+    steps = StepRunner(seen.append, counts)
     for shape in ("a", "a", "b", "a", "b", "b"):
         steps(shape)
     assert seen == ["a", "a", "b", "a", "b", "b"]
@@ -253,20 +253,20 @@ def test_each_shape_is_run_once_recorded_once_and_then_replayed():
 
 
 def test_recorded_steps_find_the_same_in_few_shapes():
-    model, options, recorders = tiny(60), SearchOptions(max_len_b=12), []
+    model, options, backends = tiny(60), SearchOptions(max_len_b=12), []
 
-    def recorder():
-        recorders.append(Counting())
-        return recorders[-1]
+    def backend():
+        backends.append(Counting())
+        return backends[-1]
 
     sentences = sources(24, 60, 14)
     expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
-    runner = continuous([model], options, 6, recorder=recorder)
+    runner = continuous([model], options, 6, backend=backend)
     for _ in range(2):
-        assert_same(dict(runner.run([sentences]))[0], expected)
-    (one,) = recorders
+        assert_same(dict(runner.decode([sentences]))[0], expected)
+    (one,) = backends
     assert one.replays > 4 * one.warm and one.records <= one.warm <= 12
-    assert (one.warm + one.replays) % BURST == 0
+    assert (one.warm + one.replays) % STEPS_PER_SYNC == 0
 
 
 def test_shapes_are_few_and_never_too_small():

@@ -57,10 +57,10 @@ def test_every_translation_holds_its_required_phrases(model, beam, ordered):
     phrases = ids(3 * CASES, 3, 2)
     constraints = [Constraints(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
     options = SearchOptions(beam=beam, nbest=beam, max_len_b=4, ordered_constraints=ordered)
-    for wish, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
+    for constraint, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
         for one in found:
             assert math.isfinite(one.score)
-            assert (holds_in_order if ordered else holds)(wish.required, one.tokens)
+            assert (holds_in_order if ordered else holds)(constraint.required, one.tokens)
 
 
 def test_required_phrases_that_share_a_beginning_are_all_held(model):
@@ -86,8 +86,10 @@ def test_no_translation_holds_an_avoided_phrase(model, options):
         output = found[0].tokens
         constraints.append(Constraints(avoided=tuple({tuple(output[:1]) or (3,), tuple(output[1:3]) or (4,), random})))
     changed = 0
-    for wish, before, found in zip(constraints, free, beam_search([model], SOURCE, options, constraints), strict=True):
-        assert not any(places(phrase, one.tokens) for one in found for phrase in wish.avoided)
+    for constraint, before, found in zip(
+        constraints, free, beam_search([model], SOURCE, options, constraints), strict=True
+    ):
+        assert not any(places(phrase, one.tokens) for one in found for phrase in constraint.avoided)
         changed += before[0].tokens != found[0].tokens
     assert changed > CASES / 2
 
@@ -95,8 +97,8 @@ def test_no_translation_holds_an_avoided_phrase(model, options):
 @pytest.mark.parametrize("options", [SearchOptions(), SearchOptions(beam=1), SearchOptions(sampling=True)])
 def test_every_translation_begins_with_its_prefix(model, options):
     constraints = [Constraints(prefix=prefix if i % 3 else ()) for i, prefix in enumerate(ids(CASES, 4, 5))]
-    for wish, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
-        assert tuple(found[0].tokens[: len(wish.prefix)]) == wish.prefix
+    for constraint, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
+        assert tuple(found[0].tokens[: len(constraint.prefix)]) == constraint.prefix
 
 
 def test_a_prefix_longer_than_the_limit_is_the_translation(model):
@@ -191,7 +193,7 @@ def test_draw_shares_chance_out_by_probability(settings, expected):
     ("settings", "message"),
     [
         ({"sampling": True, "diverse_groups": 2}, "--sampling and --diverse-groups"),
-        ({"top_k": 5}, "--top-k needs --sampling"),
+        ({"top_k": 5}, "--top-k does nothing without --sampling"),
         ({"beam": 4, "diverse_groups": 3}, "--beam 4 is not a multiple"),
         ({"sampling": True, "top_p": 0}, "--top-p is 0"),
     ],
@@ -202,16 +204,16 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
 
 
 @pytest.mark.parametrize(
-    ("wish", "settings", "message"),
+    ("constraint", "settings", "message"),
     [
-        (Constraints(required=((5,),)), {"sampling": True}, "required phrases and --sampling"),
-        (Constraints(required=((5,),)), {"diverse_groups": 2}, "required phrases and --diverse-groups"),
-        (Constraints(required=((5,),)), {"no_repeat_ngram": 2}, "required phrases and --no-repeat-ngram"),
+        (Constraints(required=((5,),)), {"sampling": True}, "--constraints and --sampling"),
+        (Constraints(required=((5,),)), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
+        (Constraints(required=((5,),)), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
         (Constraints(required=((5,),), avoided=((6,),)), {}, "required phrases and avoided phrases"),
         (Constraints(required=((5, 0),)), {}, "does not know"),
         (Constraints(avoided=((),)), {}, "is empty"),
     ],
 )
-def test_wishes_that_cannot_be_granted_are_refused_by_name(wish, settings, message):
+def test_constraints_that_cannot_be_met_are_refused_by_name(constraint, settings, message):
     with pytest.raises(ValueError, match=message):
-        wish.check(SearchOptions(**settings))
+        constraint.check(SearchOptions(**settings))

@@ -12,10 +12,10 @@ from nmtkit import Translator, checkpoint
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
-from nmtkit.generation.mbr import utilities
 from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.parallel import Workers
+from nmtkit.generation.requests import utilities
 from nmtkit.generation.translator import WINDOW, Request
-from nmtkit.generation.workers import Workers
 from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
 
@@ -71,7 +71,7 @@ def test_two_workers_equal_one_process(checkpoint_file):
     options = SearchOptions(nbest=2, **SHORT)
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
     with Workers(translator, options, 2) as workers:
-        found = list(translator.run([[], *windows, []], options, workers.run))
+        found = list(translator.run([[], *windows, []], options, workers.decode))
     for one, other in zip(found, translator.stream(lines, options), strict=True):
         assert (one.id, one.source, one.text) == (other.id, other.source, other.text)
         assert [x.pieces for x in one.hypotheses] == [x.pieces for x in other.hypotheses]
@@ -82,13 +82,13 @@ def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
     translator, options = Translator.load(checkpoint_file, max_tokens=40), SearchOptions(**SHORT)
     with Workers(translator, options, 2) as workers, pytest.raises(ChildProcessError, match="signal 9"):
         os.kill(workers.processes[0].pid, signal.SIGKILL)
-        list(translator.run([[Request("a dog runs .")] * 200], options, workers.run))
+        list(translator.run([[Request("a dog runs .")] * 200], options, workers.decode))
 
 
 def test_what_a_worker_raises_reaches_the_caller(checkpoint_file):
     translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
     with Workers(translator, options, 2) as workers, pytest.raises(IndexError):
-        list(translator.run([[Request("?", [10_000, 2])]], options, workers.run))
+        list(translator.run([[Request("?", [10_000, 2])]], options, workers.decode))
 
 
 def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_file, caplog):
@@ -112,7 +112,7 @@ def test_windows_do_not_change_translations(checkpoint_file):
     lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
     translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
     windows = [[Request(line)] for line in lines]
-    one_by_one = translator.run(windows, options, translator.runner(options))
+    one_by_one = translator.run(windows, options, translator.batch_decoder(options))
     assert [one.text for one in one_by_one] == [one.text for one in translator.translate(lines, **SHORT)]
 
 
@@ -217,7 +217,7 @@ def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
         assert values == sorted(values, reverse=True)
 
 
-def test_wishes_are_granted_in_text(checkpoint_file):
+def test_constraints_given_as_text_are_met(checkpoint_file):
     requests = [
         Request("a dog runs .", required=["the park", "two men"]),
         Request("a dog runs .", prefix="the street"),
@@ -228,14 +228,14 @@ def test_wishes_are_granted_in_text(checkpoint_file):
     assert "the park" in found[0].text and "two men" in found[0].text
     assert found[1].text.startswith("the street")
     assert found[2].text == ""
-    with pytest.raises(ValueError, match="line 2: required phrases and --sampling cannot be combined"):
+    with pytest.raises(ValueError, match="line 2: --constraints and --sampling cannot be combined"):
         Translator.load(checkpoint_file).translate(["a", *requests], sampling=True)
 
 
 def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
     class Instant(Translator):
-        def search(self, job, options):
-            return [[Hypothesis([5], -1.0, -1.0)] for _ in job]
+        def decode(self, batch, options):
+            return [[Hypothesis([5], -1.0, -1.0)] for _ in batch]
 
     taken = 0
 

@@ -5,8 +5,8 @@ import pytest
 
 pytest.importorskip("sacremoses")
 
+from nmtkit.scoring.extra_metrics import split_compounds
 from nmtkit.scoring.metrics import Settings, score
-from nmtkit.scoring.tokenized_bleu import split_compounds
 
 
 def multi_bleu(hypotheses, references):

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.scoring.lines import check_equal_counts, lines_of, read_lines
+from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,247 @@
+"""Lines on their way through a translator: encoded, cut into sentences that a model can read, and joined again."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nmtkit.data.tokenizer import EOS, SPACE_SIGN, UNK, Tokenizer
+from nmtkit.generation.beam_search import Hypothesis
+from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.decoding import Sentence
+from nmtkit.generation.options import SearchOptions
+
+SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
+
+logger = logging.getLogger("nmtkit")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A line to translate, with its constraints as text. `ids` (eos last) are given if the line is encoded already."""
+
+    source: str
+    ids: list[int] | None = None
+    prefix: str = ""
+    required: Sequence[str] = ()
+    avoided: Sequence[str] = ()
+    reference: str | None = None  # for SearchOptions.score_reference
+
+
+@dataclass(frozen=True)
+class Output:
+    """One translation of a line.
+
+    `score` is the length-penalised log probability, by which hypotheses are sorted (but see `utility`); both are summed
+    over the parts of a line that was split. `pieces` are the target vocabulary's, without eos.
+    """
+
+    text: str
+    pieces: list[str]
+    score: float
+    log_probability: float  # natural logarithm, eos included
+    # hard: pairs of a source and a target piece; soft: for each target piece the weights of all source pieces and eos
+    alignment: list[list[int]] | list[list[float]] | None = None
+    utility: float | None = None  # with SearchOptions.mbr, which sorts by it: 0 to 100
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A line and its translations, best first; `id` counts lines from 0."""
+
+    id: int
+    source: str
+    hypotheses: list[Output]
+
+    @property
+    def text(self) -> str:
+        return self.hypotheses[0].text
+
+
+@dataclass(eq=False)
+class Line:
+    """A request on its way: the parts it was cut into, and the hypotheses of each. An empty line has no part."""
+
+    id: int
+    source: str
+    parts: list[Sentence]
+    hypotheses: list[list[Hypothesis] | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hypotheses = [None] * len(self.parts)
+
+    @property
+    def complete(self) -> bool:
+        return None not in self.hypotheses
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Turns requests into lines. `max_source_len` is the most pieces, without eos, of a part of a line."""
+
+    tokenizer: Tokenizer
+    options: SearchOptions
+    max_source_len: int
+    long_lines: Literal["split", "cut"]
+
+    def lines(self, requests: Sequence[Request], first_id: int) -> list[Line]:
+        """Raises ValueError for constraints that cannot be met, naming the line."""
+        encoded = self.tokenizer.encode_source([request.source for request in requests if request.ids is None])
+        new = iter(encoded.split())
+        lines = []
+        for id, request in enumerate(requests, first_id):
+            ids = next(new).tolist() if request.ids is None else request.ids
+            try:
+                lines.append(Line(id, request.source, self.parts(request, ids[:-1], id)))
+            except ValueError as error:
+                raise ValueError(f"line {id + 1}: {error}") from error
+        return lines
+
+    def parts(self, request: Request, ids: list[int], id: int) -> list[Sentence]:
+        if self.options.score_reference:
+            if request.reference is None:
+                raise ValueError("--score-reference needs a reference for it")
+            return [Sentence([*ids, EOS], reference=self.target_ids(request.reference))]
+        if not ids:
+            return []
+        constraints = Constraints(
+            prefix=tuple(self.target_ids(request.prefix)),
+            required=tuple(tuple(self.target_ids(phrase)) for phrase in request.required),
+            avoided=tuple(tuple(self.target_ids(phrase)) for phrase in request.avoided),
+        )
+        constraints.check(self.options)
+        # of a line in parts, the first part begins it and holds the phrases
+        later = replace(constraints, prefix=(), required=())
+        return [
+            Sentence([*part, EOS], later if index else constraints, seed=id + (index << 40))
+            for index, part in enumerate(self.cut(ids, id))
+        ]
+
+    def target_ids(self, text: str) -> list[int]:
+        return [] if not text else self.tokenizer.encode_target([text]).ids[:-1].tolist()
+
+    def cut(self, ids: list[int], id: int) -> list[list[int]]:
+        """Returns the parts of a line that a model can read."""
+        if len(ids) <= self.max_source_len:
+            return [ids]
+        ends = part_ends(self.tokenizer.source_pieces(ids), self.max_source_len)
+        if self.long_lines == "cut":
+            logger.warning("line %d has %d pieces; all after the first %d are cut off", id + 1, len(ids), ends[0])
+            ends = ends[:1]
+        else:
+            logger.warning("line %d has %d pieces; it is translated in %d parts", id + 1, len(ids), len(ends))
+        return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def part_ends(pieces: list[str], limit: int) -> list[int]:
+    """Returns the end of each part of a line of `pieces`, that of the last included, so that no part exceeds `limit`.
+
+    It cuts after the last sentence end within the limit, else before the last word, else anywhere.
+    """
+    ends: list[int] = []
+    start = 0
+    while len(pieces) - start > limit:
+        positions = range(start + limit, start, -1)
+        words = [i for i in positions if pieces[i].startswith(SPACE_SIGN)]
+        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
+        start = end or next(iter(words), start + limit)
+        ends.append(start)
+    return [*ends, len(pieces)]
+
+
+@dataclass(frozen=True)
+class Postprocessor:
+    """Turns complete lines into translations."""
+
+    tokenizer: Tokenizer
+    options: SearchOptions
+
+    def translation(self, line: Line) -> Translation:
+        if not line.parts:
+            return Translation(line.id, line.source, [Output("", [], 0.0, 0.0)])
+        parts = [hypotheses for hypotheses in line.hypotheses if hypotheses is not None]
+        ranks = range(max(map(len, parts)))
+        outputs = [self.output(line, [part[min(rank, len(part) - 1)] for part in parts]) for rank in ranks]
+        if self.options.mbr is not None:
+            values = utilities([output.text for output in outputs], self.options.mbr)
+            outputs = [replace(output, utility=value) for output, value in zip(outputs, values, strict=True)]
+            outputs.sort(key=lambda output: -(output.utility or 0.0))
+        return Translation(line.id, line.source, outputs)
+
+    def output(self, line: Line, hypotheses: list[Hypothesis]) -> Output:
+        """Returns the translation that consists of one hypothesis for each part of the line."""
+        tokens = [token for hypothesis in hypotheses for token in hypothesis.tokens]
+        weights = joined_alignment([hypothesis.alignment for hypothesis in hypotheses], line.parts)
+        if self.options.replace_unknown and UNK in tokens:
+            assert weights is not None
+            text = self.with_source_pieces(line, tokens, weights)
+        else:
+            text = " ".join(self.tokenizer.decode_target(hypothesis.tokens) for hypothesis in hypotheses)
+        alignment: list[list[int]] | list[list[float]] | None = None
+        if weights is not None and self.options.alignment == "soft":
+            alignment = [[round(weight, 5) for weight in row] for row in weights]
+        elif weights is not None and self.options.alignment == "hard":
+            alignment = [[aligned_source(row, line.parts), target] for target, row in enumerate(weights)]
+        return Output(
+            text=text,
+            pieces=self.tokenizer.target_pieces(tokens),
+            score=sum(hypothesis.score for hypothesis in hypotheses),
+            log_probability=sum(hypothesis.log_probability for hypothesis in hypotheses),
+            alignment=alignment,
+        )
+
+    def with_source_pieces(self, line: Line, tokens: list[int], weights: list[list[float]]) -> str:
+        """Returns the text with each <unk> replaced by the source piece that it attends to most."""
+        surfaces = self.tokenizer.source_surfaces(line.source)
+        words: list[str] = []
+        known: list[int] = []
+        for token, row in zip(tokens, weights, strict=True):
+            if token != UNK:
+                known.append(token)
+                continue
+            source = min(aligned_source(row, line.parts), len(surfaces) - 1)
+            words += [self.tokenizer.decode_target(known), surfaces[source]]
+            known = []
+        words.append(self.tokenizer.decode_target(known))
+        return " ".join(word for word in words if word)
+
+
+def joined_alignment(alignments: list[list[list[float]] | None], parts: list[Sentence]) -> list[list[float]] | None:
+    """Returns the alignments of a line's parts as one; its source is the parts end to end, eos of each included."""
+    widths = [len(part.ids) for part in parts]
+    rows: list[list[float]] = []
+    for index, alignment in enumerate(alignments):
+        if alignment is None:
+            return None
+        before, after = sum(widths[:index]), sum(widths[index + 1 :])
+        rows += [[0.0] * before + row + [0.0] * after for row in alignment]
+    return rows
+
+
+def aligned_source(weights: list[float], parts: list[Sentence]) -> int:
+    """Returns the source piece that weighs most, eos aside, counted over the parts without their eos."""
+    ends = {sum(len(part.ids) for part in parts[: index + 1]) - 1 for index in range(len(parts))}
+    best = max((index for index in range(len(weights)) if index not in ends), key=weights.__getitem__, default=0)
+    return best - sum(end < best for end in ends)
+
+
+def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[float]:
+    """Returns the mean sentence score, 0 to 100, of each text against all others; 0 if there is no other.
+
+    The text of largest utility is the translation of minimum Bayes risk (Eikema and Aziz 2020, "Is MAP Decoding All You
+    Need?"). A text that occurs n times counts n times as a reference.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    scorer = CHRF() if metric == "chrf" else BLEU(effective_order=True)
+    counts = Counter(texts)
+    total = {
+        text: sum(
+            number * scorer.sentence_score(text, [other]).score for other, number in counts.items() if other != text
+        )
+        + (counts[text] - 1) * 100.0
+        for text in counts
+    }
+    return [total[text] / max(1, len(texts) - 1) for text in texts]
