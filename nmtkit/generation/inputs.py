@@ -19,7 +19,7 @@ TIMEOUT = 0.1  # seconds that a window waits for more lines before it goes off w
 def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
     """Yields the lines of a file, perhaps compressed, `size` at a time.
 
-    Raises OSError when it cannot be read, ValueError when it is empty or no UTF-8, naming it and the line.
+    Raises OSError when it cannot be read, ValueError when it is empty or not UTF-8, naming it and the line.
     """
     first = 1
     with corpus.open_bytes(path) as file:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from nmtkit.data.tokenizer import EOS, SPACE_SIGN, UNK, Tokenizer
+from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import Sentence
@@ -143,7 +143,7 @@ def part_ends(pieces: list[str], limit: int) -> list[int]:
     start = 0
     while len(pieces) - start > limit:
         positions = range(start + limit, start, -1)
-        words = [i for i in positions if pieces[i].startswith(SPACE_SIGN)]
+        words = [i for i in positions if pieces[i].startswith(SPACE_SYMBOL)]
         end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
         start = end or next(iter(words), start + limit)
         ends.append(start)

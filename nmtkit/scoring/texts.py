@@ -12,7 +12,7 @@ from nmtkit.data.binarized import Dataset
 def lines_of(text: bytes, name: Path) -> list[str]:
     """Returns the lines of a text. A newline ends a line, so that the last one starts no empty line after it.
 
-    Raises ValueError when there is no line, and for bytes that are no UTF-8, naming `name` and the line.
+    Raises ValueError when there is no line, and for bytes that are not UTF-8, naming `name` and the line.
     """
     if not text:
         raise ValueError(f"{name} is empty")

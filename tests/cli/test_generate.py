@@ -76,7 +76,7 @@ def test_jsonl_holds_the_nbest(folder):
         (["--path", "nowhere.pt"], "", "checkpoint nowhere.pt: no such file"),
         (["--path", "FOLDER/model.pt", "--input", "nowhere.en"], "", "nowhere.en"),
         (["--path", "FOLDER/model.pt", "--input", "FOLDER/empty"], "", "empty is empty"),
-        (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2 of the line is no UTF-8"),
+        (["--path", "FOLDER/model.pt"], b"fine\nb\xffd\n", "standard input:2: byte 2 of the line is not UTF-8"),
         (["--path", "FOLDER/model.pt", "--gen-subset", "test"], "", "--gen-subset does nothing without DATA"),
         (["--path", "FOLDER/model.pt", "--nbest", "2"], "", "--nbest above 1 needs --format jsonl"),
         (["--path", "FOLDER/model.pt", "--beam", "0"], "", "--beam is 0"),

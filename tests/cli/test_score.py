@@ -188,7 +188,7 @@ def test_the_references_kept_in_a_dataset_are_used(tmp_path):
         (
             {"ref": b"a\n\xff\n", "sys": b"a\nb\n"},
             ["--ref", "ref", "--sys", "sys"],
-            "ref:2: byte 1 of the line is no UTF-8",
+            "ref:2: byte 1 of the line is not UTF-8",
         ),
         ({"sys": b"a\n"}, ["--ref", "ref", "--sys", "sys"], "No such file or directory: 'ref'"),
         ({"sys": b"a\n"}, ["--sys", "sys"], "either as --ref FILE or as --data FOLDER"),
