@@ -1,0 +1,139 @@
+"""The steps that run on a fake GPU: functions of plain arguments, called in a process of their own by the tests."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from fake_gpu import StepRules, fake_gpu, on_host
+from testing import TINY_CONFIGS, tiny_model, tiny_tokenizer
+
+from nmtkit.architectures import Architecture
+from nmtkit.criterions import CRITERIONS, Criterion
+from nmtkit.generation.graph_search import GraphBeamSearch
+from nmtkit.generation.options import SearchOptions
+from nmtkit.layers.static_kv_cache import CacheLengths
+from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.training import precision as precisions
+from nmtkit.training.config import REGISTRIES, JobTemplate
+from nmtkit.training.loader import Position, Update
+from nmtkit.training.setup import build_trainer
+from nmtkit.training.trainer import Trainer
+
+DEVICE = torch.device("cuda", 0)
+VOCABULARY = 200
+SENTENCES, LONGEST, SOURCE, TARGET = 3, 4, 9, 10  # of a micro-batch; the last two in tokens
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.int64, device=DEVICE)
+
+
+def packed(tokens: int) -> Packed:
+    return Packed(ids(tokens), Layout(ids(SENTENCES), LONGEST, tokens))
+
+
+def micro_batch() -> Batch:
+    return Batch(packed(SOURCE), packed(TARGET), ids(TARGET), TARGET, torch.empty(SENTENCES, dtype=torch.int64))
+
+
+def model_on_gpu(architecture: str, dtype: str = "float32", **config: Any) -> Architecture:
+    return tiny_model(architecture, VOCABULARY, **config).to(DEVICE, getattr(torch, dtype))
+
+
+def criterion_of(name: str) -> Criterion:
+    entry = CRITERIONS[name]
+    return entry.factory(entry.preset, on_host(tiny_tokenizer)())
+
+
+def forward_and_backward(architecture: str, precision: str, config: dict[str, Any]) -> None:
+    with fake_gpu():
+        model, batch = model_on_gpu(architecture, **config).train(), micro_batch()
+        criterion = criterion_of("label_smoothed_cross_entropy")
+        with StepRules():
+            with precisions.autocast(precision, DEVICE):
+                loss = criterion(model, batch)
+            loss.sum.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.is_cuda, name
+
+
+def validation(architecture: str, criterion: str, precision: str) -> None:
+    with fake_gpu():
+        model, batch = model_on_gpu(architecture).eval(), micro_batch()
+        loss_of = criterion_of(criterion).eval()
+        with StepRules(), torch.no_grad(), precisions.autocast(precision, DEVICE):
+            loss = loss_of(model, batch)
+        assert not loss.sum.requires_grad and loss.counts["nll"].is_cuda
+
+
+def trainer(architecture: str, settings: dict[str, Any]) -> Trainer:
+    names = {table: settings[table] for table in REGISTRIES if table in settings}
+    flags = {"batch_tokens": 400, "device": "cuda"} | TINY_CONFIGS[architecture] | settings
+    template = JobTemplate.read(names={"architecture": architecture} | names)
+    job = template.job({name: value for name, value in flags.items() if name not in names})
+    trainer = build_trainer(job, on_host(tiny_tokenizer)(), DEVICE, resumed=False)
+    trainer.model.begin_update = on_host(trainer.model.begin_update)  # type: ignore[method-assign]  # a CPU generator
+    return trainer
+
+
+def updates(architecture: str, settings: dict[str, Any], count: int = 2) -> None:
+    """Updates of two micro-batches each; the second update finds the optimizer state that the first has made."""
+    with fake_gpu():
+        of_run = trainer(architecture, settings)
+        tokens = 2 * TARGET
+        for index in range(count):
+            batches = [(number, micro_batch()) for number in range(2)]
+            update = Update(Position(0, index), np.arange(2 * SENTENCES), tokens, tokens, 2, batches, False)
+            with StepRules():
+                metrics = of_run.step(update)
+        assert of_run.done == count
+        assert metrics.norm.is_cuda and metrics.finite.is_cuda and metrics.sums["loss"].is_cuda
+
+
+def static_step(architecture: str, dtype: str, config: dict[str, Any]) -> None:
+    with fake_gpu(), torch.inference_mode():
+        model = model_on_gpu(architecture, dtype, **config)
+        state, lengths = model.static_start(4, 2, 32, 32), CacheLengths(16, 16)
+        source = packed(SOURCE)
+        slots, tokens, positions, rows = ids(SENTENCES), ids(8), ids(4), ids(4, 2)
+        with StepRules():
+            state.insert(slots, model.encode(source))
+            logits = model.static_step(tokens, positions, state, lengths)
+            state.reorder(rows, lengths)
+        assert (logits.dtype, tuple(logits.shape)) == (torch.float32, (8, VOCABULARY))
+
+
+def graph_search(architecture: str, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
+    """What a CUDA graph records, and what is done between two of its runs."""
+    with fake_gpu(), precisions.autocast(precision, DEVICE):
+        ensemble = [model_on_gpu(architecture, dtype) for _ in range(models)]
+        search = GraphBeamSearch(ensemble, SearchOptions(**options), 4, 32, 32, DEVICE)
+        source, slots, lengths = packed(SOURCE), ids(SENTENCES), ids(SENTENCES)
+        with StepRules(), torch.inference_mode():
+            search.insert(slots, [model.encode(source) for model in ensemble], lengths)
+            search.step(CacheLengths(16, 16))
+            search.step(CacheLengths(24, 16))
+            results = search.results(slots, 16)
+        assert all(result.is_cuda for result in results)
+
+
+def forbidden(deed: str) -> None:
+    """Does what no step may do, which raises."""
+    with fake_gpu():
+        x, index = torch.empty(4, 4, device=DEVICE), ids(2)
+        half, made_on_cpu = torch.empty(2, 4, device=DEVICE, dtype=torch.bfloat16), torch.empty(4, 4)
+        deeds = {
+            "item": lambda: x.sum().item(),
+            "bool": lambda: bool((x > 0).all()),
+            "boolean index": lambda: x[x > 0],
+            "nonzero": lambda: x.nonzero(),
+            "bincount": lambda: index.bincount(minlength=4),
+            "copy to the host": lambda: x.cpu(),
+            "tensor from the host": lambda: torch.tensor([1.0, 2.0]).to(DEVICE),
+            "number from the host": lambda: torch.tensor(3.0).to(DEVICE),
+            "two devices": lambda: x + made_on_cpu,
+            "two types in a product": lambda: half @ x,
+            "two types in place": lambda: x.index_copy_(0, index, half),
+        }
+        with StepRules():
+            deeds[deed]()

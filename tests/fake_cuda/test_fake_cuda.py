@@ -1,0 +1,142 @@
+"""Steps of training and decoding on CUDA tensors without contents: one device, types that kernels take, no waiting.
+
+What only a real GPU shows, limits of kernels and speed, is for `benchmarks/gpu.py`.
+"""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import checks
+import library
+import pytest
+import torch
+from testing import TINY_CONFIGS, tiny_model
+
+Runner = Callable[..., Any]
+
+waits = pytest.mark.xfail(reason="it reads the device")
+READS = {"transformer_moe_tiny", "moe_small", "bytenet_small"}
+EVERY_ARCHITECTURE = [pytest.param(name, marks=[waits] if name in READS else []) for name in TINY_CONFIGS]
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Calls a function with the arguments after it, in a process whose torch has a device guard for CUDA."""
+    built = None
+    if not torch.cuda.is_available():
+        if torch.version.cuda is not None:
+            pytest.skip("this torch is made for CUDA, and its own device guard needs a GPU")
+        if library.compiler() is None:
+            pytest.skip("no C++ compiler here, to build a device guard for fake CUDA tensors")
+        built = library.build(tmp_path_factory.mktemp("guard"))
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=library.load, initargs=(built,)) as pool:
+        yield lambda function, *arguments: pool.submit(library.attempt, function, *arguments).result()
+
+
+@pytest.mark.parametrize(
+    ("deed", "error"),
+    [
+        ("item", "DataDependentOutputException"),
+        ("bool", "DataDependentOutputException"),
+        ("boolean index", "DynamicOutputShapeException"),
+        ("nonzero", "DynamicOutputShapeException"),
+        ("bincount", "DynamicOutputShapeException"),
+        ("copy to the host", "HostTransferError"),
+        ("tensor from the host", "HostTransferError"),
+        ("number from the host", "HostTransferError"),
+        ("two devices", "FakeTensorDeviceMismatchError"),
+        ("two types in a product", "MixedTypesError"),
+        ("two types in place", "MixedTypesError"),
+    ],
+)
+def test_what_no_step_may_do_is_noticed(run: Runner, deed: str, error: str) -> None:
+    with pytest.raises(library.StepError) as caught:
+        run(checks.forbidden, deed)
+    assert caught.value.kind == error
+
+
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_architecture_goes_forward_and_backward(run: Runner, architecture: str, precision: str) -> None:
+    run(checks.forward_and_backward, architecture, precision, {})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"window": 4},
+        {"positions": "learned", "pre_norm": True},
+        {"attention_dropout": 0.1, "activation_dropout": 0.1},
+        {"d_key": 4, "d_value": 12},
+        pytest.param({"d_key": 16, "d_value": 32}, marks=pytest.mark.xfail(reason="FlexAttention runs uncompiled")),
+        {"gradient_checkpointing": True},
+        {"share_embeddings": False},
+    ],
+)
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_every_transformer_goes_forward_and_backward(run: Runner, config: dict[str, Any], precision: str) -> None:
+    run(checks.forward_and_backward, "transformer_tiny", precision, config)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", pytest.param("adafactor", marks=waits), "sgd"])
+def test_an_update_with_every_optimizer_and_precision(run: Runner, optimizer: str, precision: str) -> None:
+    run(checks.updates, "transformer_tiny", {"optimizer": optimizer, "precision": precision, "clip_norm": 1.0})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ema_decay": 0.99},
+        {"criterion": "r_drop"},
+        {"criterion": "cross_entropy"},
+        {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5},
+        {"positions": "learned", "window": 4, "attention_dropout": 0.1},
+    ],
+)
+def test_an_update_of_every_kind(run: Runner, settings: dict[str, Any]) -> None:
+    run(checks.updates, "transformer_tiny", {"precision": "bf16"} | settings)
+
+
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
+def test_an_update_of_every_architecture(run: Runner, architecture: str) -> None:
+    run(checks.updates, architecture, {"precision": "bf16", "lr": 0.001}, 1)
+
+
+@pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
+def test_validation_of_every_architecture(run: Runner, architecture: str) -> None:
+    run(checks.validation, architecture, "label_smoothed_cross_entropy", "bf16")
+
+
+@pytest.mark.parametrize("criterion", ["cross_entropy", "r_drop", "expected_reward"])
+def test_validation_with_every_criterion(run: Runner, criterion: str) -> None:
+    run(checks.validation, "transformer_tiny", criterion, "bf16")
+
+
+@pytest.mark.parametrize("architecture", [name for name in TINY_CONFIGS if tiny_model(name).supports_static_decoding])
+def test_the_static_step_of_every_architecture_that_has_one(run: Runner, architecture: str) -> None:
+    run(checks.static_step, architecture, "bfloat16", {})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "config", [{"window": 4}, {"positions": "learned", "pre_norm": True}, {"d_key": 4, "d_value": 12}]
+)
+def test_the_static_step_of_every_transformer(run: Runner, dtype: str, config: dict[str, Any]) -> None:
+    run(checks.static_step, "transformer_tiny", dtype, config)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "models", "options", "precision"),
+    [
+        ("bfloat16", 1, {}, "fp32"),
+        ("bfloat16", 2, {"nbest": 4, "min_len": 3}, "fp32"),
+        ("float32", 1, {"beam": 1}, "fp32"),
+        pytest.param("float32", 1, {}, "bf16", marks=pytest.mark.xfail(reason="caches are in the weights' type")),
+    ],
+)
+def test_a_graph_search(run: Runner, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
+    run(checks.graph_search, "transformer_tiny", dtype, models, options, precision)
