@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # of files that are gone when the dataset is finished
@@ -92,7 +92,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
         raise ValueError(f"{path} is no manifest of an nmtkit dataset")
     if manifest["nmtkit_dataset"] != FORMAT:
-        raise ValueError(f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}")
+        raise ValueError(
+            f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}; run preprocess again"
+        )
     try:
         _check_manifest(manifest)
     except ValueError as error:
@@ -269,17 +271,23 @@ def check_replaceable(folder: Path, overwrite: bool) -> None:
         return
     shards = [path for path in folder.iterdir() if SHARD_NAME.fullmatch(path.name)]
     parts = shards if shards and not (folder / MANIFEST).exists() else [folder]
-    for part in parts:
-        try:
-            read_manifest(part)
-        except (ValueError, OSError):
-            raise ValueError(f"{part} holds something that is no nmtkit dataset; give another --destdir") from None
-    if not overwrite:
-        raise ValueError(f"{folder} holds a dataset; give --overwrite to replace it, or another --destdir")
     foreign = [path for path in folder.iterdir() if path not in shards] if parts == shards else []
-    foreign += [path for part in parts for path in foreign_files(part)]
+    for part in parts:
+        if not _has_manifest(part):
+            raise ValueError(f"{part} holds something that is no nmtkit dataset; give another --destdir")
+        foreign += foreign_files(part)
     if foreign:
         raise ValueError(f"{foreign[0]} was not written by preprocess; move it, or give another --destdir")
+    if not overwrite:
+        raise ValueError(f"{folder} holds a dataset; give --overwrite to replace it, or another --destdir")
+
+
+def _has_manifest(folder: Path) -> bool:
+    """Returns whether the folder has a manifest of an nmtkit dataset, perhaps of another format."""
+    try:
+        return "nmtkit_dataset" in json.loads((folder / MANIFEST).read_bytes())
+    except (ValueError, OSError, RecursionError, TypeError):
+        return False
 
 
 def foreign_files(folder: Path) -> list[Path]:

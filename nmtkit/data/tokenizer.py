@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
+from nmtkit.data.spm_model import model_facts
+
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
@@ -146,6 +148,21 @@ class Tokenizer:
 
     def encode_target_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
         return _encode_sampled(self._target, lines, alpha, seeds)
+
+    def check_sampling(self) -> None:
+        """Raises ValueError, naming --subword-alpha, for a model that cannot segment every text at random."""
+        for side, model in (("source", self.source_model), ("target", self.target_model)):
+            facts = model_facts(model)
+            if facts.model_type not in ("bpe", "unigram"):
+                raise ValueError(
+                    f"--subword-alpha has no other segmentation to choose with a {facts.model_type} vocabulary, as the "
+                    f"{side} side has; leave it out, or preprocess with --model-type bpe or unigram"
+                )
+            if not facts.byte_fallback:
+                raise ValueError(
+                    f"--subword-alpha segments decoded text anew, and the {side} tokenizer, without byte fallback, "
+                    "would lose the characters that it does not know; leave it out, or train the tokenizer here"
+                )
 
     # --- ids to text ------------------------------------------------------------------------------------------------
 

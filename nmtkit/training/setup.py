@@ -84,6 +84,8 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
 
 def build_trainer(job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool) -> Trainer:
     """The model and what trains it. A run that is resumed has its own weights, and needs no others to start from."""
+    if job.run.subword_alpha:
+        tokenizer.check_sampling()
     model = build_model(job, tokenizer)
     if job.run.finetune_from and not resumed:
         _start_from(job, model, tokenizer, job.run.finetune_from)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from nmtkit.cli import main
 from nmtkit.cli.preprocess import command
 from nmtkit.data import corpus
 from nmtkit.data.batching import BatchSampler
@@ -239,6 +240,8 @@ def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Pa
     before = contents(tmp_path)
     flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
     message = "is in the way" if name.endswith("tmp") else "no nmtkit dataset"
+    if not name.endswith("tmp") and "nmtkit_dataset" in manifest:
+        message = "thesis.txt was not written by preprocess"
     for overwrite in ([], ["--overwrite"]):
         refused(message, *flags, *overwrite)
         assert contents(tmp_path) == before
@@ -369,6 +372,18 @@ def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path
         again = Dataset.open(tmp_path / name)
         assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
         assert again["train"].source.ids.tolist() == first["train"].source.ids.tolist()
+
+
+@pytest.mark.parametrize("model_type", ["word", "char"])
+def test_a_vocabulary_that_cannot_be_sampled_is_refused_by_train(
+    model_type: str, corpora: Path, tmp_path: Path
+) -> None:
+    flags = ["--trainpref", corpora / "train", "--model-type", model_type, "--destdir", tmp_path / "data"]
+    assert preprocess(*flags, "--vocab-size", "20" if model_type == "word" else "300").exit_code == 0
+    flags = ["train", str(tmp_path / "data"), "--arch", "transformer_tiny", "--subword-alpha", "0.1", "--device", "cpu"]
+    result = CliRunner().invoke(main, [*flags, "--save-dir", str(tmp_path / "run"), "--max-update", "1"])
+    assert result.exit_code == 2
+    assert f"--subword-alpha has no other segmentation to choose with a {model_type} vocabulary" in result.stderr
 
 
 # --- kill -9 --------------------------------------------------------------------------------------------------------

@@ -174,6 +174,37 @@ def test_sampled_segmentation_is_a_function_of_line_and_seed(joint_tokenizer: To
     )
 
 
+@pytest.mark.parametrize(
+    ("model_type", "settings", "message"),
+    [
+        ("word", {}, "word vocabulary"),
+        ("char", {"byte_fallback": True}, "char vocabulary"),
+        ("bpe", {}, "no byte fallback"),
+        ("unigram", {}, "no byte fallback"),
+        ("bpe", {"byte_fallback": True}, None),
+        ("unigram", {"byte_fallback": True}, None),
+    ],
+)
+def test_models_that_cannot_be_sampled_are_refused(model_type: str, settings: dict[str, bool], message: str) -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(["a man walks home", "the woman sees a house"] * 20),
+        model_writer=model,
+        model_type=model_type,
+        vocab_size=290 if settings else 20,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    tokenizer = Tokenizer(model.getvalue())
+    if message:
+        with pytest.raises(ValueError, match=f"--subword-alpha .* {message}"):
+            tokenizer.check_sampling()
+    else:
+        tokenizer.check_sampling()
+        assert tokenizer.encode_source_sampled(["a new wörd"], 0.5, [1]).ids[-1] == EOS
+
+
 def test_a_tag_is_one_token_and_an_unknown_one_is_named(joint_tokenizer: Tokenizer) -> None:
     joint_tokenizer.check_tag("<2de>")
     assert joint_tokenizer.source_pieces(joint_tokenizer.encode_source(["<2de> a man"]).ids)[0] == "▁<2de>"
