@@ -4,8 +4,8 @@
     python benchmarks/layer_types.py --device cuda
 
 For each type: seconds of one layer, forward and backward, for one sentence (many sentences are run at once, 4,096
-tokens of them); the products' floating-point operations; growth exponents of both; and what no clock shows, counted in
-the graph of operations: how many follow one another, and how many separate the two ends of a sentence.
+tokens of them); the products' floating-point operations; growth exponents of both; and, counted in the graph of
+operations, the number of sequential operations and the path length between the two ends of a sentence.
 
 The plot needs matplotlib: pip install 'nmtkit[benchmarks]'.
 """
@@ -47,7 +47,7 @@ warnings.filterwarnings("ignore", "TF32 acceleration")  # said when oneDNN is sw
 
 
 class SelfAttention(nn.Module):
-    """softmax(X X^T / sqrt(K)) X in heads of 64, without projections: what the paper counts."""
+    """softmax(X X^T / sqrt(K)) X in heads of 64, without projections, as the paper counts."""
 
     def __init__(self, d: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class SelfAttention(nn.Module):
 
 
 class RestrictedAttention(SelfAttention):
-    """Of a neighbourhood, as `--window` has it on a CPU where sentences are long."""
+    """Sliding-window self-attention, as `--window` runs on a CPU with long sentences."""
 
     def attend(self, x: Tensor, layout: Layout) -> Tensor:
         return banded_attention(x, x, x, layout, False, NEIGHBOURHOOD, 0.0)
@@ -152,18 +152,18 @@ def measure(kind: LayerType, n: int, d: int, device: str, repeats: int) -> Measu
 
 
 def exponent(sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Slope of the least-squares line through the logarithms of the larger half of the sizes."""
+    """Returns the slope of the least-squares line through the logarithms of the larger half of the sizes."""
     half = max(0, min(len(sizes) // 2, len(sizes) - 2))
     return statistics.linear_regression(
         [math.log(size) for size in sizes[half:]], [math.log(value) for value in values[half:]]
     ).slope
 
 
-# What no clock shows
+# Sequential operations and path lengths
 
 
 def graph_depth(output: Tensor) -> int:
-    """Operations on the longest chain of the graph behind `output`."""
+    """Returns the number of operations on the longest chain of the graph behind `output`."""
     depth: dict[Any, int] = {}
     stack = [output.grad_fn]
     while stack:
@@ -179,17 +179,17 @@ def graph_depth(output: Tensor) -> int:
 
 
 def unrolled(lstm: nn.LSTM, x: Tensor) -> Tensor:
-    """An LSTM over one sentence [n, d] as single operations, which the library's kernel hides."""
+    """Runs an LSTM over one sentence [n, d] as single operations, which the library's kernel hides."""
     h, c, outputs = x.new_zeros(1, lstm.hidden_size), x.new_zeros(1, lstm.hidden_size), []
-    fed = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
-    for gates in fed.split(1):
+    input_gates = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0)
+    for gates in input_gates.split(1):
         h, c = lstm_cell(gates + F.linear(h, lstm.weight_hh_l0, lstm.bias_hh_l0), c)
         outputs.append(h)
     return torch.stack(outputs, 1)[0]
 
 
 def sequential_operations(kind: LayerType, n: int) -> int:
-    """Length of the longest chain of operations that cannot run side by side, in one layer over n tokens."""
+    """Returns the length of the longest chain of dependent operations in one layer over n tokens."""
     layer = kind.layer(8)
     x = torch.randn(n, 8, requires_grad=True)
     if isinstance(layer, Recurrent):
@@ -198,7 +198,7 @@ def sequential_operations(kind: LayerType, n: int) -> int:
 
 
 def path_length(kind: LayerType, n: int) -> int:
-    """Fewest layers, or steps of a recurrent one, after which the last output depends on the first input.
+    """Returns the fewest layers, or steps of a recurrent one, after which the last output depends on the first input.
 
     Convolutions are dilated by k^i in layer i, without which the path is n / k (section 4).
     """
@@ -225,7 +225,9 @@ def report(results: dict[str, Any]) -> str:
     ]
     for name, kind in results["types"].items():
         growth = kind["exponents"]
-        cells = [f"n^{growth[what]['n']:.2f} d^{growth[what]['d']:.2f}" for what in ("flop", "forward", "backward")]
+        cells = [
+            f"n^{growth[column]['n']:.2f} d^{growth[column]['d']:.2f}" for column in ("flop", "forward", "backward")
+        ]
         last = kind["over_n"][-1]
         lines.append(
             f"{name:<27}{kind['paper']['complexity']:>11}"
@@ -286,11 +288,11 @@ def run(device: str, repeats: int, lengths: Sequence[int], widths: Sequence[int]
         over_n = [measure(kind, n, FIXED_WIDTH, device, repeats) for n in lengths]
         over_d = [measure(kind, FIXED_LENGTH, d, device, repeats) for d in widths]
         growth = {
-            what: {
+            column: {
                 "n": exponent(lengths, [value(row) for row in over_n]),
                 "d": exponent(widths, [value(row) for row in over_d]),
             }
-            for what, value in (
+            for column, value in (
                 ("flop", lambda row: row.flop),
                 ("forward", lambda row: row.forward),
                 ("backward", lambda row: row.backward),
@@ -311,7 +313,7 @@ def run(device: str, repeats: int, lengths: Sequence[int], widths: Sequence[int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5, help="the median of so many runs counts")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each measurement, of which the median counts")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(""), help="without .json and .png")
     parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="leave out longer sentences")
     parser.add_argument("--widest", type=int, default=WIDTHS[-1], help="leave out wider layers")

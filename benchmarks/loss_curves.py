@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def curve(arguments: argparse.Namespace, precision: str, seed: int) -> list[float]:
-    """Mean loss of each tenth of a run."""
+    """Returns the mean loss of each tenth of a run."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "nmtkit", "train", str(arguments.data), "--save-dir", folder]
         command += [*RECIPE.split(), *QUIET.split(), "--precision", precision, "--seed", str(seed)]

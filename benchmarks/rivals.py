@@ -6,14 +6,13 @@
     python benchmarks/rivals.py --runs runs/rivals --only gnmt_small,moe_small   # the table shows all that have run
     python benchmarks/rivals.py --runs runs/rivals-m30k --text m30k --vocab-size 4000 --batch-tokens 4096
 
-Every model is trained, averaged, and made to translate the test set by the commands a user has. Sizes are chosen to be
-of the order of the Transformer's; a run that is there already is not made again. All read one BPE vocabulary; ByteNet
-and Deep-Att also what they were published on, characters and (with unknown words replaced) words, in batches of as many
-sentences. One training serves both columns of BLEU: the learning rate does not know when it will end, so it is scored
-where it first meets a limit, and goes on to the other. Minutes are of one core's time, start-up included, whatever else
-the machine does (Linux only). FLOP are those of the matrix products of an update, forward and backward, by target
-token, counted while a model trains on one batch, and tokens per core-second those of the same batch. Writes
-rivals.json.
+Every model is trained, averaged, and translates the test set through the commands of nmtkit. Sizes are of the order of
+the Transformer's; a finished run is not repeated. All models read one BPE vocabulary; ByteNet and Deep-Att also read
+what they were published on, characters and (with unknown words replaced) words, in batches of equally many sentences.
+One training serves both columns of BLEU: the learning rate does not depend on the end of the run, so a model is scored
+where it first reaches a limit, and continues to the other. Minutes are CPU time of one core, start-up included (Linux
+only). FLOP are those of the matrix products of an update, forward and backward, per target token, counted while a model
+trains on one batch; tokens per core-second are measured on the same batch. Writes rivals.json.
 """
 
 import argparse
@@ -51,7 +50,7 @@ VOCABULARIES = {"bpe": (), "char": ("--max-len", "1000"), "word": ("--separate-v
 class Rival:
     """A row of Table 2: the preset here, its miniature, and the paper's BLEU and training FLOP, En-De and En-Fr.
 
-    `piece` is what it reads, one of VOCABULARIES; `generate` are flags of its decoding.
+    `piece` is its unit of text, one of VOCABULARIES; `generate` are flags of its decoding.
     """
 
     arch: str
@@ -129,7 +128,7 @@ def call(*arguments: str, output: Path | None = None) -> None:
 
 
 def demo_text(folder: Path) -> Path:
-    """The demo corpus, as the demo writes it."""
+    """Writes the corpus of the demo, unless it exists; returns its folder."""
     from nmtkit.demo import corpus
 
     text = folder / "text"
@@ -140,7 +139,7 @@ def demo_text(folder: Path) -> Path:
 
 
 def binarized(text: Path, runs: Path, piece: str, vocab_size: int) -> Path:
-    """`text` (train, valid and test .en and .de) in pieces of a kind."""
+    """Runs `preprocess` on `text` (train, valid and test .en and .de), unless its output exists; returns that."""
     binary = runs / f"data-{piece}"
     if not binary.exists():
         files = [f"--{split}pref={text}/{split}" for split in ("train", "valid", "test")]
@@ -150,14 +149,14 @@ def binarized(text: Path, runs: Path, piece: str, vocab_size: int) -> Path:
 
 
 def tokens(data: Path) -> int:
-    """Target tokens of the training set."""
+    """Returns the target tokens of the training set."""
     from nmtkit.data.binarized import Dataset
 
     return int(Dataset.open(data)["train"].target.lengths.sum())
 
 
 def train(data: Path, save_dir: Path, flags: str, updates: int | None, seconds: float) -> float:
-    """Goes on until `updates`, or for so many core-seconds: asked to stop, a run saves and ends. Returns those used."""
+    """Trains until `updates`, or stops (and saves) after `seconds` of CPU time. Returns the CPU seconds used."""
     arguments = ["train", str(data), *shlex.split(flags), "--threads", "1", "--save-dir", str(save_dir)]
     arguments += ["--max-update", str(updates or "none"), "--save-interval-updates", str(INTERVAL), "--keep-last", "3"]
     print("$ nmtkit", shlex.join(arguments), file=sys.stderr, flush=True)
@@ -175,7 +174,7 @@ def train(data: Path, save_dir: Path, flags: str, updates: int | None, seconds: 
 
 
 def core_seconds(pid: int) -> float:
-    """Time that all threads of a process have run; 0 when it is gone."""
+    """Returns the CPU seconds of all threads of a process; 0 after its end."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -184,7 +183,7 @@ def core_seconds(pid: int) -> float:
 
 
 def evaluate(data: Path, folder: Path, models: Sequence[Path], flags: str = "") -> float:
-    """BLEU of the test set, by beam 4."""
+    """Returns BLEU on the test set, with a beam of 4."""
     output, scores = folder / "test.hyp", folder / "score.json"
     paths = [word for model in models for word in ("--path", str(model))]
     call("generate", str(data), "--gen-subset", "test", *paths, *shlex.split(flags), output=output)
@@ -196,20 +195,20 @@ def evaluate(data: Path, folder: Path, models: Sequence[Path], flags: str = "") 
 def complete_run(
     data: Path, folder: Path, flags: str, updates: int | None, minutes: float | None, generate: str = ""
 ) -> dict[str, Any]:
-    """Trains; averages, translates and scores at each limit. By limit, "updates" or "minutes": what came of it.
+    """Trains, and averages, translates and scores at each limit. Returns the results by limit, "updates" or "minutes".
 
-    Results are kept in the folder, and what is there is not done again.
+    Results are saved in the folder, and limits with results are skipped.
     """
     result, checkpoints = folder / "result.json", folder / "checkpoints"
     facts: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"core_seconds": 0.0}
-    left = {"updates": updates, "minutes": minutes}
-    while left := {name: limit for name, limit in left.items() if limit and name not in facts}:
-        seconds = 60 * left["minutes"] - facts["core_seconds"] if "minutes" in left else float("inf")
-        to = int(left["updates"]) if "updates" in left else None
-        facts["core_seconds"] += train(data, checkpoints, flags, to, seconds)
+    remaining = {"updates": updates, "minutes": minutes}
+    while remaining := {name: limit for name, limit in remaining.items() if limit and name not in facts}:
+        seconds = 60 * remaining["minutes"] - facts["core_seconds"] if "minutes" in remaining else float("inf")
+        last_update = int(remaining["updates"]) if "updates" in remaining else None
+        facts["core_seconds"] += train(data, checkpoints, flags, last_update, seconds)
         newest = sorted(checkpoints.glob("update_*.pt"))[-3:]
         reached = int(newest[-1].stem.removeprefix("update_"))
-        name = "updates" if to == reached else "minutes"
+        name = "updates" if last_update == reached else "minutes"
         averaged = folder / f"{name}.pt"
         call("average-checkpoints", *map(str, newest), "--output", str(averaged))
         bleu = evaluate(data, folder, [averaged], generate)
@@ -219,7 +218,7 @@ def complete_run(
 
 
 def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
-    """Parameters, FLOP of training per target token, and how many of these a core trains on in a second."""
+    """Returns the parameters, training FLOP per target token, and training tokens per core-second of a checkpoint."""
     import numpy as np
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -231,8 +230,10 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
 
     model, _ = from_checkpoint(checkpoint)
     train = Dataset.open(data)["train"]
-    alike = np.argsort(train.target.lengths, kind="stable")[len(train) // 2 :][:108]  # as an update is
-    batch = train.batch(np.sort(alike).astype(np.int64))
+    similar = np.argsort(train.target.lengths, kind="stable")[len(train) // 2 :][
+        :108
+    ]  # of similar lengths, as in an update
+    batch = train.batch(np.sort(similar).astype(np.int64))
     model.train()
     torch.set_num_threads(1)
 
@@ -260,7 +261,7 @@ def size_and_cost(checkpoint: Path, data: Path) -> dict[str, float]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
+    """Returns the rows as a Markdown table."""
 
     def cell(value: float | None, form: str = ".1f") -> str:
         return "" if value is None else format(value, form)
@@ -287,7 +288,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -> dict[str, Any]:
-    """A row of the table; with `limits`, trains to where they are not reached yet."""
+    """Returns a row of the table; with `limits`, trains to those not reached yet."""
     batch = round(arguments.batch_tokens * tokens(data) / tokens(arguments.runs / "data-bpe"))
     flags = f"--arch {rival.arch} {RECIPE} {rival.flags} --batch-tokens {batch} {arguments.flags}"
     folder = arguments.runs / rival.name
@@ -298,7 +299,7 @@ def run(rival: Rival, arguments: argparse.Namespace, data: Path, limits: bool) -
 
 
 def refined(rival: Rival, arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """GNMT's second row: the same model, refined by expected reward."""
+    """Returns GNMT's second row: the same model, fine-tuned on expected reward."""
     start = arguments.runs / rival.name / "updates.pt"
     flags = f"--arch {rival.arch} {rival.flags} {REFINEMENT} --batch-tokens {arguments.batch_tokens} {arguments.flags}"
     folder = arguments.runs / f"{rival.name}_refined"
@@ -307,7 +308,7 @@ def refined(rival: Rival, arguments: argparse.Namespace, data: Path) -> dict[str
 
 
 def ensemble(rivals: Sequence[Rival], arguments: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """All that share a vocabulary, together."""
+    """Returns the row of the ensemble of all models that share a vocabulary."""
     folder = arguments.runs / "ensemble"
     folder.mkdir(exist_ok=True)
     bleu = evaluate(data, folder, [arguments.runs / rival.name / "updates.pt" for rival in rivals])
@@ -320,7 +321,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="folder of train, valid and test .en and .de; else the demo corpus")
     parser.add_argument("--vocab-size", type=int, default=1000)
     parser.add_argument("--updates", type=int, default=600)
-    parser.add_argument("--minutes", type=float, help="also train for so many of one core")
+    parser.add_argument("--minutes", type=float, help="also train for this many minutes of one core")
     parser.add_argument("--batch-tokens", type=int, default=2000)
     parser.add_argument("--only", help="rivals to run, with commas")
     parser.add_argument("--refine", type=int, default=0, metavar="N", help="updates of GNMT's refinement by reward")

@@ -1,11 +1,11 @@
-"""What each of the CPU's fast paths is worth in a whole update: each is switched off in turn, all else left on.
+"""Gain of each of the CPU's fast paths in a whole update: each is switched off in turn, with the others on.
 
     nmtkit preprocess … --vocab-size 10000 --destdir data-bin
     python benchmarks/train_ablation.py data-bin --arch transformer_base
 
 An update is forward, backward, clipping and a step of fused Adam, on one thread; the same updates are timed in turn by
-every variant, in the seconds that the process computes, and the best time of each counts. Prints seconds and what an
-update takes without the path, over one with all of them.
+every variant, in CPU seconds, and the best time of each counts. Prints the seconds, and their ratio to an update with
+all fast paths.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class Model:
         self.optimizer = torch.optim.Adam(self.model.parameters(), **options)
 
     def update(self, batch: Batch, variant: Variant) -> float:
-        """CPU seconds of one update."""
+        """Returns the CPU seconds of one update."""
         batch = fresh(batch)
         start = time.process_time()
         if self.gradients:

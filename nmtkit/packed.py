@@ -152,6 +152,8 @@ class Batch:
     target_output: Tensor
     target_tokens: int
     pairs: Tensor  # B, int64, on the CPU
+    # word alignments [links, 3], int64: sentence of the batch, source position and target position, from 0
+    alignments: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         return Batch(
@@ -160,4 +162,5 @@ class Batch:
             self.target_output.to(device, non_blocking=non_blocking),
             self.target_tokens,
             self.pairs,
+            None if self.alignments is None else self.alignments.to(device, non_blocking=non_blocking),
         )

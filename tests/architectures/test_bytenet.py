@@ -1,4 +1,4 @@
-"""ByteNet against a plain reading of section 3, one sentence at a time."""
+"""ByteNet against section 3 written out, one sentence at a time."""
 
 import math
 

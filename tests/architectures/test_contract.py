@@ -1,4 +1,4 @@
-"""What every registered architecture owes to trainers and searches, at tiny sizes."""
+"""The contract of every registered architecture with trainers and searches, at tiny sizes."""
 
 import copy
 import dataclasses
@@ -55,24 +55,24 @@ def test_alone_equals_in_any_batch(name: str) -> None:
     reordered = model(source.select(turned), target.select(turned))
     again = target.select(turned).with_values(reordered).split()
     for index in range(4):
-        one = torch.tensor([index])
-        alone = model(source.select(one), target.select(one))
+        single = torch.tensor([index])
+        alone = model(source.select(single), target.select(single))
         torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(again[turned.tolist().index(index)], alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_a_dead_tail_and_a_loose_bound_change_nothing(name: str) -> None:
+def test_padding_sentences_and_a_loose_bound_change_nothing(name: str) -> None:
     model = tiny(name).eval()
     source, target = sentences(4, 9), sentences(7, 2, seed=6)
     expected = model(source, target)
 
-    def tailed(packed: Packed) -> Packed:
+    def with_padding(packed: Packed) -> Packed:
         lengths = torch.cat([packed.layout.lengths, torch.tensor([3, 2])])
         values = torch.cat([packed.values, torch.tensor([2, 2, 2, 2, 2])])
         return Packed(values, Layout(lengths, 64, len(values)))
 
-    got = model(tailed(source), tailed(target))
+    got = model(with_padding(source), with_padding(target))
     torch.testing.assert_close(got[: len(expected)], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -115,7 +115,7 @@ def test_cached_step_equals_full_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_select_keep_and_refill_keep_rows_right(name: str) -> None:
+def test_reorder_drop_and_insert_keep_rows_right(name: str) -> None:
     """A search over three sentences is shuffled, thinned and topped up; each row still follows its own prefix."""
     model = tiny(name).eval()
     with torch.no_grad():
@@ -132,13 +132,13 @@ def test_select_keep_and_refill_keep_rows_right(name: str) -> None:
                 expected = reference(model, source[owners[row]], prefixes[row])
                 torch.testing.assert_close(logits[row], expected, rtol=1e-5, atol=1e-5)
 
-        def select(parents: list[int]) -> None:
+        def reorder(parents: list[int]) -> None:
             nonlocal prefixes
             state.reorder(torch.tensor(parents))
             prefixes = [prefixes[parent] for parent in parents]
 
         step(tokens[0])
-        select([1, 1, 2, 3, 5, 4])
+        reorder([1, 1, 2, 3, 5, 4])
         step(tokens[1])
         state.drop_finished(torch.tensor([0, 2]))
         owners, prefixes = [0, 0, 2, 2], prefixes[:2] + prefixes[4:]
@@ -147,7 +147,7 @@ def test_select_keep_and_refill_keep_rows_right(name: str) -> None:
         source.append(fresh[0])
         owners, prefixes = [0, 0, 3, 3], [*prefixes[:2], [], []]
         step(tokens[3, :4])
-        select([1, 0, 3, 2])
+        reorder([1, 0, 3, 2])
         step(tokens[4, :4])
         state.insert(torch.tensor([1, 0]), model.encode(Packed.from_lists(fresh)))
         source.append(fresh[1])
@@ -269,22 +269,22 @@ def test_bad_sizes_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_attention_maps_are_distributions(name: str) -> None:
+def test_attention_weights_are_distributions(name: str) -> None:
     model = tiny(name).eval()
     source, target = sentences(5, 8), sentences(7, 4, seed=6)
     if name == "bytenet_small":
         with pytest.raises(ValueError, match="no attention"):
             model.attention_weights(source, target)
         return
-    for kind, maps in model.attention_weights(source, target).items():
+    for kind, layers in model.attention_weights(source, target).items():
         queries = source.layout if kind == "encoder" else target.layout
-        for weights in maps:
+        for weights in layers:
             torch.testing.assert_close(weights.sum(-1)[:, 0], queries.mask.float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES.names() if name.endswith(("_small", "_tiny"))])
-def test_a_fresh_small_model_hears_its_source(name: str) -> None:
-    """Of what varies in the logits, another source changes some percent; where it changes nothing, learning is slow."""
+def test_a_fresh_small_model_depends_on_its_source(name: str) -> None:
+    """Another source changes the logits by 5 % of their deviation or more; where it changes none, learning is slow."""
     torch.manual_seed(3)
     entry = ARCHITECTURES[name]
     model = entry.factory(entry.preset, Vocabulary(source=200, target=200, joint=True)).eval()

@@ -53,9 +53,9 @@ def test_resume_is_exact_and_checkpoints_average_and_ensemble(mirror_data: Path,
     checkpoint.save(tmp_path / "averaged.pt", averaged)
 
     lines = ["bado kelu", "", "miro sate vonu pika"]
-    one = Translator.load(tmp_path / "averaged.pt").translate(lines, beam=2, max_len_b=3)
+    single = Translator.load(tmp_path / "averaged.pt").translate(lines, beam=2, max_len_b=3)
     several = Translator.load([tmp_path / "averaged.pt"] * 2).translate(lines, beam=2, max_len_b=3)
-    assert [translation.text for translation in one] == [translation.text for translation in several]
+    assert [translation.text for translation in single] == [translation.text for translation in several]
 
 
 @pytest.mark.parametrize("name", TINY_CONFIGS)
@@ -74,9 +74,9 @@ def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: 
         assert loss.sum.isfinite() and "nll" in loss.counts
         assert ("load" in loss.counts) == ("moe" in name)
         loss.sum.backward()
-        for chosen in optimizers if index == 0 else optimizers[:1]:
+        for optimizer in optimizers if index == 0 else optimizers[:1]:
             changed = copy.deepcopy(model)
             for ours, theirs in zip(changed.parameters(), model.parameters(), strict=True):
                 ours.grad = theirs.grad
-            chosen.factory(chosen.preset, [{"params": list(changed.parameters())}]).step()
+            optimizer.factory(optimizer.preset, [{"params": list(changed.parameters())}]).step()
             assert all(parameter.isfinite().all() for parameter in changed.parameters())

@@ -1,4 +1,4 @@
-"""ConvS2S against a plain reading of section 3, one sentence at a time."""
+"""ConvS2S against section 3 written out, one sentence at a time."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Deep-Att against a plain reading of section 3, one sentence and one token at a time."""
+"""Deep-Att against section 3 written out, one sentence and one token at a time."""
 
 from pathlib import Path
 
@@ -28,13 +28,13 @@ def column(stack: FastForwardStack, xs: list[Tensor], starts_backwards: bool) ->
         order = range(len(xs))[::-1] if backwards else range(len(xs))
         tops: dict[int, Tensor] = {}
         h, c = torch.zeros(H), torch.zeros(H)
-        for place in order:
-            f = lstm.weight_ih_l0 @ xs[place] + lstm.bias_ih_l0
-            into, keep, new, out = (f + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).split(H)
-            c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
-            h = out.sigmoid() * c.tanh()
-            tops[place] = torch.cat([f if layer is stack.layers[-1] else f[: 2 * H], h])
-        xs = [tops[place] for place in range(len(xs))]
+        for position in order:
+            f = lstm.weight_ih_l0 @ xs[position] + lstm.bias_ih_l0
+            i, f_gate, g, o = (f + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0).split(H)
+            c = f_gate.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            tops[position] = torch.cat([f if layer is stack.layers[-1] else f[: 2 * H], h])
+        xs = [tops[position] for position in range(len(xs))]
     return xs
 
 
@@ -43,9 +43,9 @@ def test_features_are_those_of_the_paper() -> None:
     model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False)).eval()
     source, target = [3, 5, 2, 7], [1, 4, 9, 12, 6]
     embedded = [model.source_embedding.weight[token] for token in source]
-    one = column(model.forwards_first, embedded, starts_backwards=False)
-    other = column(model.backwards_first, embedded, starts_backwards=True)
-    memory = torch.stack([model.interface.weight @ torch.cat(pair) for pair in zip(one, other, strict=True)])
+    first = column(model.forwards_first, embedded, starts_backwards=False)
+    second = column(model.backwards_first, embedded, starts_backwards=True)
+    memory = torch.stack([model.interface.weight @ torch.cat(pair) for pair in zip(first, second, strict=True)])
 
     h, c, above = torch.zeros(H), torch.zeros(H), []
     for token in target:
@@ -56,9 +56,9 @@ def test_features_are_those_of_the_paper() -> None:
         f = model.bottom_decoder.input_proj(model.target_embedding.weight[token]) + model.bottom_decoder.context_proj(
             context
         )
-        into, keep, new, out = (f + model.bottom_decoder.recurrent_proj(h)).split(H)
-        c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
-        h = out.sigmoid() * c.tanh()
+        i, f_gate, g, o = (f + model.bottom_decoder.recurrent_proj(h)).split(H)
+        c = f_gate.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
         above.append(torch.cat([f[: 2 * H], h]))
     assert model.decoder is not None
     expected = torch.stack(column(model.decoder, above, starts_backwards=False))
@@ -89,8 +89,8 @@ def test_one_layer_on_either_side_is_allowed() -> None:
     source, target = Packed.from_lists([[3, 4, 2]]), Packed.from_lists([[1, 5]])
     logits = model.output_projection(model(source, target))
     state = model.start(model.encode(source), 1)
-    for place, token in enumerate([1, 5]):
-        torch.testing.assert_close(model.step(torch.tensor([token]), state)[0], logits[place])
+    for position, token in enumerate([1, 5]):
+        torch.testing.assert_close(model.step(torch.tensor([token]), state)[0], logits[position])
 
 
 def test_unknown_words_are_replaced_by_the_words_they_attend_to(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GNMT against a plain reading of section 3, one sentence and one token at a time."""
+"""GNMT against section 3 written out, one sentence and one token at a time."""
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,9 @@ def test_features_are_those_of_the_paper() -> None:
         )
         context = (hidden @ gnmt.bottom_decoder.attention.v.weight[0]).softmax(0) @ memory
         y = gnmt.target_embedding.weight[token]
-        into, keep, new, out = (bottom.input_proj(y) + bottom.context_proj(context) + bottom.recurrent_proj(h)).split(6)
-        c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
-        h = out.sigmoid() * c.tanh()
+        i, f, g, o = (bottom.input_proj(y) + bottom.context_proj(context) + bottom.recurrent_proj(h)).split(6)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
         outputs.append(h)
         contexts.append(context)
     x = outputs

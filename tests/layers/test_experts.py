@@ -91,8 +91,8 @@ def test_a_fresh_gate_sends_tokens_everywhere() -> None:
     torch.manual_seed(2)
     experts = Experts(5, 7, 4, 1, None, 1.0, 1.0, dropout=0.0).train()
     assert not experts.gate.any() and not experts.noise.any()
-    _, chosen = experts.gates(torch.randn(400, 5))
-    counts = chosen.flatten().bincount(minlength=4)
+    _, indices = experts.gates(torch.randn(400, 5))
+    counts = indices.flatten().bincount(minlength=4)
     assert counts.min() > 60
 
 
@@ -125,19 +125,19 @@ def test_load_of_two_levels_is_the_groups_load_times_the_share_within() -> None:
     experts(x)
     torch.manual_seed(4)
     first = torch.randn(7, 2) * math.log(2)  # softplus(0)
-    chosen = first.argmax(1)
+    group = first.argmax(1)
     within = torch.randn(7, 1, 3)
     group_load, load = torch.zeros(2), torch.zeros(2, 3)
     normal = torch.distributions.Normal(0.0, 1.0)
     for token in range(7):
-        for group in range(2):
-            group_load[group] += normal.cdf(-first[token, 1 - group] / math.log(2))
-        own = slice(3 * int(chosen[token]), 3 * int(chosen[token]) + 3)
+        for index in range(2):
+            group_load[index] += normal.cdf(-first[token, 1 - index] / math.log(2))
+        own = slice(3 * int(group[token]), 3 * int(group[token]) + 3)
         logits, stddev = x[token] @ experts.gate[:, own], torch.log1p(torch.exp(x[token] @ experts.noise[:, own]))
         noisy = logits + within[token, 0] * stddev
         for index in range(3):
             best = max(float(noisy[other].detach()) for other in range(3) if other != index)
-            load[chosen[token], index] += normal.cdf((logits[index] - best) / stddev[index])
-    members = chosen.bincount(minlength=2).clamp(min=1)
+            load[group[token], index] += normal.cdf((logits[index] - best) / stddev[index])
+    members = group.bincount(minlength=2).clamp(min=1)
     expected = cv_squared((group_load[:, None] * load / members[:, None]).flatten())
     torch.testing.assert_close(experts.balance_losses[0]["load"], expected, rtol=1e-4, atol=1e-5)

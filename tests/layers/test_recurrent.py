@@ -83,9 +83,9 @@ def test_attention_lstm_queries_with_its_last_output() -> None:
             weights = layer.attention.scores(h[None, None], layer.attention.keys(values)[None])[0, 0].softmax(-1)
             context = weights @ values
             gates = layer.input_proj(token) + layer.context_proj(context) + layer.recurrent_proj(h)
-            into, keep, new, out = gates.split(4)
-            c = keep.sigmoid() * c + into.sigmoid() * new.tanh()
-            h = out.sigmoid() * c.tanh()
+            i, f, g, o = gates.split(4)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
             row = sentence * 4 + position
             torch.testing.assert_close(got.output[row], h)
             torch.testing.assert_close(got.context[row], context)
