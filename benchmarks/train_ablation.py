@@ -28,7 +28,6 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Batch
 from nmtkit.registry import derive
-from nmtkit.training.gradients import Gradients
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
@@ -47,7 +46,6 @@ class Variant:
     patches: dict[str, Any] = field(default_factory=dict)
     loss: Loss = fused_loss
     dtype: torch.dtype | None = torch.bfloat16
-    flat: bool = True  # gradients in a few buffers
     seconds: dict[int, list[float]] = field(default_factory=dict)  # by number of the batch
 
     @contextlib.contextmanager
@@ -73,19 +71,17 @@ VARIANTS = (
     Variant("these, and dropout by F.dropout", {RESIDUAL: never, DROPOUT: never}),
     Variant("loss by F.cross_entropy on all logits", loss=torch_loss),
     Variant("attention by padding and SDPA", {"nmtkit.layers.attention._backend_of": padded}),
-    Variant("gradients one by one", flat=False),
     Variant("fp32", dtype=None),
 )
 
 
 class Model:
-    """A model and its optimizer, its gradients in flat buffers or each by itself."""
+    """A model and its optimizer."""
 
-    def __init__(self, arch: str, dataset: Dataset, dropout: float, flat: bool) -> None:
+    def __init__(self, arch: str, dataset: Dataset, dropout: float) -> None:
         torch.manual_seed(0)
         config = derive(ARCHITECTURES[arch].preset, {"dropout": dropout}, arch)
         self.model = models.build(arch, config, models.vocabulary_of(dataset.tokenizer)).train()
-        self.gradients = Gradients(self.model) if flat else None
         options: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.98), "eps": 1e-9, "fused": True}
         self.optimizer = torch.optim.Adam(self.model.parameters(), **options)
 
@@ -93,19 +89,13 @@ class Model:
         """Returns the CPU seconds of one update."""
         batch = fresh(batch)
         start = time.process_time()
-        if self.gradients:
-            self.gradients.clear()
         with torch.autocast("cpu", variant.dtype, enabled=variant.dtype is not None):
             features = self.model(batch.source, batch.target_input)
             loss = variant.loss(self.model.output_projection, features, batch.target_output)
         (loss / batch.target_tokens).backward()
-        if self.gradients:
-            self.gradients.scale((1 / (self.gradients.norm() + 1e-6)).clamp(max=1.0))
-        else:
-            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
-        if not self.gradients:
-            self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         return time.process_time() - start
 
 
@@ -121,14 +111,13 @@ def main() -> None:
     torch.set_num_threads(1)
     dataset = Dataset.open(arguments.data)
     batches = chosen_batches(dataset, arguments.batch_tokens, arguments.batches)
-    made = {flat: Model(arguments.arch, dataset, arguments.dropout, flat) for flat in (True, False)}
-    for model in made.values():
-        model.update(batches[0], VARIANTS[0])  # the first update allocates and plans
+    model = Model(arguments.arch, dataset, arguments.dropout)
+    model.update(batches[0], VARIANTS[0])  # the first update allocates and plans
     for repeat in range(arguments.repeats):
         for number, batch in enumerate(batches):
             for variant in VARIANTS if repeat % 2 else VARIANTS[::-1]:
                 with variant.patched():
-                    variant.seconds.setdefault(number, []).append(made[variant.flat].update(batch, variant))
+                    variant.seconds.setdefault(number, []).append(model.update(batch, variant))
     report(arguments, batches)
 
 

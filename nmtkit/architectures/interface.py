@@ -36,6 +36,11 @@ class Architecture(nn.Module, ABC):
     max_source_positions: int | None = None  # longest sentence it can read, in tokens; None: any length
     max_target_positions: int | None = None
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether a training pass may leave parameters out, as LayerDrop does; DistributedDataParallel must know."""
+        return False
+
     @abstractmethod
     def encode(self, source: Packed) -> Packed:
         """Source ids [S] to a memory: values [M, …] on a layout of the same sentences (M = S in most models)."""

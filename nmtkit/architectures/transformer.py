@@ -350,6 +350,10 @@ class Transformer(Architecture):
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 
+    @property
+    def find_unused_parameters(self) -> bool:
+        return self.config.encoder_layerdrop > 0 or self.config.decoder_layerdrop > 0
+
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws the layers that this update leaves out (LayerDrop, Fan et al. 2020)."""
         rated: list[tuple[nn.Module, float]] = [(layer, self.config.encoder_layerdrop) for layer in self.encoder]

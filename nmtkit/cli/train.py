@@ -110,7 +110,7 @@ def command(
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
     processes = _processes(job.run)
     if processes > 1:
-        from nmtkit.training.launch import launch
+        from nmtkit.distributed import launch
 
         sys.exit(launch(["train", *arguments], processes))
     sys.exit(_train(job, data, arguments))

@@ -1,9 +1,10 @@
-"""Updates as they are wanted: planned, cut into slices, and this rank's slices made into batches on another thread."""
+"""The data loader: updates of the sampler, cut into micro-batches, and this rank's made into batches on a thread."""
 
 import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,15 @@ from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 
-AHEAD = 4  # updates prepared beyond the one being computed
+PREFETCHED = 4  # updates prepared beyond the one being computed
+PROBED = 100  # updates whose micro-batches `largest_micro_batch` compares
+
+Pairs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the data a run is: the next update is number `index` of `epoch`; both are counted from 0."""
+    """Where in the data a run is: the next update is number `index` of `epoch`; both count from 0."""
 
     epoch: int
     index: int
@@ -27,14 +31,13 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One global batch and this rank's share of it."""
+    """One global batch, and this rank's share of it."""
 
     position: Position
-    pairs: npt.NDArray[np.int64]
+    pairs: Pairs
     target_tokens: int  # of the whole update: the denominator of its loss
     source_tokens: int
-    slices: int  # of all ranks together
-    batches: list[tuple[int, Batch]]  # this rank's slices, with their numbers
+    micro_batches: list[tuple[int, Batch]]  # this rank's, with their numbers in the update
     ends_epoch: bool
 
     @property
@@ -45,41 +48,42 @@ class Update:
 
 
 class BatchLoader:
-    """Endless updates from a position on. `close` it when done.
+    """Endless updates from a position on; call `close` when done.
 
-    With `subword_alpha` every epoch sees the text segmented anew. The pairs of an update and of its slices are those
-    of the plan, whose lengths are of the fixed segmentation; a slice may then exceed `max_tokens` by some per cent.
-    With `equal_passes` all ranks have equally many slices of an update, some of them idle: no token of these counts.
+    Ranks take the micro-batches of an update in turn. All have equally many: those that would have one fewer get a
+    dummy, in which no token counts.
+
+    With `subword_alpha` every epoch sees the text segmented anew. Which pairs make up an update and a micro-batch
+    follows from the lengths of the fixed segmentation, so a micro-batch may exceed `max_tokens` by a few per cent. With
+    `fixed_shapes` batches are padded to a few shapes, so that a compiled model is compiled a few times only.
     """
 
     def __init__(
         self,
         split: Split,
-        plan: BatchSampler,
+        sampler: BatchSampler,
         max_tokens: int,
         rank: int,
         ranks: int,
         device: torch.device,
         subword_alpha: float = 0.0,
         fixed_shapes: bool = False,
-        equal_passes: bool = False,
     ) -> None:
         self.split = split
-        self.plan = plan
+        self.sampler = sampler
         self.max_tokens = max_tokens
         self.rank = rank
         self.ranks = ranks
         self.device = device
         self.subword_alpha = subword_alpha
         self.fixed_shapes = fixed_shapes
-        self.equal_passes = equal_passes
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
 
     def updates(self, position: Position) -> Iterator[Update]:
-        """The updates from `position` on; an error of the preparing thread is raised here."""
-        ready: queue.Queue[Any] = queue.Queue(AHEAD)
-        self.thread = threading.Thread(target=self._prepare, args=(position, ready), name="feed", daemon=True)
+        """Yields the updates from `position` on. An error of the preparing thread is raised here."""
+        ready: queue.Queue[Any] = queue.Queue(PREFETCHED)
+        self.thread = threading.Thread(target=self._prepare, args=(position, ready), name="loader", daemon=True)
         self.thread.start()
         while True:
             item = ready.get()
@@ -98,10 +102,10 @@ class BatchLoader:
             epoch, start = position.epoch, position.index
             while True:
                 index = start
-                planned = self.plan.epoch(epoch, start)
-                pairs = next(planned, None)
+                epoch_updates = self.sampler.epoch(epoch, start)
+                pairs = next(epoch_updates, None)
                 while pairs is not None:
-                    following = next(planned, None)
+                    following = next(epoch_updates, None)
                     self._put(ready, self.update(Position(epoch, index), pairs, ends_epoch=following is None))
                     if self.closed.is_set():
                         return
@@ -117,57 +121,68 @@ class BatchLoader:
             except queue.Full:
                 continue
 
-    def update(self, position: Position, pairs: npt.NDArray[np.int64], ends_epoch: bool) -> Update:
+    def update(self, position: Position, pairs: Pairs, ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
-        cut = micro_batches(pairs, source, target, self.max_tokens)
-        end = -(-len(cut) // self.ranks) * self.ranks if self.equal_passes else len(cut)
-        mine = [
-            (number, self.batch(cut[number], position.epoch) if number < len(cut) else self.idle(cut[0][:1]))
-            for number in range(self.rank, end, self.ranks)
+        parts = micro_batches(pairs, source, target, self.max_tokens)
+        rounds = -(-len(parts) // self.ranks)
+        own = [
+            (number, self.batch(parts[number], position.epoch) if number < len(parts) else self.dummy(parts[0][:1]))
+            for number in range(self.rank, rounds * self.ranks, self.ranks)
         ]
-        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), len(cut), mine, ends_epoch)
+        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), own, ends_epoch)
 
-    def batch(self, pairs: npt.NDArray[np.int64], epoch: int) -> Batch:
-        """One slice, on the device."""
-        resample = (self.subword_alpha, self.plan.seed * 1_000_003 + epoch) if self.subword_alpha else None
-        fixed = self.fixed_shapes and not resample
-        batch = self._fixed(pairs) if fixed else self.split.batch(pairs, resample=resample)
+    def batch(self, pairs: Pairs, epoch: int) -> Batch:
+        """Returns a micro-batch of these pairs, on the device."""
+        resample = (self.subword_alpha, self.sampler.seed * 1_000_003 + epoch) if self.subword_alpha else None
+        if self.fixed_shapes and not resample:
+            batch = self._padded(pairs)
+        else:
+            batch = self.split.batch(pairs, resample=resample)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch
 
-    def idle(self, pairs: npt.NDArray[np.int64]) -> Batch:
-        """A slice of which no token counts."""
+    def dummy(self, pairs: Pairs) -> Batch:
+        """Returns a micro-batch in which no token counts."""
         batch = self.batch(pairs, 0)
         ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
         return Batch(batch.source, batch.target_input, ignored, 0, batch.pairs)
 
-    def _fixed(self, pairs: npt.NDArray[np.int64]) -> Batch:
-        """A batch with a dead tail up to one of a few shapes, so that a compiled model is compiled a few times only."""
+    def _padded(self, pairs: Pairs) -> Batch:
+        """Pads a batch with tokens that do not count, up to one of a few shapes."""
         sentences = 1 << len(pairs).bit_length()  # more than there are
-        dead = sentences - len(pairs)
+        padding = sentences - len(pairs)
         step = max(1, self.max_tokens // 4)
-        real = (int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
-        source, target = (-(-(tokens + dead) // step) * step for tokens in real)
+        lengths = (int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
+        source, target = (-(-(tokens + padding) // step) * step for tokens in lengths)
         batch = self.split.batch(pairs, source_tokens=source, target_tokens=target, sentences=sentences)
-        return Batch(
-            _bounded(batch.source),
-            _bounded(batch.target_input),
-            batch.target_output,
-            batch.target_tokens,
-            batch.pairs,
-        )
+        sides = _rounded_max_length(batch.source), _rounded_max_length(batch.target_input)
+        return Batch(*sides, batch.target_output, batch.target_tokens, batch.pairs)
+
+    def largest_micro_batch(self) -> Pairs:
+        """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
+        source, target = self.split.source.lengths, self.split.target.lengths
+        parts = [
+            part
+            for pairs in islice(self.sampler.epoch(0), PROBED)
+            for part in micro_batches(pairs, source, target, self.max_tokens)
+        ]
+        return max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
+
+    def tokens_of(self, pairs: Pairs) -> int:
+        """Returns the tokens of the larger side of some pairs."""
+        return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 
 
-def _bounded(packed: Packed) -> Packed:
-    """With a power of two, at least 32, as the bound of the longest sentence."""
+def _rounded_max_length(packed: Packed) -> Packed:
+    """Returns the sequence with its bound of the longest sentence rounded up to a power of two, at least 32."""
     layout = packed.layout
     bound = max(32, 1 << (layout.max_length - 1).bit_length())
     return Packed(packed.values, Layout(layout.lengths, bound, layout.tokens))
 
 
 def pinned(batch: Batch) -> Batch:
-    """In page-locked memory, from where copies to the GPU do not wait."""
+    """Returns the batch in page-locked memory, from where copies to the GPU do not block."""
 
     def pin(packed: Packed) -> Packed:
         layout = packed.layout

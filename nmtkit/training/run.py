@@ -1,4 +1,4 @@
-"""A training run from the dataset to the last checkpoint: set up or resume, update, log, validate, save, stop."""
+"""A training run: set up or resume, then update, log, validate and save until it ends or a signal stops it."""
 
 import logging
 import math
@@ -6,6 +6,7 @@ import signal
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from nmtkit import checkpoint, distributed, models
@@ -17,17 +18,16 @@ from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, same_run
 from nmtkit.training.config import JobConfig, Tables
 from nmtkit.training.loader import BatchLoader, Position, Update
-from nmtkit.training.memory import largest_slice, try_largest
-from nmtkit.training.meter import Meter
-from nmtkit.training.nonfinite import NonfiniteGuard
+from nmtkit.training.metrics import Meter, NonfiniteGuard
 from nmtkit.training.progress import Display, RunLog
 from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, identity, set_threads
-from nmtkit.training.signals import StopSignal
+from nmtkit.training.trainer import probe_memory
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
 EXPECTED_CHANGES = ("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,31 @@ class StopReason:
     received: signal.Signals | None = None
 
 
+class StopSignal:
+    """While entered, keeps the first Ctrl-C, SIGTERM or SIGUSR1 in `received`; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._handlers: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received is None:
+            self.received = signal.Signals(number)
+            log.info("%s: stopping after this update; Ctrl-C stops at once", self.received.name)
+
+
 class Run:
-    """One process's part of a run. Rank 0 talks, writes the log and saves; everything else is done by all alike."""
+    """A run, as seen by one of its processes. Rank 0 logs and saves; all ranks do everything else alike."""
 
     def __init__(self, job: JobConfig, data: Path, display: Display) -> None:
         self.data = data
@@ -52,52 +75,55 @@ class Run:
         self.train_split = self.dataset["train"]
         if not len(self.train_split):
             raise ValueError(f"{data}: the training set is empty")
-        self.store = CheckpointManager(
+        self.checkpoints = CheckpointManager(
             job.run.save_dir, job.run.keep_last, job.run.keep_best, job.run.best_checkpoint_metric
         )
-        self.store.check_shared()
-        found = self._newest()
-        self.job = self._resolved(job, found[1] if found else None)
+        self.checkpoints.check_shared()
+        newest = self._newest_checkpoint()
+        self.job = self._with_batch_tokens(job, newest[1] if newest else None)
         config = self.job.run
-        source, target = self.train_split.source.lengths, self.train_split.target.lengths
-        for start in range(0, len(source), WINDOW_PAIRS):
-            end = min(start + WINDOW_PAIRS, len(source))
-            check_sizes(range(start, end), source[start:end], target[start:end], config.max_tokens, "--max-tokens")
+        self._check_pair_sizes()
+        lengths = self.train_split.source.lengths, self.train_split.target.lengths
         assert config.batch_tokens is not None
-        self.plan = BatchSampler(source, target, config.batch_tokens, config.seed)
-        self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(found))
+        self.sampler = BatchSampler(*lengths, config.batch_tokens, config.seed)
+        self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(newest))
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
-        self.waited = 0  # validations since
-        if found:
-            self._resume(*found)
+        self.waited = 0  # validations since the best
+        if newest:
+            self._resume(*newest)
         self.validator = self._validator()
         self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_rank_zero() else None)
-        self.skips = NonfiniteGuard(config.save_dir)
-        self.meter = Meter(self.device, self.skips)
+        self.meter = Meter(self.device, NonfiniteGuard(config.save_dir))
         self.agreement = distributed.AsyncMax()
         self.last_save = time.monotonic()
 
     # --- setting up -------------------------------------------------------------------------------------------------
 
-    def _newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
-        """The checkpoint to resume from, chosen by rank 0."""
-        found = None
+    def _newest_checkpoint(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+        """Returns the checkpoint to resume from, which rank 0 chooses."""
+        newest = None
         if distributed.is_rank_zero():
-            self.store.open()
-            found = self.store.newest()
-        path = distributed.broadcast(found[0] if found else None)
-        if path is None or found:
-            return found
-        return path, checkpoint.load(path)
+            self.checkpoints.open()
+            newest = self.checkpoints.newest()
+        path = distributed.broadcast(newest[0] if newest else None)
+        return newest if path is None or newest else (path, checkpoint.load(path))
 
-    def _resolved(self, job: JobConfig, resumed: checkpoint.Checkpoint | None) -> JobConfig:
-        """The job with its batch size in tokens; a resumed run keeps the size it was started with."""
+    def _with_batch_tokens(self, job: JobConfig, resumed: checkpoint.Checkpoint | None) -> JobConfig:
+        """Returns the job with its batch size in tokens; a resumed run keeps the size it was started with."""
         tokens = batch_tokens_of(job.run, distributed.world_size())
         if resumed and job.run.batch_tokens is None:
             tokens = resumed["training"]["identity"]["batch tokens"]
         run = replace(job.run, batch_tokens=tokens, update_freq=None, max_tokens=min(job.run.max_tokens, tokens))
         return replace(job, run=run)
+
+    def _check_pair_sizes(self) -> None:
+        """Raises ValueError for a training pair that exceeds --max-tokens."""
+        source, target = self.train_split.source.lengths, self.train_split.target.lengths
+        for start in range(0, len(source), WINDOW_PAIRS):
+            end = min(start + WINDOW_PAIRS, len(source))
+            limit = self.job.run.max_tokens
+            check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
         same_run(contents, identity(self.job, self.dataset), path)
@@ -107,7 +133,7 @@ class Run:
             if changed:
                 log.info("other settings than before: %s", ", ".join(changed))
         self.trainer.load_weights(contents["model"])
-        self.trainer.load_state(state, contents["update"])
+        self.trainer.load_state_dict(state, contents["update"])
         self.position = Position(*state["position"])
         self.best, self.waited = state["best"], state["waited"]
 
@@ -124,26 +150,25 @@ class Run:
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> StopReason:
-        """Trains to the end, or until asked to stop."""
+        """Trains to the end, or until a signal asks to stop."""
         if distributed.is_rank_zero():
-            self.store.folder.mkdir(parents=True, exist_ok=True)
-            (self.store.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
+            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            (self.checkpoints.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
             self._announce()
-        ending = self._finished(None)
-        if ending:
-            return ending
+        end = self._stop_reason(None)
+        if end:
+            return end
         loader = self._loader()
         if self.job.run.compile:
-            pairs = largest_slice(self.train_split, self.plan, self.job.run.max_tokens)
-            self.trainer.compile(loader.batch(pairs, 0))
+            self.trainer.compile(loader.batch(loader.largest_micro_batch(), 0))
         if self.device.type == "cuda":
-            try_largest(self.trainer, loader)
+            probe_memory(self.trainer, loader)
         try:
             with StopSignal() as stop:
                 for update in loader.updates(self.position):
-                    ending = self._update(update, stop)
-                    if ending:
-                        return ending
+                    end = self._update(update, stop)
+                    if end:
+                        return end
         finally:
             loader.close()
             self.log.close()
@@ -152,9 +177,8 @@ class Run:
     def _loader(self) -> BatchLoader:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
-        shares = self.train_split, self.plan, config.max_tokens, rank, ranks
-        equal = config.parallel == "fsdp"
-        return BatchLoader(*shares, self.device, config.subword_alpha, fixed_shapes=config.compile, equal_passes=equal)
+        data = self.train_split, self.sampler, config.max_tokens, rank, ranks
+        return BatchLoader(*data, self.device, config.subword_alpha, fixed_shapes=config.compile)
 
     def _announce(self) -> None:
         model = self.trainer.model
@@ -163,54 +187,53 @@ class Run:
         done = self.trainer.done
         lines = [
             f"{names}: {parameter_count(model) / 1e6:.1f} M parameters, {self.trainer.precision} on {self.device.type}",
-            f"{len(self.train_split):,} pairs, {config.batch_tokens:,} tokens an update in slices of "
-            f"{config.max_tokens:,}, about {self.plan.updates_per_epoch:,} updates an epoch",
-            f"resuming {self.store.folder} after update {done}" if done else f"saving to {self.store.folder}",
+            f"{len(self.train_split):,} pairs, {config.batch_tokens:,} tokens an update in micro-batches of "
+            f"{config.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates an epoch",
+            f"resuming {self.checkpoints.folder} after update {done}"
+            if done
+            else f"saving to {self.checkpoints.folder}",
         ]
         for line in lines:
             log.info("%s", line)
         assert config.batch_tokens is not None
-        slices, ranks = -(-config.batch_tokens // config.max_tokens), distributed.world_size()
-        if slices < ranks:
+        parts, ranks = -(-config.batch_tokens // config.max_tokens), distributed.world_size()
+        if parts < ranks:
             log.warning(
-                "an update has %d slices of --max-tokens %d for %d processes; lower it to %d to give all of them work",
-                *(slices, config.max_tokens, ranks, config.batch_tokens // ranks),
+                "an update has %d micro-batches of --max-tokens %d for %d processes; lower it to %d to give all of "
+                "them work",
+                *(parts, config.max_tokens, ranks, config.batch_tokens // ranks),
             )
         self.log.write("resume" if done else "start", update=done, config=self.job.tables())
 
     def _update(self, update: Update, stop: StopSignal) -> StopReason | None:
-        """One update and what is due after it."""
-        outcome = self.trainer.step(update)
+        """Makes one update and what is due after it. Returns why the run ends here, if it does."""
+        metrics = self.trainer.step(update)
         self.position = update.next
-        self.meter.add(outcome)
-        config, number = self.job.run, outcome.number
-        self.display.tick(self._pace(update) | self.meter.glance())
-        save_by_clock = config.save_interval_minutes is not None and (
-            time.monotonic() - self.last_save > 60 * config.save_interval_minutes
-        )
-        signalled, save = self.agreement.largest(stop.received or 0, save_by_clock)
+        self.meter.add(metrics)
+        config, number = self.job.run, metrics.number
+        self.display.tick(self._progress(update) | self.meter.latest())
+        minutes = config.save_interval_minutes
+        save_by_clock = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
+        signalled, save = self.agreement.maximum(stop.received or 0, save_by_clock)
         received = signal.Signals(signalled) if signalled else None
-        ending = self._finished(received)
-        if ending or number % config.log_interval == 0:
+        end = self._stop_reason(received)
+        if end or number % config.log_interval == 0:
             self._log_line(update)
-        validate = _due(number, config.validate_interval_updates) or (
-            update.ends_epoch and _due(self.position.epoch, config.validate_interval)
-        )
         scores = None
-        if self.validator and not (ending and ending.received) and (validate or ending):
+        if self.validator and not received and (end or self._interval_ends(update, "validate_interval")):
             scores = self._validate(number)
-            ending = ending or self._finished(received)
-        if (
-            save
-            or ending
-            or _due(number, config.save_interval_updates)
-            or (update.ends_epoch and _due(self.position.epoch, config.save_interval))
-            or (scores and distributed.broadcast(self.store.is_best(self._badness(scores))))
-        ):
-            self._save(scores, must=bool(ending))
-        return ending
+            end = end or self._stop_reason(received)
+        best = scores and distributed.broadcast(self.checkpoints.is_best(self._objective(scores)))
+        if save or end or best or self._interval_ends(update, "save_interval"):
+            self._save(scores, must=bool(end))
+        return end
 
-    def _finished(self, received: signal.Signals | None) -> StopReason | None:
+    def _interval_ends(self, update: Update, setting: str) -> bool:
+        """Returns whether an interval in epochs, or the one in updates, ends with this update."""
+        epochs, updates = (getattr(self.job.run, name) for name in (setting, f"{setting}_updates"))
+        return _due(self.trainer.done, updates) or (update.ends_epoch and _due(self.position.epoch, epochs))
+
+    def _stop_reason(self, received: signal.Signals | None) -> StopReason | None:
         config, done = self.job.run, self.trainer.done
         if received is not None:
             return StopReason(received.name, done, received)
@@ -222,30 +245,30 @@ class Run:
             return StopReason(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
         return None
 
-    def _updates_to_make(self) -> tuple[int | None, bool]:
-        """Updates of the whole run, where it has an end, and whether that is an estimate: epochs differ a little."""
+    def _total_updates(self) -> tuple[int | None, bool]:
+        """Returns the updates of the whole run, if it has an end, and whether that is an estimate: epochs differ."""
         config, done, now = self.job.run, self.trainer.done, self.position
         if config.max_epoch is None:
             return config.max_update, False
         before = done - now.index  # updates of the epochs that have ended
-        per_epoch = before / now.epoch if now.epoch else self.plan.updates_per_epoch
+        per_epoch = before / now.epoch if now.epoch else self.sampler.updates_per_epoch
         total = max(done, before + round((config.max_epoch - now.epoch) * per_epoch))
         if config.max_update is not None and config.max_update <= total:
             return config.max_update, False
         return total, now.epoch < config.max_epoch
 
-    def _pace(self, update: Update) -> dict[str, Any]:
-        """What is known without waiting for the device."""
-        (total, estimated), number = self._updates_to_make(), self.trainer.done
+    def _progress(self, update: Update) -> dict[str, Any]:
+        """Returns how far the run is; does not wait for the device."""
+        (total, estimated), number = self._total_updates(), self.trainer.done
         record = {"update": number, "updates": total, "estimated": estimated, "epoch": update.position.epoch + 1}
-        return record | self.meter.pace(max(0, total - number) if total else None)
+        return record | self.meter.speed(max(0, total - number) if total else None)
 
     def _log_line(self, update: Update) -> None:
-        record = self._pace(update) | self.meter.read()
+        record = self._progress(update) | self.meter.read()
         if distributed.is_rank_zero():
             self.log.write("train", **record)
 
-    def _badness(self, scores: dict[str, float]) -> float:
+    def _objective(self, scores: dict[str, float]) -> float:
         metric = self.job.run.best_checkpoint_metric
         return badness(metric, scores[metric])
 
@@ -253,9 +276,9 @@ class Run:
         assert self.validator is not None
         started = time.monotonic()
         self.display.note(f"validating at update {number} …")
-        with self.trainer.averaged():
+        with self.trainer.evaluated_weights():
             scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
-        value = self._badness(scores)
+        value = self._objective(scores)
         better = math.isfinite(value) and (self.best is None or value < self.best)
         self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
         self.trainer.scheduler.observe(value)
@@ -270,14 +293,14 @@ class Run:
     def _report(self) -> None:
         assert self.validator is not None
         try:
-            report.write(self.store.folder, self.job.toml(), self.validator.worst)
+            report.write(self.checkpoints.folder, self.job.toml(), self.validator.worst)
         except OSError as error:
             log.warning("report not written: %s", error)
 
     def _save(self, scores: dict[str, float] | None, must: bool) -> None:
-        """Gathers a checkpoint, which rank 0 writes; a failure ends the run only when nothing would come after it."""
+        """Gathers a checkpoint, which rank 0 writes. A failure to write ends the run only if it is a `must`."""
         started = time.monotonic()
-        weights, state = self.trainer.weights(), self.trainer.state()
+        weights, state = self.trainer.weights(), self.trainer.state_dict()
         self.last_save = time.monotonic()
         if not distributed.is_rank_zero():
             return
@@ -296,7 +319,7 @@ class Run:
             "data": str(self.data),
         }
         try:
-            path = self.store.save(contents)
+            path = self.checkpoints.save(contents)
             self.log.write("checkpoint", update=self.trainer.done, file=path.name)
         except OSError as error:
             if must:
@@ -306,14 +329,13 @@ class Run:
 
 
 def differences(before: Tables, now: Tables) -> list[str]:
-    """What a resumed run sets otherwise, for people; what says when to stop or where to run is no news."""
-    found = []
-    for table, settings in now.items():
-        for name, value in settings.items():
-            old = before.get(table, {}).get(name)
-            if old != value and name not in EXPECTED_CHANGES:
-                found.append(f"{name} {value} (was {old})")
-    return found
+    """Returns what a resumed run sets otherwise, for people, without settings that are expected to change."""
+    return [
+        f"{name} {value} (was {before.get(table, {}).get(name)})"
+        for table, settings in now.items()
+        for name, value in settings.items()
+        if before.get(table, {}).get(name) != value and name not in EXPECTED_CHANGES
+    ]
 
 
 def _due(count: int, interval: int | None) -> bool:

@@ -1,13 +1,13 @@
-"""One update: forward and backward over this rank's slices, the sum over ranks, clipping, the optimizer's step."""
+"""The training step: forward and backward over micro-batches, gradient clipping, the optimizer, the running mean."""
 
 import contextlib
 import copy
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,34 +22,34 @@ from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Batch
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
-from nmtkit.training.ema import MovingAverage
-from nmtkit.training.gradients import Gradients
-from nmtkit.training.loader import Update
+from nmtkit.training.loader import BatchLoader, Update
+from nmtkit.training.parallel import ReplicatedModel, ShardedModel
 from nmtkit.training.parameters import parameter_groups
-
-if TYPE_CHECKING:
-    from nmtkit.training.sharded import Shards
 
 log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True, eq=False)
 class StepMetrics:
-    """What one update did, still on the device: reading a tensor waits for it."""
+    """Metrics of one update. Tensors stay on the device; reading one synchronises."""
 
     number: int  # of the update, counted from 1
-    pairs: npt.NDArray[np.int64]  # of the whole update, as all below but the sums
+    pairs: npt.NDArray[np.int64]  # of the whole update, as are all numbers below but two
     source_tokens: int
     target_tokens: int
-    own_tokens: int  # target tokens of this rank's slices
+    own_target_tokens: int  # of this rank's micro-batches
     lr: float
-    sums: dict[str, Tensor]  # this rank's: "loss" and the criterion's counts
+    sums: dict[str, Tensor]  # of this rank's micro-batches: "loss" and the criterion's counts
     norm: Tensor  # of the gradient, before clipping
     finite: Tensor  # bool; when false the update was skipped, on every rank
 
 
 class Trainer:
-    """A model and what changes it. Everything random in an update is drawn from (seed, update, slice)."""
+    """A model with its criterion, optimizer and learning-rate schedule; `step` makes an update.
+
+    Random numbers of an update are keyed by (seed, update, micro-batch), never by rank, so that any number of
+    processes makes the same updates.
+    """
 
     def __init__(
         self, job: JobConfig, model: Architecture, criterion: Criterion, scheduler: LRScheduler, device: torch.device
@@ -60,106 +60,82 @@ class Trainer:
         self.model = model
         self.criterion = criterion
         self.scheduler = scheduler
-        self.gradients = self._gradients()
-        trained = self.gradients.trained
-        self.average = MovingAverage(list(trained.values()), job.run.ema_decay) if job.run.ema_decay else None
-        chosen = job.components["optimizer"]
-        groups = parameter_groups(trained, job.run.weight_decay_for)
-        self.optimizer = OPTIMIZERS[chosen.name].factory(chosen.config, groups)
+        self.engine = self._parallelize()
+        weights = self.engine.parameters
+        self.ema = MovingAverage(list(weights.values()), job.run.ema_decay) if job.run.ema_decay else None
+        component = job.components["optimizer"]
+        groups = parameter_groups(weights, job.run.weight_decay_for)
+        self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
         self.loss_scale = precisions.LossScale(self.precision, device)
-        self.done = 0  # updates, skipped ones included
+        self.done = 0  # updates, including skipped ones
 
-    def _gradients(self) -> "Gradients | Shards":
-        """What holds the gradients, and with several processes sums them; moves the model to its device."""
+    def _parallelize(self) -> ReplicatedModel:
         if self.job.run.parallel == "ddp" or distributed.world_size() == 1:
-            return Gradients(self.model.to(self.device))
-        from nmtkit.training.sharded import Shards  # what it imports takes a second
+            return ReplicatedModel(self.model, self.criterion, self.device)
+        narrow = self.device.type == "cuda" and self.precision != "fp32"
+        gathered_dtype = precisions.DTYPES[self.precision] if narrow else None
+        return ShardedModel(self.model, self.criterion, self.device, gathered_dtype)
 
-        gathered_type = precisions.type_of(self.precision) if self.device.type == "cuda" else None
-        return Shards(self.model, self.device, gathered_type)
+    # --- an update --------------------------------------------------------------------------------------------------
 
     def step(self, update: Update) -> StepMetrics:
-        """Makes update number `done` + 1."""
+        """Makes update number `done` + 1. Raises ValueError when a micro-batch does not fit into memory."""
         number = self.done + 1
+        seed = self.job.run.seed
         self.model.train()
         self.criterion.train()
-        self.gradients.clear()
-        self.model.begin_update(torch.Generator().manual_seed(key(self.job.run.seed, number, -1)))
-        own = sum(batch.target_tokens for _, batch in update.batches)
+        self.engine.zero_grad()
+        self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
+        own = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        if self.job.run.subword_alpha:  # segmented anew: only the rank that made a slice knows its tokens
+        if self.job.run.subword_alpha:  # segmented anew: only the rank that made a micro-batch knows its tokens
             tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
-        for place, (slice_number, batch) in enumerate(update.batches, 1):
-            if place == len(update.batches):
-                self.gradients.arm()
-            torch.manual_seed(key(self.job.run.seed, number, slice_number))
+        for index, batch in update.micro_batches:
+            torch.manual_seed(seed_of(seed, number, index))
             try:
-                self._backward(batch, tokens, sums)
+                with self.engine.gradient_sync(last=batch is update.micro_batches[-1][1]):
+                    self._forward_backward(batch, tokens, sums)
             except torch.OutOfMemoryError as error:
                 raise ValueError(
-                    f"out of memory in update {number}, in a slice of {batch.source.layout.tokens} source and "
+                    f"out of memory in update {number}, in a micro-batch of {batch.source.layout.tokens} source and "
                     f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
                 ) from error
         distributed.heartbeat(number)
-        self.gradients.reduce()
         lr = self.scheduler.lr(number)
-        norm, finite = self._apply(lr)
-        if self.average:
-            self.average.update(number)
+        norm, finite = self._optimizer_step(lr)
+        if self.ema:
+            self.ema.update(number)
         self.done = number
         return StepMetrics(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
 
-    def _backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
-        idle = not batch.target_tokens  # made in step with the other ranks; auxiliary losses may count its tokens
-        weight = 0.0 if idle else self.loss_scale.value / tokens
+    def _forward_backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
+        """Adds the gradients of a micro-batch, and its loss and counts to `sums`; a dummy counts for nothing."""
+        dummy = not batch.target_tokens  # its auxiliary losses may not be 0
         with precisions.autocast(self.precision, self.device):
-            loss = self.criterion(self.model, batch)
-        self.gradients.mark_nonfinite(loss.sum.detach() * 0)  # a loss that is not finite may have gradients that are
-        (loss.sum * weight).backward()
-        for name, value in {} if idle else {"loss": loss.sum.detach(), **loss.counts}.items():
+            loss, counts = self.engine.loss(batch)
+        weight = 0.0 if dummy else self.loss_scale.value / tokens
+        # a loss that is not finite may have finite gradients; times NaN they are not, and every rank skips the update
+        (loss * (weight + loss.detach() * 0)).backward()
+        for name, value in {} if dummy else {"loss": loss.detach(), **counts}.items():
             sums[name] = sums[name] + value if name in sums else value
 
-    def compile(self, batch: Batch) -> None:
-        """Has torch compile the model and tries it on `batch`; on failure says why and leaves the model as it was."""
-        started = time.monotonic()
-        self.model.compile()
-        try:
-            self.warm_up(batch)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a compiler raises what it likes
-            self.model._compiled_call_impl = None
-            self.gradients.clear()
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            log.warning("the model is not compiled: %s", reason[0])
-        else:
-            log.info("compiled the model in %.0f s", time.monotonic() - started)
+    def _optimizer_step(self, lr: float) -> tuple[Tensor, Tensor]:
+        """Clips and steps, or skips when a gradient is not finite, without waiting for a GPU.
 
-    def warm_up(self, batch: Batch) -> None:
-        """Forward and backward of one slice, with as much memory taken as Adam's state will take; changes nothing."""
-        reserved = [torch.empty_like(it) for it in self.gradients.trained.values() for _ in range(2)]
-        self.model.train()
-        self.criterion.train()
-        with precisions.autocast(self.precision, self.device):
-            loss = self.criterion(self.model, batch)
-        loss.sum.backward()
-        del reserved
-        self.gradients.clear()
-
-    def _apply(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Clips and steps, or skips when a gradient is not finite; without waiting for a GPU."""
-        norm = self.gradients.norm() / self.loss_scale.value
+        Returns the gradient's norm and whether it is finite.
+        """
+        norm = self.engine.gradient_norm() / self.loss_scale.value
         finite = norm.isfinite()
         factor = 1 / self.loss_scale.value
         if self.job.run.clip_norm:
             factor = factor * (self.job.run.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         if self.job.run.clip_norm or self.loss_scale.active:
-            self.gradients.scale(factor)
+            torch._foreach_mul_(self.engine.gradients(), factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # fused optimizers look at this flag, on the device, and leave parameters and state alone when it is set
+            # fused optimizers read this flag on the device, and leave parameters and state alone when it is set
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -168,71 +144,179 @@ class Trainer:
         self.loss_scale.update(finite)
         return norm, finite
 
+    # --- before the first update ------------------------------------------------------------------------------------
+
+    def compile(self, batch: Batch) -> None:
+        """Compiles the model and tries it on `batch`; when that fails, logs why and leaves the model as it was."""
+        started = time.monotonic()
+        torch._dynamo.config.optimize_ddp = False  # which would split the graph at the buckets of gradients
+        self.model.compile()
+        try:
+            self.warm_up(batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler raises any kind
+            self.model._compiled_call_impl = None
+            self.engine.zero_grad()
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            log.warning("the model is not compiled: %s", reason[0])
+        else:
+            log.info("compiled the model in %.0f s", time.monotonic() - started)
+
+    def warm_up(self, batch: Batch) -> None:
+        """Makes a forward and backward pass with as much memory taken as Adam's state needs; changes nothing."""
+        reserved = [torch.empty_like(weight) for weight in self.engine.parameters.values() for _ in range(2)]
+        self.model.train()
+        self.criterion.train()
+        with self.engine.gradient_sync(last=False):
+            with precisions.autocast(self.precision, self.device):
+                loss, _ = self.engine.loss(batch)
+            loss.backward()
+        del reserved
+        self.engine.zero_grad()
+
+    # --- weights and state ------------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it, the model has the weights to validate with and to save: the running means, if there are any."""
-        with self.average.in_place() if self.average else contextlib.nullcontext(), self.gradients.gathered():
+    def evaluated_weights(self) -> Iterator[None]:
+        """The context in which the model has the weights to validate: the running means, if there are any."""
+        with self.ema.swapped() if self.ema else contextlib.nullcontext(), self.engine.unsharded():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's `state_dict` to save. Of this and of `state` rank 0 has the whole; all ranks are to call them."""
-        if self.average is None:
-            return self.gradients.weights()
-        with self.average.in_place():
-            return copy.deepcopy(self.gradients.weights())
+        """The `state_dict` to save: the running means, if there are any. Whole on rank 0; every rank must call it."""
+        if self.ema is None:
+            return self.engine.state_dict()
+        with self.ema.swapped():
+            return copy.deepcopy(self.engine.state_dict())
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        self.gradients.load_weights(weights)
+        self.engine.load_state_dict(weights)
 
-    def state(self) -> dict[str, Any]:
-        """Beside the model, what the next update depends on."""
-        names, whole = self._names(), self.gradients.whole
+    def state_dict(self) -> dict[str, Any]:
+        """What the next update depends on beside `weights()`. Whole on rank 0; every rank must call it."""
+        gather = self.engine.gather
         state: dict[str, Any] = {}
-        if self.average:
-            state["weights"] = [whole(*it) for it in zip(self.gradients.trained, self.average.state(), strict=True)]
-        optimizer = self.optimizer.state_dict()
-        optimizer["state"] = {
-            index: {key: whole(names[index], it) if isinstance(it, Tensor) else it for key, it in entries.items()}
-            for index, entries in optimizer["state"].items()
-        }
+        if self.ema:
+            state["weights"] = [gather(name, weight.detach()) for name, weight in self.engine.parameters.items()]
         return state | {
-            "optimizer": optimizer,
+            "optimizer": self._map_optimizer_state(self.optimizer.state_dict(), gather),
             "scheduler": self.scheduler.state(),
-            "loss_scale": self.loss_scale.state(),
+            "loss_scale": self.loss_scale.state_dict(),
         }
 
-    def load_state(self, state: dict[str, Any], done: int) -> None:
-        """After `load_weights`. Running means may begin or end here. Raises ValueError for other parameters."""
-        of_both = state["optimizer"]["param_groups"], self.optimizer.param_groups
-        saved, own = ([len(group["params"]) for group in groups] for groups in of_both)
+    def load_state_dict(self, state: dict[str, Any], done: int) -> None:
+        """Goes on after update `done`; call `load_weights` first. Running means may begin or end here.
+
+        Raises ValueError when the state is that of other parameters.
+        """
+        both_groups = state["optimizer"]["param_groups"], self.optimizer.param_groups
+        saved, own = ([len(group["params"]) for group in groups] for groups in both_groups)
         if saved != own:
             raise ValueError(
                 f"the checkpoint's optimizer has groups of {saved} parameters, this run's has {own}; resume with the "
                 "--freeze and --weight-decay-for of before, or --finetune-from it in another --save-dir"
             )
-        names, part = self._names(), self.gradients.part
-        entries = {
-            index: {key: part(names[index], it) if isinstance(it, Tensor) else it for key, it in entries.items()}
-            for index, entries in state["optimizer"]["state"].items()
-        }
-        self.optimizer.load_state_dict(state["optimizer"] | {"state": entries})
+        self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
         self.scheduler.load_state(state["scheduler"])
-        self.loss_scale.load_state(state["loss_scale"])
-        raw = [part(*it) for it in zip(self.gradients.trained, state.get("weights", ()), strict=False)]
-        if self.average:
-            self.average.load_state(raw or self.average.state())
-        elif raw:  # what was loaded are their means
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        parameters = self.engine.parameters
+        weights = [self.engine.shard(*named) for named in zip(parameters, state.get("weights", ()), strict=False)]
+        if self.ema:  # the weights that were loaded are the means
+            self.ema.start_from(list(parameters.values()))
+        if weights:
             with torch.no_grad():
-                torch._foreach_copy_(list(self.gradients.trained.values()), raw)
+                torch._foreach_copy_(list(parameters.values()), weights)
         self.done = done
 
-    def _names(self) -> list[str]:
-        """Of the optimizer's parameters, in its order."""
-        names = {id(parameter): name for name, parameter in self.gradients.trained.items()}
-        return [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+    def _map_optimizer_state(self, state: dict[str, Any], function: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
+        """Applies a function of (parameter name, tensor) to every tensor of an optimizer's `state_dict`."""
+        names = {id(parameter): name for name, parameter in self.engine.parameters.items()}
+        order = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+        mapped = {
+            index: {
+                key: function(order[index], value) if isinstance(value, Tensor) else value
+                for key, value in entries.items()
+            }
+            for index, entries in state["state"].items()
+        }
+        return state | {"state": mapped}
 
 
-def key(seed: int, update: int, slice_number: int) -> int:
-    """A seed for torch's generators that differs wherever one of the three does."""
-    digest = hashlib.blake2b(f"{seed} {update} {slice_number}".encode(), digest_size=8).digest()
+class MovingAverage:
+    """A running mean of weights, to validate with and to save (Polyak & Juditsky 1992).
+
+    After every update mean = decay x mean + (1 - decay) x weight; the decay grows from 0.1, so that early means follow.
+    torch's AveragedModel is not used: it copies the module, which FSDP's modules refuse, and has one decay.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
+        self.decay = decay
+        self.weights = [weight.detach() for weight in weights]
+        self.means = [weight.clone() for weight in self.weights]
+
+    def update(self, number: int) -> None:
+        """Takes in the weights after update `number`, counted from 1."""
+        decay = min(self.decay, number / (number + 9))
+        torch._foreach_lerp_(self.means, self.weights, 1 - decay)
+
+    def start_from(self, weights: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.means, [weight.detach() for weight in weights])
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The context in which the model's weights are the means."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for weight, mean in zip(self.weights, self.means, strict=True):
+            held = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(held)
+
+
+def seed_of(seed: int, update: int, micro_batch: int) -> int:
+    """Returns a seed for torch's generators that differs wherever one of the three does."""
+    digest = hashlib.blake2b(f"{seed} {update} {micro_batch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
+    """Tries the largest micro-batch. Raises ValueError when it does not fit, with the --max-tokens that would."""
+    pairs = loader.largest_micro_batch()
+    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
+
+    def attempt(count: int) -> None:
+        trainer.warm_up(loader.batch(pairs[:count], 0))
+
+    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
+        try:  # once: a process that tried again by itself would wait for the others
+            return attempt(len(pairs))
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"{message}; try half of it") from error
+    fitting = largest_that_fits(attempt, len(pairs))
+    if fitting == 0:
+        raise ValueError(
+            f"not even one sentence pair fits into the memory of {trainer.device}: the model needs it; "
+            "choose a smaller one, or --optimizer adafactor"
+        )
+    if fitting < len(pairs):
+        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} would")
+
+
+def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
+    """Returns the first of count, count / 2, count / 4, … that `attempt` takes without running out of memory, or 0."""
+    while count:
+        try:
+            attempt(count)
+            return count
+        except torch.OutOfMemoryError:
+            pass  # outside this block the exception, and with it what its frames hold, is gone
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        count //= 2
+    return 0

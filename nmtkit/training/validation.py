@@ -1,6 +1,5 @@
 """Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,13 +12,14 @@ from nmtkit.criterions import Criterion
 from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
+from nmtkit.training.metrics import perplexity
 
-EXAMPLES = 20  # of the worst translations, kept for the report
+EXAMPLES = 20  # worst translations that the report shows
 
 
 @dataclass(eq=False)
 class Validator:
-    """Scores a model on `split`; each rank takes its share, every rank gets the scores."""
+    """Scores a model on `split`. Every rank takes a share of the work, and gets all scores."""
 
     split: Split
     max_tokens: int
@@ -27,15 +27,15 @@ class Validator:
     precision: str
     beam: int | None  # of the translation behind BLEU; None leaves BLEU out
     worst: list[tuple[str, str, str, float]] = field(default_factory=list)
-    """Of the last translation: source, translation, reference and chrF of the sentences with the lowest chrF."""
+    """Source, translation, reference and chrF of the last validation's sentences with the lowest chrF, on rank 0."""
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float]:
-        """Per target token: loss, the criterion's counts by name; ppl = exp(nll); and bleu."""
+        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and bleu."""
         model.eval()
         criterion.eval()
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
-            for pairs in self.shares():
+            for pairs in self.micro_batches():
                 batch = self.split.batch(pairs).to(self.device)
                 distributed.heartbeat()
                 with precisions.autocast(self.precision, self.device):
@@ -44,17 +44,17 @@ class Validator:
                     value = value.double()
                     sums[name] = sums[name] + value if name in sums else value
         means = self._means(sums)
-        result = means | {"ppl": math.exp(min(means["nll"], 700.0))}
+        result = means | {"ppl": perplexity(means["nll"])}
         if self.beam is not None:
             result["bleu"] = self.bleu(model)
         return result
 
-    def shares(self) -> list[np.ndarray]:
-        """This rank's slices of the split, each at most `max_tokens` where its longest sentence allows."""
+    def micro_batches(self) -> list[np.ndarray]:
+        """Returns this rank's pairs in parts of at most `max_tokens`, or of one longer sentence."""
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
-        limit = max(self.max_tokens, int(source.max()), int(target.max()))  # a long sentence is scored all the same
-        cut = micro_batches(np.arange(len(self.split)), source, target, limit)
-        return cut[distributed.rank() :: distributed.world_size()]
+        limit = max(self.max_tokens, int(source.max()), int(target.max()))
+        parts = micro_batches(np.arange(len(self.split)), source, target, limit)
+        return parts[distributed.rank() :: distributed.world_size()]
 
     def _means(self, sums: dict[str, Tensor]) -> dict[str, float]:
         names = distributed.broadcast(list(sums))
@@ -64,7 +64,7 @@ class Validator:
         return {name: value / tokens for name, value in zip(names, total, strict=True)}
 
     def bleu(self, model: Architecture) -> float:
-        """BLEU by beam search, from the raw source lines."""
+        """Returns BLEU of translations by beam search, from the raw source lines."""
         from nmtkit.generation.translator import Translator
         from nmtkit.scoring.metrics import score
 
@@ -75,10 +75,10 @@ class Validator:
         # on the CPU single rows gain nothing from bf16
         precision = self.precision if self.device.type == "cuda" else "fp32"
         with precisions.autocast(precision, self.device):
-            mine = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
+            texts = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
         hypotheses = [""] * len(lines)
-        for first, texts in enumerate(distributed.all_gather_object(mine)):
-            hypotheses[first::ranks] = texts
+        for other, share in enumerate(distributed.all_gather_object(texts)):
+            hypotheses[other::ranks] = share
         references = self.split.references()
         if distributed.is_rank_zero():
             self.worst = _worst(lines, hypotheses, references)

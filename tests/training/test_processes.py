@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nmtkit import checkpoint, distributed
-from nmtkit.training.launch import free_port, launch
+from nmtkit.distributed import free_port, launch
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1

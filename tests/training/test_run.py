@@ -124,7 +124,7 @@ def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
 
 def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
     run = Run(job(tmp_path / "run", max_epoch=2, validate_interval=1), mirror_data, Lines())
-    assert run.run().updates == 2 * len(list(run.plan.epoch(0)))
+    assert run.run().updates == 2 * len(list(run.sampler.epoch(0)))
     assert len(records(tmp_path / "run", "valid")) == 2
 
 

@@ -11,16 +11,15 @@ import torch
 
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.training import memory
+from nmtkit.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.finetune import start_from
 from nmtkit.training.loader import BatchLoader, Position
-from nmtkit.training.meter import Meter
-from nmtkit.training.nonfinite import DivergedError, NonfiniteGuard
+from nmtkit.training.metrics import DivergedError, Meter, NonfiniteGuard
 from nmtkit.training.parameters import parameter_groups
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
-from nmtkit.training.trainer import Trainer, key
+from nmtkit.training.trainer import Trainer, largest_that_fits, probe_memory, seed_of
 
 CPU = torch.device("cpu")
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
@@ -32,67 +31,72 @@ def trainer(data: Path, architecture: str = "transformer_tiny", **settings: Any)
     return build_trainer(job, Dataset.open(data).tokenizer, CPU, resumed=False)
 
 
-def feed(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchLoader:
+def loader_of(data: Path, max_tokens: int = 400, rank: int = 0, ranks: int = 1, **settings: Any) -> BatchLoader:
     split = Dataset.open(data)["train"]
-    plan = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1)
-    return BatchLoader(split, plan, max_tokens, rank, ranks, CPU, **settings)
+    sampler = BatchSampler(split.source.lengths, split.target.lengths, 400, seed=1)
+    return BatchLoader(split, sampler, max_tokens, rank, ranks, CPU, **settings)
 
 
-def first_update(source: BatchLoader) -> Any:
-    pairs = next(iter(source.plan.epoch(0)))
-    return source.update(Position(0, 0), pairs, ends_epoch=False)
+def first_update(loader: BatchLoader) -> Any:
+    pairs = next(iter(loader.sampler.epoch(0)))
+    return loader.update(Position(0, 0), pairs, ends_epoch=False)
 
 
-def test_a_closed_feed_leaves_no_thread(mirror_data: Path) -> None:
-    source = feed(mirror_data)
-    next(source.updates(Position(0, 0)))
-    assert source.thread is not None and source.thread.is_alive()
-    source.close()
-    assert not source.thread.is_alive()
+def test_a_closed_loader_leaves_no_thread(mirror_data: Path) -> None:
+    loader = loader_of(mirror_data)
+    next(loader.updates(Position(0, 0)))
+    assert loader.thread is not None and loader.thread.is_alive()
+    loader.close()
+    assert not loader.thread.is_alive()
 
 
 def gradient(one: Trainer) -> torch.Tensor:
-    return torch.cat([bucket.flat for bucket in one.gradients.buckets]).clone()
+    return torch.cat([gradient.flatten() for gradient in one.engine.gradients()])
 
 
 def test_an_accumulated_update_equals_one_large_batch(mirror_data: Path) -> None:
     whole, parts = trainer(mirror_data), trainer(mirror_data)
-    large = first_update(feed(mirror_data))
-    small = first_update(feed(mirror_data, max_tokens=60))
-    assert len(large.batches) == 1
-    assert len(small.batches) >= 7
+    large = first_update(loader_of(mirror_data))
+    small = first_update(loader_of(mirror_data, max_tokens=60))
+    assert len(large.micro_batches) == 1
+    assert len(small.micro_batches) >= 7
     whole.step(large)
     parts.step(small)
     torch.testing.assert_close(gradient(parts), gradient(whole), atol=1e-6, rtol=1e-4)
     for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
         # Adam's first step is the learning rate times the sign, which rounding may turn where the gradient is 0
-        assert float((one - other).abs().mean()) < 1e-4
+        assert float((one - other).detach().abs().mean()) < 1e-4
 
 
 def test_the_loss_is_divided_by_the_target_tokens_of_the_update(mirror_data: Path) -> None:
     one = trainer(mirror_data, criterion="cross_entropy")
-    update = first_update(feed(mirror_data, max_tokens=60))
+    update = first_update(loader_of(mirror_data, max_tokens=60))
     outcome = one.step(update)
     fresh = trainer(mirror_data, criterion="cross_entropy")
-    fresh.gradients.clear()
-    total = sum(fresh.criterion(fresh.model, batch).sum for _, batch in update.batches)
+    fresh.engine.zero_grad()
+    total = sum(fresh.criterion(fresh.model, batch).sum for _, batch in update.micro_batches)
     assert isinstance(total, torch.Tensor)
-    (total / sum(batch.target_tokens for _, batch in update.batches)).backward()
+    (total / sum(batch.target_tokens for _, batch in update.micro_batches)).backward()
     assert float(outcome.norm) == pytest.approx(float(gradient(fresh).norm()), rel=1e-4)
 
 
-def test_ranks_take_every_slice_once(mirror_data: Path) -> None:
-    taken = [first_update(feed(mirror_data, 60, rank, 3)).batches for rank in range(3)]
-    numbers = sorted(number for batches in taken for number, _ in batches)
-    assert numbers == list(range(len(numbers)))
-    pairs = torch.cat([batch.pairs for batches in taken for _, batch in batches])
-    assert sorted(pairs.tolist()) == sorted(first_update(feed(mirror_data)).pairs.tolist())
+def test_ranks_take_every_micro_batch_once_and_equally_many(mirror_data: Path) -> None:
+    shares = [first_update(loader_of(mirror_data, 60, rank, 3)).micro_batches for rank in range(3)]
+    assert len({len(share) for share in shares}) == 1
+    numbered = sorted((number, batch) for share in shares for number, batch in share)
+    assert [number for number, _ in numbered] == list(range(len(numbered)))
+    counted = [batch for _, batch in numbered if batch.target_tokens]
+    dummies = [batch for _, batch in numbered if not batch.target_tokens]
+    assert 0 < len(dummies) < 3
+    assert all((batch.target_output == IGNORE_INDEX).all() for batch in dummies)
+    pairs = torch.cat([batch.pairs for batch in counted])
+    assert sorted(pairs.tolist()) == sorted(first_update(loader_of(mirror_data)).pairs.tolist())
 
 
 def test_clipping_bounds_the_norm_and_keeps_the_direction(mirror_data: Path) -> None:
     plain, clipped = trainer(mirror_data), trainer(mirror_data, clip_norm=0.01)
-    plain.step(first_update(feed(mirror_data)))
-    outcome = clipped.step(first_update(feed(mirror_data)))
+    plain.step(first_update(loader_of(mirror_data)))
+    outcome = clipped.step(first_update(loader_of(mirror_data)))
     assert float(gradient(clipped).norm()) == pytest.approx(0.01, rel=1e-3)
     cosine = torch.cosine_similarity(gradient(plain), gradient(clipped), dim=0)
     assert float(cosine) == pytest.approx(1.0, abs=1e-5)
@@ -116,14 +120,14 @@ def test_an_update_that_is_not_finite_changes_nothing_and_is_reported(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     one = trainer(mirror_data)
-    source = feed(mirror_data)
+    loader = loader_of(mirror_data)
     meter = Meter(CPU, NonfiniteGuard(tmp_path))
-    meter.add(one.step(first_update(source)))
+    meter.add(one.step(first_update(loader)))
     before = [parameter.clone() for parameter in one.model.parameters()]
     state = {name: value.clone() for name, value in one.optimizer.state[next(one.model.parameters())].items()}
     with monkeypatch.context() as patch:
         poisoned(one, patch)
-        update = first_update(source)
+        update = first_update(loader)
         meter.add(one.step(update))
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert all(torch.equal(old, one.optimizer.state[next(one.model.parameters())][name]) for name, old in state.items())
@@ -139,41 +143,40 @@ def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
 ) -> None:
     (tmp_path / "update_00000007.pt").touch()
     (tmp_path / "last.pt").symlink_to("update_00000007.pt")
-    monkeypatch.setattr("nmtkit.training.nonfinite.IN_A_ROW", 3)
+    monkeypatch.setattr("nmtkit.training.metrics.IN_A_ROW", 3)
     one = trainer(mirror_data)
     meter = Meter(CPU, NonfiniteGuard(tmp_path))
     poisoned(one, monkeypatch)
-    update = first_update(feed(mirror_data))
+    update = first_update(loader_of(mirror_data))
     meter.add(one.step(update))
     meter.add(one.step(update))
     with pytest.raises(DivergedError, match=r"3 updates in a row.*update_00000007.pt"):
         meter.add(one.step(update))
 
 
-def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmtkit.training.precision.GROWTH_UPDATES", 3)
-    scale = LossScale("fp16", CPU)
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while() -> None:
+    scale = LossScale("fp16", CPU, growth_interval=3)
     seen = []
     for finite in (False, True, True, True, True, False):
         scale.update(torch.tensor(finite))
         seen.append(float(scale.value) / 2**15)
     assert seen == [0.5, 0.5, 0.5, 1.0, 1.0, 0.5]
     resumed = LossScale("fp16", CPU)
-    resumed.load_state(scale.state())
-    assert resumed.state() == scale.state()
+    resumed.load_state_dict(scale.state_dict())
+    assert resumed.state_dict() == scale.state_dict()
 
 
 def test_running_means_are_swapped_in_and_out(mirror_data: Path) -> None:
     one = trainer(mirror_data, ema_decay=0.5)
     weight = next(one.model.parameters())
     expected = weight.detach().clone()
-    update = first_update(feed(mirror_data))
+    update = first_update(loader_of(mirror_data))
     for number in (1, 2, 3):
         one.step(update)
         decay = min(0.5, number / (number + 9))
         expected = decay * expected + (1 - decay) * weight.detach()
     raw = weight.detach().clone()
-    with one.averaged():
+    with one.evaluated_weights():
         torch.testing.assert_close(weight.detach(), expected)
     assert torch.equal(weight, raw)
 
@@ -181,7 +184,7 @@ def test_running_means_are_swapped_in_and_out(mirror_data: Path) -> None:
 def test_frozen_parameters_stay_and_unknown_patterns_are_refused(mirror_data: Path) -> None:
     one = trainer(mirror_data, freeze=("encoder.*",))
     before = {name: parameter.clone() for name, parameter in one.model.named_parameters()}
-    one.step(first_update(feed(mirror_data)))
+    one.step(first_update(loader_of(mirror_data)))
     for name, parameter in one.model.named_parameters():
         assert torch.equal(parameter, before[name]) == name.startswith("encoder.")
     with pytest.raises(ValueError, match=r"--freeze nothing.* matches no parameter"):
@@ -203,23 +206,23 @@ def test_weight_decay_spares_vectors_and_follows_rules(mirror_data: Path) -> Non
         parameter_groups(dict(model.named_parameters()), ("decoder",))
 
 
-def test_seeds_differ_by_each_of_run_update_and_slice() -> None:
-    seeds = {key(seed, update, part) for seed in range(3) for update in range(20) for part in range(-1, 20)}
+def test_seeds_differ_by_each_of_run_update_and_micro_batch() -> None:
+    seeds = {seed_of(seed, update, part) for seed in range(3) for update in range(20) for part in range(-1, 20)}
     assert len(seeds) == 3 * 20 * 21
 
 
 def test_subword_sampling_keeps_the_pairs_and_counts_the_tokens_there_are(mirror_data: Path) -> None:
-    source = feed(mirror_data, 60, subword_alpha=0.5)
-    pairs = next(iter(source.plan.epoch(0)))
-    first, again, later = (source.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
-    tokens = [[batch.target_output.tolist() for _, batch in update.batches] for update in (first, again, later)]
+    loader = loader_of(mirror_data, 60, subword_alpha=0.5)
+    pairs = next(iter(loader.sampler.epoch(0)))
+    first, again, later = (loader.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
+    tokens = [[batch.target_output.tolist() for _, batch in update.micro_batches] for update in (first, again, later)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert np.array_equal(first.pairs, later.pairs)
     one = trainer(mirror_data, subword_alpha=0.5)
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
 
 
-def test_the_largest_slice_that_fits_is_found_by_halving() -> None:
+def test_the_largest_micro_batch_that_fits_is_found_by_halving() -> None:
     tried = []
 
     def attempt(count: int) -> None:
@@ -227,16 +230,16 @@ def test_the_largest_slice_that_fits_is_found_by_halving() -> None:
         if count > 30:
             raise torch.OutOfMemoryError("too much")
 
-    assert memory.most_that_fit(attempt, 100) == 25
+    assert largest_that_fits(attempt, 100) == 25
     assert tried == [100, 50, 25]
-    assert memory.most_that_fit(attempt, 30) == 30
+    assert largest_that_fits(attempt, 30) == 30
 
 
 def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(mirror_data)
-    source = feed(mirror_data)
+    loader = loader_of(mirror_data)
     before = [parameter.clone() for parameter in one.model.parameters()]
-    memory.try_largest(one, source)
+    probe_memory(one, loader)
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert not gradient(one).any()
     plain = one.warm_up
@@ -248,26 +251,26 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
 
     monkeypatch.setattr(one, "warm_up", small)
     with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
-        memory.try_largest(one, source)
+        probe_memory(one, loader)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
 
 
 def test_fixed_shapes_change_neither_the_loss_nor_the_gradient(mirror_data: Path) -> None:
     plain, fixed = trainer(mirror_data), trainer(mirror_data)
     outcomes = (
-        plain.step(first_update(feed(mirror_data, 60))),
-        fixed.step(first_update(feed(mirror_data, 60, fixed_shapes=True))),
+        plain.step(first_update(loader_of(mirror_data, 60))),
+        fixed.step(first_update(loader_of(mirror_data, 60, fixed_shapes=True))),
     )
     assert float(outcomes[1].sums["loss"]) == pytest.approx(float(outcomes[0].sums["loss"]), rel=1e-5)
     torch.testing.assert_close(gradient(fixed), gradient(plain), atol=1e-6, rtol=1e-4)
 
 
-def test_few_shapes_are_made_of_many_slices(mirror_data: Path) -> None:
-    source = feed(mirror_data, 60, fixed_shapes=True)
+def test_few_shapes_are_made_of_many_micro_batches(mirror_data: Path) -> None:
+    loader = loader_of(mirror_data, 60, fixed_shapes=True)
     batches = [
         batch
-        for pairs in source.plan.epoch(0)
-        for _, batch in source.update(Position(0, 0), pairs, ends_epoch=False).batches
+        for pairs in loader.sampler.epoch(0)
+        for _, batch in loader.update(Position(0, 0), pairs, ends_epoch=False).micro_batches
     ]
     shapes = {(it.source.layout.tokens, it.target_input.layout.tokens, it.source.layout.sentences) for it in batches}
     assert len(batches) > 60
@@ -288,23 +291,25 @@ def test_a_model_that_cannot_be_compiled_trains_all_the_same(
         one.model._compiled_call_impl = call
 
     monkeypatch.setattr(one.model, "compile", broken)
-    update = first_update(feed(mirror_data))
-    one.compile(update.batches[0][1])
+    update = first_update(loader_of(mirror_data))
+    one.compile(update.micro_batches[0][1])
     assert "not compiled: no compiler here" in caplog.text
     one.step(update)
     plain.step(update)
     assert torch.equal(gradient(one), gradient(plain))
 
 
-def test_running_out_of_memory_later_names_the_slice(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_later_names_the_micro_batch(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(mirror_data)
 
     def full(model: Any, batch: Any) -> Any:
         raise torch.OutOfMemoryError("too much")
 
     monkeypatch.setattr(one.criterion, "forward", full)
-    with pytest.raises(ValueError, match=r"update 1, in a slice of \d+ source and \d+ target .* lower --max-tokens"):
-        one.step(first_update(feed(mirror_data)))
+    with pytest.raises(
+        ValueError, match=r"update 1, in a micro-batch of \d+ source and \d+ target .* lower --max-tokens"
+    ):
+        one.step(first_update(loader_of(mirror_data)))
 
 
 def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`--parallel fsdp` on two real processes: the updates of one process, and checkpoints that either way goes on from."""
+"""`--parallel` on two real processes: the updates of one process, and checkpoints that either way goes on from."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.training.launch import launch
+from nmtkit.distributed import launch
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 15 --heads 3 --d-ff 31 --encoder-layers 2 --decoder-layers 1 --dropout 0.1
@@ -44,8 +44,8 @@ def assert_alike(one: Path, other: Path) -> None:
         assert b["scores"][name] == pytest.approx(score, rel=1e-3)
 
 
-def test_sharded_runs_go_on_from_replicated_ones_and_back(mirror_data: Path, tmp_path: Path) -> None:
-    # three slices for two processes: one of them is idle in every update
+def test_sharded_and_replicated_runs_go_on_from_each_other(mirror_data: Path, tmp_path: Path) -> None:
+    # three micro-batches for two processes: one of them gets a dummy in every update
     features = (
         "--ema-decay",
         0.9,
@@ -58,6 +58,7 @@ def test_sharded_runs_go_on_from_replicated_ones_and_back(mirror_data: Path, tmp
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert launch(flags(mirror_data, parts, *features, "--max-update", 3, "--parallel", "fsdp"), 2) == 0
     assert one_process(*flags(mirror_data, parts, *features, "--max-update", 5)) == 0
+    assert launch(flags(mirror_data, parts, *features, "--max-update", 7, "--parallel", "ddp"), 2) == 0
     assert launch(flags(mirror_data, parts, *features, "--max-update", 8, "--parallel", "fsdp"), 2) == 0
     assert one_process(*flags(mirror_data, whole, *features, "--max-update", 8)) == 0
     assert_alike(whole, parts)
@@ -99,6 +100,7 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "model",
     [
@@ -111,8 +113,10 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
         "--arch deep_att_small --d-model 16",
     ],
 )
-def test_every_architecture_can_be_sharded(mirror_data: Path, tmp_path: Path, model: str) -> None:
-    for name, more in (("two", ["--parallel", "fsdp", "--nproc-per-node", "2"]), ("one", [])):
+def test_every_architecture_trains_on_two_processes(
+    mirror_data: Path, tmp_path: Path, model: str, parallel: str
+) -> None:
+    for name, more in (("two", ["--parallel", parallel, "--nproc-per-node", "2"]), ("one", [])):
         arguments = flags(mirror_data, tmp_path / name, "--max-update", 3, *more)
         start = arguments.index("--arch")
         if "--arch" in model:  # the flags of the Transformer's shape are not those of others

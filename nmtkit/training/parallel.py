@@ -1,0 +1,251 @@
+"""A model whose gradients are summed over all processes: `--parallel ddp` and `--parallel fsdp`, by torch's engines.
+
+With ddp every process has a replica of the model, under DistributedDataParallel; gradients are summed over the
+processes in the last micro-batch of an update, while the backward pass still runs. (FSDP2's replicated form,
+`replicate`, makes the same sums, but keeps a second copy of all weights and waits for each sum: on two gloo processes
+an update of 256 tokens a process takes 1.5 times as long.)
+
+With fsdp every process has a shard of each parameter, of its gradient and of its optimizer state, by FSDP2's
+`fully_shard`: a layer's parameters are gathered when it is about to compute and freed after it. Gradients are summed
+into the shards, in fp32, at the end of every backward pass, because keeping them whole until the end of an update would
+take the memory that sharding saves.
+
+Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
+processes must make equally many passes; the loader pads their micro-batches with dummies.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from nmtkit import distributed
+from nmtkit.architectures import Architecture
+from nmtkit.criterions import Criterion, Loss
+from nmtkit.packed import Batch, Layout, Packed
+
+if TYPE_CHECKING:  # a second to import, and for fsdp alone
+    from torch.distributed.tensor import DTensor
+
+
+class LossModule(nn.Module):
+    """Model and criterion in one module: DistributedDataParallel must see the whole forward pass in one call."""
+
+    def __init__(self, model: Architecture, criterion: Criterion) -> None:
+        super().__init__()
+        self.model = model
+        self.criterion = criterion
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        loss: Loss = self.criterion(self.model, batch)
+        return loss.sum, loss.counts
+
+
+def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """DistributedDataParallel's communication hook: the sum over the processes, where its own takes the mean."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+class ReplicatedModel:
+    """The whole model in this process, and with several processes a replica of it in each.
+
+    `parameters` are those that are trained, by name; the optimizer and the running means of weights work on them.
+    Raises ValueError when there are none.
+    """
+
+    def __init__(self, model: Architecture, criterion: Criterion, device: torch.device) -> None:
+        self.model = model.to(device)
+        self.parameters = trainable_parameters(model)
+        self.loss: nn.Module = LossModule(model, criterion)
+        if distributed.world_size() > 1:
+            self.loss = DistributedDataParallel(
+                self.loss,
+                broadcast_buffers=False,
+                init_sync=False,  # every process draws its parameters from the same seed
+                gradient_as_bucket_view=True,
+                find_unused_parameters=model.find_unused_parameters,
+            )
+            self.loss.register_comm_hook(None, all_reduce_sum)
+
+    def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """The context of one forward and backward pass; `last` says that it is the update's last here."""
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            return self.loss.no_sync()
+        return contextlib.nullcontext()
+
+    def zero_grad(self) -> None:
+        """Clears the gradients. DistributedDataParallel's are views of its buckets, and are kept."""
+        if isinstance(self.loss, DistributedDataParallel):
+            torch._foreach_zero_(self.gradients())
+        else:
+            for parameter in self.parameters.values():
+                parameter.grad = None
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients of `parameters`; zeros for those that no pass has used, such as dropped layers."""
+        gradients = []
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+        return gradients
+
+    def gradient_norm(self) -> Tensor:
+        """The 2-norm of all gradients, in fp32, on the device."""
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.gradients())).float())
+
+    # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
+
+    def gather(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns the whole of `tensor`, which belongs to parameter `name`, on rank 0. Every rank must call it."""
+        return tensor
+
+    def shard(self, name: str, whole: Tensor) -> Tensor:
+        """Returns this process's part of a tensor that belongs to parameter `name`."""
+        return whole
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The `state_dict` of the whole model, on rank 0. Every rank must call it."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
+
+    def unsharded(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which any method of the model works in every process, without gradients."""
+        return contextlib.nullcontext()
+
+
+class ShardedModel(ReplicatedModel):
+    """A shard of every parameter in this process.
+
+    `gathered_dtype` is the type in which parameters are gathered, where it is not their own: bf16 halves the bytes to
+    send and to hold.
+    """
+
+    def __init__(
+        self, model: Architecture, criterion: Criterion, device: torch.device, gathered_dtype: torch.dtype | None = None
+    ) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+        self.model = model
+        self.loss = LossModule(model, criterion)
+        mesh = init_device_mesh(device.type, (distributed.world_size(),))
+        policy = MixedPrecisionPolicy(gathered_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        for module in (*sharded_layers(model), model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        self.sharded_modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for sharded in self.sharded_modules:
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
+        model.to(device)  # buffers of modules without parameters
+        self.parameters = {}
+        for name, parameter in trainable_parameters(model).items():
+            parameter.grad = torch.zeros_like(parameter)
+            # optimizers work on the shards as on any tensors
+            self.parameters[name] = nn.Parameter(local_shard(parameter))
+            self.parameters[name].grad = local_shard(parameter.grad)
+
+    def zero_grad(self) -> None:
+        torch._foreach_zero_(self.gradients())
+
+    def gradient_norm(self) -> Tensor:
+        squares = torch.stack(torch._foreach_norm(self.gradients())).float().square().sum()
+        return distributed.all_reduce(squares).sqrt()
+
+    def gather(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor of another number of dimensions than the parameter's is not sharded."""
+        parameter = self.model.get_parameter(name)
+        return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
+
+    def shard(self, name: str, whole: Tensor) -> Tensor:
+        if whole.dim() != self.model.get_parameter(name).dim():
+            return whole
+        shards = whole.chunk(distributed.world_size())
+        return shards[distributed.rank()] if distributed.rank() < len(shards) else whole[:0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        # tied parameters stay one tensor
+        gathered = {
+            id(parameter): gather_shards(parameter, local_shard(parameter)) for parameter in parameters.values()
+        }
+        state = self.model.state_dict()
+        return {name: gathered[id(parameters[name])] if name in parameters else state[name] for name in state}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        for name, value in self.model.state_dict().items():
+            if name in parameters:
+                local_shard(parameters[name]).copy_(self.shard(name, state[name]))
+            else:
+                value.copy_(state[name])
+
+    @contextlib.contextmanager
+    def unsharded(self) -> Iterator[None]:
+        for module in self.sharded_modules:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in self.sharded_modules:
+                module.set_reshard_after_forward(module is not self.sharded_modules[0], recurse=False)
+                module.reshard()
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that are not frozen, by name. Raises ValueError when there are none."""
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not parameters:
+        raise ValueError("no parameter is left to train; freeze fewer of them")
+    return parameters
+
+
+def sharded_layers(model: Architecture) -> list[nn.Module]:
+    """Returns the layers that are gathered one at a time: members of the model's outermost lists of modules.
+
+    FSDP gathers parameters when a module is called. Those that the model uses otherwise than as `layer(…)`, which a
+    forward pass on one token shows, are gathered with the whole model.
+    """
+    called: set[nn.Module] = set()
+    listed = _listed_layers(model)
+    handles = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in listed]
+    source, target = (Packed(torch.zeros(1, dtype=torch.int64), Layout.of(torch.ones(1).long())) for _ in range(2))
+    with torch.no_grad():
+        model.eval()(source, target)
+    for handle in handles:
+        handle.remove()
+    return [layer for layer in listed if layer in called]
+
+
+def _listed_layers(module: nn.Module) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for child in module.children():
+        layers += list(child) if isinstance(child, nn.ModuleList) else _listed_layers(child)
+    return [layer for layer in layers if any(True for _ in layer.parameters())]
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Returns this process's part of a DTensor; they share memory."""
+    return cast("DTensor", tensor)._local_tensor
+
+
+def gather_shards(parameter: Tensor, shard: Tensor) -> Tensor:
+    """Returns the whole of a tensor that is sharded like `parameter`: on rank 0 and the CPU, empty on other ranks."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    shape, stride = parameter.shape, parameter.stride()
+    mesh, placements = parameter.device_mesh, parameter.placements
+    tensor = DTensor.from_local(shard.detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
+    whole = tensor.full_tensor()
+    return whole.cpu() if distributed.is_rank_zero() else whole.new_empty(0)
