@@ -70,13 +70,14 @@ class ExpectedReward(Criterion):
 
     def candidates(self, model: Architecture, source: Packed) -> list[list[list[int]]]:
         """Returns the candidates of each sentence, target ids without eos."""
-        size, extra, sampling = self.config.candidates_per_sentence, self.config.candidate_extra, False
-        seed = 0
+        lengths: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": self.config.candidate_extra}
+        size = self.config.candidates_per_sentence
         if self.config.candidates == "sample":
-            sampling, seed = True, int(torch.randint(2**31, ()))
-        options = SearchOptions(
-            beam=size, nbest=size, lenpen=0.0, max_len_a=1.0, max_len_b=extra, sampling=sampling, seed=seed
-        )
+            options = SearchOptions(
+                sampling=True, nbest=size, lenpen=0.0, seed=int(torch.randint(2**31, ())), **lengths
+            )
+        else:
+            options = SearchOptions(beam=size, nbest=size, lenpen=0.0, **lengths)
         with evaluating(model):
             found = beam_search([model], source, options)
         return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
