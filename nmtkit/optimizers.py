@@ -65,10 +65,19 @@ class SGDConfig(Config):
 
 @OPTIMIZERS.register("sgd", SGDConfig())
 def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
-    """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013)."""
+    """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013).
+
+    Momentum starts at zero here: torch's fused kernel would allocate it uninitialised, and leave it so if the first
+    update is skipped because a gradient is not finite.
+    """
     momentum, weight_decay = config.momentum, config.weight_decay
     nesterov = momentum > 0
-    return torch.optim.SGD(groups, lr=0.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.SGD(
+        groups, lr=0.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True
+    )
+    for parameter in [p for group in optimizer.param_groups for p in group["params"]] if momentum else []:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,39 @@ def test_adafactor_scales_an_update_by_the_size_of_its_weights() -> None:
     assert far / near == pytest.approx(100, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_a_skipped_first_update_changes_nothing(name: str) -> None:
+    """Skipped as the trainer skips it: fused optimizers read `found_inf` on the device, others are not stepped."""
+    torch.use_deterministic_algorithms(True)  # fills memory that is allocated uninitialised with NaN
+    try:
+        weights = []
+        for skips in (False, True):
+            weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+            optimizer = OPTIMIZERS[name].factory(OPTIMIZERS[name].preset, [{"params": [weight], "lr": 0.1}])
+            if skips and getattr(optimizer, "_step_supports_amp_scaling", False):
+                weight.grad = torch.full((1, 2), torch.nan)
+                optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
+                optimizer.step()
+                optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+            for gradient in (0.5, -0.2):
+                weight.grad = torch.tensor([[gradient, 1.0]])
+                optimizer.step()
+            weights.append(weight.detach())
+        assert torch.equal(*weights)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_sgd_takes_a_parameter_whose_gradient_comes_later() -> None:
+    first, second = (torch.nn.Parameter(torch.ones(1, 1)) for _ in range(2))
+    optimizer = OPTIMIZERS["sgd"].factory(OPTIMIZERS["sgd"].preset, [{"params": [first, second], "lr": 0.1}])
+    first.grad = torch.ones(1, 1)
+    optimizer.step()
+    second.grad = torch.ones(1, 1)  # its layer was left out of the first update
+    optimizer.step()
+    assert float(second.detach()) == pytest.approx(1 - 0.1 * 1.99)
+
+
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
