@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import json
 import os
@@ -17,9 +18,12 @@ from nmtkit.cli.preprocess import command
 from nmtkit.data import corpus
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, verify
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.registry import flag_of
 
 WORDS = "bado kelu miro sate vonu pika zulo tera gano feli".split()  # noqa: SIM905
 FLAGS = ["-s", "xx", "-t", "yy"]
+LIMITS = ("min", "max", "above", "below")
 
 
 def lines(count: int, seed: int) -> list[list[str]]:
@@ -36,7 +40,7 @@ def write(prefix: Path, sides: list[list[str]]) -> str:
 
 
 def preprocess(*flags: str | Path) -> Result:
-    workers = [] if "--workers" in flags else ["--workers", "1"]
+    workers = [] if any(str(flag).startswith("--workers") for flag in flags) else ["--workers", "1"]
     return CliRunner().invoke(command, [*FLAGS, *workers, *map(str, flags)])
 
 
@@ -204,6 +208,31 @@ def test_flags_that_cannot_be_meant_are_refused(
     refused(message, *flags, "--destdir", tmp_path / "data", "--workers", "1")
     assert list(tmp_path.iterdir()) == []
     assert contents(corpora) == before
+
+
+NUMERIC = [
+    flag_of(field)
+    for field in dataclasses.fields(PreprocessConfig)
+    if any(field.metadata[k] is not None for k in LIMITS)
+]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e400", "9" * 30])
+@pytest.mark.parametrize("flag", NUMERIC)
+def test_numbers_outside_the_limits_are_refused(flag: str, value: str, corpora: Path, tmp_path: Path) -> None:
+    refused(flag, "--trainpref", corpora / "train", "--destdir", tmp_path / "data", f"{flag}={value}")
+
+
+def test_every_number_has_limits() -> None:
+    assert len(NUMERIC) == 10
+    assert "--max-ratio" in NUMERIC
+
+
+def test_a_temperature_that_repeats_a_corpus_beyond_reason_is_refused(corpora: Path, tmp_path: Path) -> None:
+    train = f"{corpora / 'train'},{corpora / 'test'}"
+    flags = ["--trainpref", train, "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    refused("makes an epoch see the pairs of a corpus", *flags, "--temperature", "0.1")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_path: Path) -> None:
