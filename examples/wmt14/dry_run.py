@@ -15,6 +15,7 @@ from table3 import PAPER, in_order
 from nmtkit.architectures import Vocabulary
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.estimate import Estimate, estimate
+from nmtkit.training.plan import resolve
 
 HERE = Path(__file__).parent
 # Table 2, training cost: time x GPUs x 9.5 TFLOP/s. The matrix products alone, which we count, take less.
@@ -56,11 +57,10 @@ def row(path: Path) -> str:
 
 
 def estimate_of(path: Path) -> Estimate:
-    resolved = JobTemplate.read(path).job({})
+    plan = resolve(JobTemplate.read(path).job({}), world_size=1)
     pieces = 32_000 if "-fr-" in path.stem else 37_000
-    assert resolved.run.batch_tokens is not None
     vocabulary = Vocabulary(source=pieces, target=pieces, joint=True)
-    return estimate(resolved, vocabulary, resolved.run.batch_tokens, bytes_each=2, updates_per_epoch=None)
+    return estimate(plan, vocabulary)
 
 
 if __name__ == "__main__":

@@ -100,33 +100,22 @@ def command(
         settings.pop(name)
     job = template.job(on_command_line(settings))
     if dry_run:
-        from nmtkit.training.dry_run import dry_run as planned
+        from nmtkit.training.estimate import dry_run as estimated
 
-        click.echo("\n".join(planned(job, data, vocab_size, dry_run_updates or 0)))
+        click.echo("\n".join(estimated(job, data, vocab_size, dry_run_updates or 0)))
         return
     if dry_run_updates or vocab_size:
         raise ValueError("--dry-run-updates and --vocab-size go with --dry-run")
     if data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
-    processes = _processes(job.run)
-    if processes > 1:
-        from nmtkit.distributed import launch
+    from nmtkit.distributed import launch
+    from nmtkit.training.plan import device_of, processes_to_start
 
+    processes = processes_to_start(job.run)
+    if processes > 1:
+        device_of(job.run)  # refuses here, and not in every process, one that is not there
         sys.exit(launch(["train", *arguments], processes))
     sys.exit(_train(job, data, arguments))
-
-
-def _processes(config: RunConfig) -> int:
-    """How many processes to start here; 1 in a process that a launcher started."""
-    from nmtkit import distributed
-
-    if distributed.launched():
-        return 1
-    if config.nproc_per_node is None and config.device != "cpu":
-        import torch
-
-        return max(1, torch.cuda.device_count())
-    return config.nproc_per_node or 1
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:

@@ -1,153 +1,269 @@
-"""What a run will take, before it starts: parameters, arithmetic, memory, and from a few real updates the time."""
+"""The cost of a run before it starts: parameters, FLOP and memory without values, and time by a few real updates."""
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit import models
+from nmtkit.architectures import Architecture, Vocabulary
+from nmtkit.data.batching import BatchSampler
+from nmtkit.data.binarized import Dataset, Split
+from nmtkit.layers.experts import Experts
+from nmtkit.packed import Layout, Packed
+from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
+from nmtkit.training.loader import BatchLoader, Position
+from nmtkit.training.plan import RunPlan, expected_world_size, resolve
+from nmtkit.training.progress import duration
+from nmtkit.training.setup import build_trainer
 
-# What the paper takes a P100 to sustain, in its estimate of training cost (section 5 and table 2): 9.5 TFLOP/s
-P100_FLOPS = 9.5e12
+P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
 STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4, "adafactor": 0}  # of optimizer state per parameter
+SENTENCE_TOKENS = 32  # of an average sentence, where there is no dataset to count in
+SENTENCES = 16  # of the batch that is run without values
+WARM_UP = 2  # updates before the clock starts
+
+Pairs = npt.NDArray[np.int64]
 
 
-def unallocated(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
-    """The model without memory for its parameters."""
-    chosen = job.components["architecture"]
-    with torch.device("meta"):
-        return ARCHITECTURES[chosen.name].factory(chosen.config, vocabulary)
+# --- FLOP and memory, counted without values --------------------------------------------------------------------------
+
+
+def without_values(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
+    """Returns the job's model with fake parameters: they have shapes but no memory."""
+    architecture = job.components["architecture"]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = models.build(architecture.name, architecture.config, vocabulary)
+    for module in model.modules():
+        if isinstance(module, Experts):
+            _route_in_turn(module)
+    return model
+
+
+def _route_in_turn(layer: Experts) -> None:
+    """Sends tokens to experts in turn: the gate's products are made, but its logits have no values to choose by."""
+    active = layer.active**2 if layer.groups else layer.active
+
+    def gates(x: Tensor) -> tuple[Tensor, Tensor]:
+        layer.logits(x, layer.gate, layer.noise)
+        if layer.groups:
+            layer.logits(x, layer.group_gate, layer.group_noise)
+        chosen = torch.arange(len(x) * active).view(len(x), active) % layer.gate.shape[1]
+        return x.new_ones(len(x), active), chosen
+
+    layer.gates = gates  # type: ignore[method-assign]
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Parameters by the first part of their name, each counted where it comes first."""
+    """Returns the number of parameters by the first part of their name, shared ones counted where they come first."""
     parts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():  # shared ones once
+    for name, parameter in model.named_parameters():
         part = name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts
 
 
-def meets_source(module_name: str) -> bool:
-    """Whether a module sees source tokens: those of the encoder, and what a decoder layer makes of the memory."""
-    parts = module_name.split(".")
-    return parts[0].startswith(("encoder", "source")) or parts[-1] == "memory"
+def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
+    """Returns FLOP of the forward pass and bytes kept for the backward pass, per token of each side.
 
-
-def forward_flops(model: nn.Module, source_tokens: int, target_tokens: int) -> int:
-    """Multiplications and additions of the products with weights, by the tokens each weight meets; attention's own
-    products, which depend on the lengths of sentences, are left out, as are look-ups in embeddings.
-
-    For the Transformer: 2 (S (Ne (4 d^2 + 2 d f) + 2 Nd d^2) + T (Nd (6 d^2 + 2 d f) + d V)).
+    The model must be one `without_values`; it is run on sentences of `sentence_tokens` tokens. FLOP are those of matrix
+    products, attention's own included. Bytes are those of the tensors that autograd saves, parameters left out, and
+    so are the logits, which the loss makes block by block. Raises ValueError for a model whose forward pass looks at
+    values.
     """
-    total = 0
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Embedding):
-            weights = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() > 1)
-            total += 2 * weights * (source_tokens if meets_source(name) else target_tokens)
-    return total
+    layout = Layout.of(torch.full((SENTENCES,), sentence_tokens))
+    batch = Packed(torch.zeros(layout.tokens, dtype=torch.int64), layout)
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in parameters:
+            saved[storage._cdata] = storage.nbytes()
+        kept.append(tensor)  # or a freed storage's number would come again
+        return tensor
+
+    kept: list[Tensor] = []
+    model.train()
+    try:
+        with FlopCounterMode(display=False) as counter, precisions.autocast(precision, torch.device("cpu")):
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                features = model(batch, batch)
+            model.output_projection(features)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"the cost of {type(model).__name__} cannot be estimated: its forward pass looks at values"
+        ) from error
+    return counter.get_total_flops() / layout.tokens, sum(saved.values()) / layout.tokens
 
 
-def activation_bytes(model: nn.Module, tokens: int, bytes_each: int) -> int:
-    """A rough guess: the inputs and outputs of every product of weights, the projection to the vocabulary left out."""
-    numbers = 0
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name != "output":
-            numbers += module.in_features + module.out_features
-    return numbers * tokens * bytes_each
+# --- the estimate -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one update, and of the run where its length is known."""
+    """The cost of one update, and of the run where its length is known."""
 
     parameters: dict[str, int]  # by part
     tokens: int  # of each side of an update
-    flops: int  # of an update, forward and backward
-    state_bytes: int  # weights, gradients, optimizer, of one process
-    activation_bytes: int  # of one slice
+    flops: float  # of an update, forward and backward, over all processes
+    state_bytes: int  # weights, gradients and optimizer state of one process
+    activation_bytes: float  # of one micro-batch
     updates: int | None
-    by_epochs: bool  # whether `updates` follows from those of an epoch, which differ a little
+    by_epochs: bool  # whether `updates` follows from the updates of an epoch, which differ a little
     updates_per_epoch: int | None
+    world_size: int
 
     def p100_hours(self) -> float | None:
-        """Hours of one P100 by the paper's accounting, time x devices x sustained FLOP/s, solved for the time."""
+        """Returns hours of one P100 by the paper's accounting: time x devices x sustained FLOP/s, solved for time."""
         return None if self.updates is None else self.updates * self.flops / P100_FLOPS / 3600
 
 
 def estimate(
-    job: JobConfig,
+    plan: RunPlan,
     vocabulary: Vocabulary,
-    batch_tokens: int,
-    bytes_each: int,
-    updates_per_epoch: int | None,
-    processes: int = 1,
+    updates_per_epoch: int | None = None,
+    sentence_tokens: int = SENTENCE_TOKENS,
 ) -> Estimate:
-    """`bytes_each`: of a number in an activation, 2 in bf16. The model is never allocated."""
-    model = unallocated(job, vocabulary)
+    """Returns the cost of a planned run. The model is never allocated."""
+    model = without_values(plan.job, vocabulary)
     parameters = parameters_by_part(model)
-    count = sum(parameters.values())
-    state = STATE_BYTES.get(job.components["optimizer"].name, 8)
-    updates, by_epochs = job.run.max_update, False
-    if updates_per_epoch and job.run.max_epoch:
-        of_epochs = updates_per_epoch * job.run.max_epoch
-        by_epochs = updates is None or of_epochs < updates
-        updates = of_epochs if by_epochs else updates
+    flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
+    state = STATE_BYTES.get(plan.job.components["optimizer"].name, 8)
+    shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
+    updates, by_epochs = plan.updates(updates_per_epoch)
     return Estimate(
         parameters=parameters,
-        tokens=batch_tokens,
-        flops=3 * forward_flops(model, batch_tokens, batch_tokens),
-        state_bytes=count * (4 + 4 + state) // (processes if job.run.parallel == "fsdp" else 1),
-        activation_bytes=activation_bytes(model, min(batch_tokens, job.run.max_tokens), bytes_each),
+        tokens=plan.batch_tokens,
+        flops=3 * flops * plan.batch_tokens,  # the backward pass makes each product twice
+        state_bytes=sum(parameters.values()) * (4 + 4 + state) // shares,
+        activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,
         updates_per_epoch=updates_per_epoch,
+        world_size=plan.world_size,
     )
 
 
-def product_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """FLOP/s that large matrix products reach on this device."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    size = 8192 if device.type == "cuda" else 1024
-    one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    done, started = 0, 0.0
-    one @ other
-    while started == 0.0 or time.monotonic() - started < seconds:
-        if started == 0.0:
-            _finish(device)
-            started = time.monotonic()
-        one @ other
-        done += 1
-        _finish(device)
-    return done * 2 * size**3 / (time.monotonic() - started)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def report(it: Estimate) -> list[str]:
-    """Lines for people."""
-    total = sum(it.parameters.values())
+def report(expected: Estimate) -> list[str]:
+    """Returns the estimate as lines for people."""
+    total = sum(expected.parameters.values())
+    memory = expected.state_bytes + expected.activation_bytes
     lines = [f"{'parameters':<26}{total / 1e6:>10,.1f} M"]
-    lines += [f"  {part:<24}{count / 1e6:>10,.1f} M" for part, count in it.parameters.items()]
+    lines += [f"  {part:<24}{count / 1e6:>10,.1f} M" for part, count in expected.parameters.items()]
     lines += [
-        f"{'tokens of an update':<26}{it.tokens:>10,} of each side",
-        f"{'FLOP of an update':<26}{it.flops / 1e12:>10,.2f} TFLOP (weights x tokens x 6)",
-        f"{'memory':<26}{(it.state_bytes + it.activation_bytes) / 1e9:>10,.2f} GB a process, roughly",
-        f"  {'weights and their state':<24}{it.state_bytes / 1e9:>10,.2f} GB",
-        f"  {'activations of a slice':<24}{it.activation_bytes / 1e9:>10,.2f} GB",
+        f"{'processes':<26}{expected.world_size:>10,}",
+        f"{'tokens of an update':<26}{expected.tokens:>10,} of each side",
+        f"{'FLOP of an update':<26}{expected.flops / 1e12:>10,.2f} TFLOP (matrix products, forward and backward)",
+        f"{'memory':<26}{memory / 1e9:>10,.2f} GB a process, roughly",
+        f"  {'weights and their state':<24}{expected.state_bytes / 1e9:>10,.2f} GB",
+        f"  {'activations':<24}{expected.activation_bytes / 1e9:>10,.2f} GB of a micro-batch",
     ]
-    if it.updates_per_epoch is not None:
-        lines.append(f"{'updates of an epoch':<26}{it.updates_per_epoch:>10,} about")
-    hours = it.p100_hours()
-    if it.updates is not None and hours is not None:
+    if expected.updates_per_epoch is not None:
+        lines.append(f"{'updates of an epoch':<26}{expected.updates_per_epoch:>10,} about")
+    hours = expected.p100_hours()
+    if expected.updates is not None and hours is not None:
         lines += [
-            f"{'updates':<26}{it.updates:>10,}{' about' if it.by_epochs else ''}",
-            f"{'FLOP of the run':<26}{it.updates * it.flops:>10.2e}",
+            f"{'updates':<26}{expected.updates:>10,}{' about' if expected.by_epochs else ''}",
+            f"{'FLOP of the run':<26}{expected.updates * expected.flops:>10.2e}",
             f"{'by the paper’s accounting':<26}{hours:>10,.1f} hours of a P100 at 9.5 TFLOP/s",
         ]
     return lines
+
+
+# --- the dry run ------------------------------------------------------------------------------------------------------
+
+
+def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, updates: int) -> list[str]:
+    """Returns lines for people on what `job` will take; with `updates`, so many are made and timed.
+
+    Without `data`, a joint vocabulary of `vocabulary_size` is taken, and no update can be timed. Raises ValueError when
+    neither, or not enough, is given.
+    """
+    plan = resolve(job, expected_world_size(job.run))
+    if data is None:
+        if vocabulary_size is None:
+            raise ValueError("--dry-run needs a dataset, or --vocab-size")
+        if updates:
+            raise ValueError("--dry-run-updates makes real updates, and needs a dataset for them")
+        return report(estimate(plan, Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)))
+    dataset = Dataset.open(data)
+    split = dataset["train"]
+    sampler = plan.sampler(split)
+    expected = estimate(
+        plan, models.vocabulary_of(dataset.tokenizer), sampler.updates_per_epoch, _average_tokens(split)
+    )
+    lines = report(expected)
+    return lines + _timed(plan, dataset, sampler, updates, expected) if updates else lines
+
+
+def _average_tokens(split: Split) -> int:
+    """Returns the tokens of an average training sentence, of the longer side, from a sample of the first pairs."""
+    sides = (split.source.lengths[:100_000], split.target.lengths[:100_000])
+    return max(1, *(round(float(np.mean(side))) for side in sides if len(side)))
+
+
+def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int, expected: Estimate) -> list[str]:
+    """Makes whole updates in this one process and returns lines on their speed beside what the device can reach."""
+    plan.set_threads()
+    device, config = plan.device, plan.job.run
+    trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False)
+    loader = BatchLoader(dataset["train"], sampler, plan.max_tokens, 0, 1, device, config.subword_alpha)
+    source = target = 0
+    started = time.monotonic()
+    for number, update in enumerate(loader.updates(Position(0, 0))):
+        if number == WARM_UP:
+            _synchronize(device)
+            started, source, target = time.monotonic(), 0, 0
+        if number == WARM_UP + updates:
+            break
+        trainer.step(update)
+        source, target = source + update.source_tokens, target + update.target_tokens
+    _synchronize(device)
+    seconds = time.monotonic() - started
+    loader.close()
+    rate = expected.flops / expected.tokens * (source + target) / 2 / seconds
+    ceiling = product_ceiling(device, plan.precision)
+    lines = [
+        f"{f'timed over {updates} updates':<26}{target / seconds:>10,.0f} target tokens/s of one process",
+        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the {ceiling / 1e12:,.2f} that large "
+        f"{plan.precision} products reach here",
+    ]
+    if device.type == "cuda":
+        lines.append(f"{'peak memory':<26}{torch.cuda.max_memory_allocated(device) / 1e9:>10,.2f} GB")
+    if expected.updates is not None:
+        whole = expected.updates * seconds / updates
+        ranks = expected.world_size
+        shared = f"; {duration(whole / ranks)} on {ranks}, communication left out" if ranks > 1 else ""
+        lines += [
+            f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
+            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP (time x devices x the ceiling above)",
+        ]
+    return lines
+
+
+def product_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
+    """Returns the FLOP/s that large matrix products reach on this device."""
+    size = 8192 if device.type == "cuda" else 1024
+    dtype = precisions.DTYPES[precision]
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    left @ right
+    _synchronize(device)
+    products, started = 0, time.monotonic()
+    while time.monotonic() - started < seconds:
+        left @ right
+        _synchronize(device)
+        products += 1
+    return products * 2 * size**3 / (time.monotonic() - started)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

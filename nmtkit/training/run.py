@@ -4,7 +4,7 @@ import logging
 import math
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import badness
-from nmtkit.data.batching import WINDOW_PAIRS, BatchSampler, check_sizes
+from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, same_run
 from nmtkit.training.config import JobConfig, Tables
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.metrics import Meter, NonfiniteGuard
+from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Display, RunLog
-from nmtkit.training.setup import batch_tokens_of, build_trainer, device_of, identity, set_threads
+from nmtkit.training.setup import build_trainer, identity
 from nmtkit.training.trainer import probe_memory
 from nmtkit.training.validation import Validator
 
@@ -69,7 +70,6 @@ class Run:
         self.data = data
         self.display = display
         self.device = device_of(job.run)
-        set_threads(job.run, self.device)
         distributed.init_process_group(self.device, job.run.timeout_minutes)
         self.dataset = Dataset.open(data)
         self.train_split = self.dataset["train"]
@@ -80,12 +80,13 @@ class Run:
         )
         self.checkpoints.check_shared()
         newest = self._newest_checkpoint()
-        self.job = self._with_batch_tokens(job, newest[1] if newest else None)
+        before = newest[1]["training"]["identity"]["batch tokens"] if newest else None
+        plan = resolve(job, distributed.world_size(), before)
+        plan.set_threads()
+        self.job = plan.job
         config = self.job.run
         self._check_pair_sizes()
-        lengths = self.train_split.source.lengths, self.train_split.target.lengths
-        assert config.batch_tokens is not None
-        self.sampler = BatchSampler(*lengths, config.batch_tokens, config.seed)
+        self.sampler = plan.sampler(self.train_split)
         self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(newest))
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
@@ -108,14 +109,6 @@ class Run:
             newest = self.checkpoints.newest()
         path = distributed.broadcast(newest[0] if newest else None)
         return newest if path is None or newest else (path, checkpoint.load(path))
-
-    def _with_batch_tokens(self, job: JobConfig, resumed: checkpoint.Checkpoint | None) -> JobConfig:
-        """Returns the job with its batch size in tokens; a resumed run keeps the size it was started with."""
-        tokens = batch_tokens_of(job.run, distributed.world_size())
-        if resumed and job.run.batch_tokens is None:
-            tokens = resumed["training"]["identity"]["batch tokens"]
-        run = replace(job.run, batch_tokens=tokens, update_freq=None, max_tokens=min(job.run.max_tokens, tokens))
-        return replace(job, run=run)
 
     def _check_pair_sizes(self) -> None:
         """Raises ValueError for a training pair that exceeds --max-tokens."""

@@ -3,19 +3,18 @@
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nmtkit import distributed, models
+from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
-from nmtkit.training.config import JobConfig, RunConfig
+from nmtkit.training.config import JobConfig
 from nmtkit.training.finetune import start_from
 from nmtkit.training.parameters import freeze
 from nmtkit.training.trainer import Trainer
@@ -23,36 +22,6 @@ from nmtkit.training.trainer import Trainer
 log = logging.getLogger("nmtkit")
 
 ELEMENTWISE = ("adam", "adamw", "sgd")  # optimizers that treat a number of a parameter without looking at the others
-
-
-def device_of(config: RunConfig) -> torch.device:
-    """This process's device. Raises ValueError when there is no such device."""
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch sees no CUDA device here")
-    if distributed.local_rank() >= torch.cuda.device_count():
-        raise ValueError(
-            f"process {distributed.local_rank()} of this machine has no GPU of its own: it has "
-            f"{torch.cuda.device_count()}; lower --nproc-per-node"
-        )
-    device = torch.device("cuda", distributed.local_rank())
-    torch.cuda.set_device(device)
-    return device
-
-
-def set_threads(config: RunConfig, device: torch.device) -> None:
-    """On the CPU, the machine's cores shared out among its processes unless told otherwise."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    elif device.type == "cpu" and distributed.launched():
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
-
-
-def batch_tokens_of(config: RunConfig, world_size: int) -> int:
-    """Tokens of an update: as given, or from --update-freq (1 when neither is)."""
-    return config.batch_tokens or (config.update_freq or 1) * config.max_tokens * world_size
 
 
 def fingerprint(dataset: Dataset) -> str:

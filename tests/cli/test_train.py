@@ -170,8 +170,8 @@ def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypat
     result = train(*flags, "--arch", "transformer_base")
     assert result.exit_code == 0, result.stderr
     assert "63.0 M" in result.stdout
-    # 2 x 3 x 25,000 x (6 (4 x 512^2 + 2 x 512 x 2048) + 12 x 512^2 + 6 (6 x 512^2 + 2 x 512 x 2048) + 512 x 37,000)
-    assert "9.45 TFLOP" in result.stdout
+    # as test_estimate.py reckons it; weights alone make 9.45
+    assert "9.54 TFLOP" in result.stdout
     # weights, gradients and Adam's two means of 63.0 M parameters, 4 bytes each; and an eighth of that
     assert re.search(r"weights and their state +1.01 GB", result.stdout)
     shared = train(*flags, "--parallel", "fsdp", "--nproc-per-node", 8)

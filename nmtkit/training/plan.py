@@ -1,0 +1,113 @@
+"""The plan of a run: what its settings come to on this machine.
+
+The run itself, its dry run, the cost estimate and the memory probe all take device, precision, processes, threads and
+batch size from here, so that none of them can see a different run.
+"""
+
+import os
+from dataclasses import dataclass, replace
+
+import torch
+
+from nmtkit import distributed
+from nmtkit.data.batching import BatchSampler
+from nmtkit.data.binarized import Split
+from nmtkit.training import precision as precisions
+from nmtkit.training.config import JobConfig, RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A job with the size of an update in tokens, and where and how it runs."""
+
+    job: JobConfig
+    device: torch.device  # of this process
+    precision: str  # fp32, bf16 or fp16
+    world_size: int  # processes, over all machines
+    threads: int | None  # CPU threads of this process; None leaves torch's default
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of an update, of the larger side, over all processes."""
+        assert self.job.run.batch_tokens is not None
+        return self.job.run.batch_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a micro-batch, of the larger side."""
+        return self.job.run.max_tokens
+
+    def updates(self, updates_per_epoch: int | None) -> tuple[int | None, bool]:
+        """Returns the updates of the whole run, None without an end, and whether --max-epoch is what ends it.
+
+        Such a number is an estimate: epochs differ by an update or two.
+        """
+        config = self.job.run
+        if config.max_epoch is None or updates_per_epoch is None:
+            return config.max_update, False
+        by_epochs = config.max_epoch * updates_per_epoch
+        if config.max_update is not None and config.max_update <= by_epochs:
+            return config.max_update, False
+        return by_epochs, True
+
+    def set_threads(self) -> None:
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+
+    def sampler(self, split: Split) -> BatchSampler:
+        """Returns the batches of every epoch. Raises ValueError for a pair that exceeds --batch-tokens."""
+        return BatchSampler(split.source.lengths, split.target.lengths, self.batch_tokens, self.job.run.seed)
+
+
+def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = None) -> RunPlan:
+    """Returns the plan of `job` with `world_size` processes.
+
+    A resumed run keeps the batch size it was started with, unless --batch-tokens says otherwise. Raises ValueError for
+    a device or a precision that this machine does not have.
+    """
+    config = job.run
+    device = device_of(config)
+    tokens = config.batch_tokens or resumed_batch_tokens
+    if tokens is None:
+        tokens = (config.update_freq or 1) * config.max_tokens * world_size
+    run = replace(config, batch_tokens=tokens, update_freq=None, max_tokens=min(config.max_tokens, tokens))
+    threads = config.threads
+    if threads is None and device.type == "cpu" and distributed.launched():
+        threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return RunPlan(
+        job=replace(job, run=run),
+        device=device,
+        precision=precisions.resolve(config.precision, device),
+        world_size=world_size,
+        threads=threads,
+    )
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """Returns this process's device, and makes it torch's current one. Raises ValueError when there is none."""
+    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch sees no CUDA device here; give --device cpu")
+    gpus, rank = torch.cuda.device_count(), distributed.local_rank()
+    if max(rank + 1, config.nproc_per_node or 1) > gpus:
+        raise ValueError(
+            f"{max(rank + 1, config.nproc_per_node or 1)} processes on this machine need a GPU each, and it has "
+            f"{gpus}; lower --nproc-per-node"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def processes_to_start(config: RunConfig) -> int:
+    """Returns how many processes `nmtkit train` starts on this machine; 1 in a process that a launcher started."""
+    if distributed.launched():
+        return 1
+    if config.nproc_per_node is None and config.device != "cpu":
+        return max(1, torch.cuda.device_count())
+    return config.nproc_per_node or 1
+
+
+def expected_world_size(config: RunConfig) -> int:
+    """Returns how many processes the run has, before they have met: those of the launcher, or those to start."""
+    return int(os.environ.get("WORLD_SIZE") or processes_to_start(config))

@@ -1,0 +1,89 @@
+"""What a run costs, against formulas."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.training import estimate
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.plan import RunPlan, expected_world_size, resolve
+
+PIECES = Vocabulary(source=37_000, target=37_000, joint=True)
+
+
+def plan(architecture: str, world_size: int = 1, **settings: Any) -> RunPlan:
+    settings = {"batch_tokens": 25_000, "device": "cpu", "precision": "fp32"} | settings
+    return resolve(JobTemplate.read(names={"architecture": architecture}).job(settings), world_size)
+
+
+# --- FLOP -------------------------------------------------------------------------------------------------------------
+
+
+def transformer_flop(tokens: int, sentence: int, d: int, feed_forward: int, layers: int, vocabulary: int) -> int:
+    """Forward and backward, by hand; `feed_forward` is the multiplications of one token in one such layer."""
+    encoder = 4 * d * d + feed_forward + 2 * sentence * d  # query, key, value, output; Q K^T and its product with V
+    decoder = encoder + 4 * d * d + 2 * sentence * d  # and cross-attention
+    return 3 * 2 * tokens * (layers * (encoder + decoder) + d * vocabulary)
+
+
+@pytest.mark.parametrize(("name", "d", "inner"), [("transformer_base", 512, 2048), ("transformer_big", 1024, 4096)])
+def test_flop_of_a_transformer_are_those_of_the_formula(name: str, d: int, inner: int) -> None:
+    expected = estimate.estimate(plan(name), PIECES, sentence_tokens=64)
+    assert expected.flops == transformer_flop(25_000, 64, d, 2 * d * inner, 6, 37_000)
+
+
+def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
+    config = ARCHITECTURES["transformer_moe"].preset
+    expected = estimate.estimate(plan("transformer_moe"), PIECES, sentence_tokens=64)
+    d = config.d_model
+    gate = 2 * d * config.experts  # scores and their noise
+    mixture = gate + config.active_experts * 2 * d * config.d_ff
+    assert expected.flops == transformer_flop(25_000, 64, d, mixture, 6, 37_000)
+
+
+def test_a_model_of_billions_of_parameters_is_not_allocated() -> None:
+    expected = estimate.estimate(plan("moe"), PIECES)
+    assert sum(expected.parameters.values()) > 8e9
+    assert expected.flops < 20e12
+
+
+def test_activations_are_those_that_a_real_update_keeps() -> None:
+    """A hidden unit of a feed-forward layer is kept once, in fp32, behind the ReLU."""
+    one, other = (estimate.estimate(plan("transformer_tiny", dropout=0.0, d_ff=width), PIECES) for width in (256, 512))
+    layers = 2 * ARCHITECTURES["transformer_tiny"].preset.encoder_layers
+    assert other.activation_bytes - one.activation_bytes == 4096 * layers * 256 * 4
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_dry_run_plans_as_many_processes_as_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = JobTemplate.read().job({}).run
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert expected_world_size(config) == 8
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert expected_world_size(config) == 16
+    assert plan("transformer_base", 16, batch_tokens=None, update_freq=2).batch_tokens == 2 * 4096 * 16
+
+
+def test_a_plan_has_the_batch_size_in_tokens() -> None:
+    assert plan("transformer_base", batch_tokens=1000).max_tokens == 1000
+    job = JobTemplate.read().job({"device": "cpu"})
+    assert resolve(job, 4, resumed_batch_tokens=777).batch_tokens == 777
+    assert plan("transformer_base", max_update=None, max_epoch=3).updates(100) == (300, True)
+    assert plan("transformer_base", max_update=200, max_epoch=3).updates(100) == (200, False)
+    assert plan("transformer_base", max_update=None).updates(100) == (None, False)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device cuda: torch sees no CUDA device"):
+        plan("transformer_base", device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="3 processes on this machine need a GPU each, and it has 2"):
+        plan("transformer_base", 3, device="cuda", nproc_per_node=3)
+    with pytest.raises(ValueError, match="for GPUs"):
+        plan("transformer_base", precision="fp16")
