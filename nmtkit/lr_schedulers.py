@@ -6,6 +6,7 @@ A registered factory is called as `factory(config, run)`, with the facts of the 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from nmtkit.registry import Config, Registry, option
@@ -35,6 +36,17 @@ class LRScheduler(ABC):
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load
         """Restores what `state` returned."""
+
+
+def learning_rate(scheduler: LRScheduler, update: int) -> float:
+    """Returns the learning rate of `update`. Raises ValueError naming what the schedule returned if it is none."""
+    rate: object = scheduler.lr(update)
+    if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
+        raise ValueError(
+            f"the learning-rate scheduler {type(scheduler).__name__} returned {rate!r} for update {update}; it must "
+            "return a finite number of at least 0"
+        )
+    return float(rate)
 
 
 LR_SCHEDULERS: Registry[LRScheduler] = Registry("lr-scheduler", "--lr-scheduler")

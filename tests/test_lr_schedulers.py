@@ -1,10 +1,11 @@
 """Schedules against arithmetic done by hand."""
 
 import math
+import re
 
 import pytest
 
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
+from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
 from nmtkit.registry import derive
 
 
@@ -83,6 +84,21 @@ def test_plateau_shrinks_when_validation_does_not_improve_and_resumes() -> None:
     resumed.observe(9.0)
     resumed.observe(9.0)
     assert resumed.lr(1) == 0.3
+
+
+class Wrong(LRScheduler):
+    def __init__(self, rate: object) -> None:
+        self.rate = rate
+
+    def lr(self, update: int) -> float:
+        return self.rate  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("rate", [None, math.nan, math.inf, -0.1, "0.1", True])
+def test_a_schedule_that_returns_no_rate_is_named_with_what_it_returned(rate: object) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"Wrong returned {rate!r} for update 7")):
+        learning_rate(Wrong(rate), 7)
+    assert learning_rate(Wrong(0), 7) == 0.0
 
 
 @pytest.mark.parametrize(

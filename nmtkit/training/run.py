@@ -14,6 +14,7 @@ from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import badness
 from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
 from nmtkit.data.binarized import Dataset
+from nmtkit.lr_schedulers import learning_rate
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, same_run
 from nmtkit.training.config import JobConfig, Tables
@@ -127,8 +128,21 @@ class Run:
                 log.info("other settings than before: %s", ", ".join(changed))
         self.trainer.load_weights(contents["model"])
         self.trainer.load_state_dict(state, contents["update"])
+        self._announce_jump()
         self.position = Position(*state["position"])
         self.best, self.waited = state["best"], state["waited"]
+
+    def _announce_jump(self) -> None:
+        """Warns if the learning rate of this run's schedule is not what the resumed run had reached."""
+        done, before = self.trainer.done, self.trainer.lr
+        now = learning_rate(self.trainer.scheduler, done) if done else None
+        if distributed.is_rank_zero() and before is not None and now is not None and not math.isclose(now, before):
+            log.warning(
+                "the learning rate jumps: update %d had %.3g, and would have %.3g by this run's schedule",
+                done,
+                before,
+                now,
+            )
 
     def _validator(self) -> Validator | None:
         config = self.job.run

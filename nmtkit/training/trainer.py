@@ -17,7 +17,7 @@ from torch import Tensor
 from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
-from nmtkit.lr_schedulers import LRScheduler
+from nmtkit.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Batch
 from nmtkit.training import precision as precisions
@@ -68,6 +68,7 @@ class Trainer:
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.done = 0  # updates, including skipped ones
+        self.lr: float | None = None  # of the last update
 
     def _parallelize(self) -> ReplicatedModel:
         if self.job.run.parallel == "ddp" or distributed.world_size() == 1:
@@ -102,7 +103,7 @@ class Trainer:
                     f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
                 ) from error
         distributed.heartbeat(number)
-        lr = self.scheduler.lr(number)
+        self.lr = lr = learning_rate(self.scheduler, number)
         norm, finite = self._optimizer_step(lr)
         if self.ema:
             self.ema.update(number)
@@ -202,6 +203,7 @@ class Trainer:
         return state | {
             "optimizer": self._map_optimizer_state(self.optimizer.state_dict(), gather),
             "scheduler": self.scheduler.state(),
+            "lr": self.lr,
             "loss_scale": self.loss_scale.state_dict(),
         }
 
@@ -219,6 +221,7 @@ class Trainer:
             )
         self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
         self.scheduler.load_state(state["scheduler"])
+        self.lr = state["lr"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         parameters = self.engine.parameters
         weights = [self.engine.shard(*named) for named in zip(parameters, state.get("weights", ()), strict=False)]
