@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -24,6 +24,33 @@ if TYPE_CHECKING:
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerateConfig(registry.Config):
+    """Settings of the command beside those of the search and of the translator."""
+
+    gen_subset: str = registry.option("test", "subset of DATA", metavar="NAME")
+    prefix: Path | None = registry.option(None, "a line for each input line: how its translation begins")
+    constraints: Path | None = registry.option(
+        None, "a line for each input line: phrases, tab-separated, that its translation must hold"
+    )
+    avoid: Path | None = registry.option(
+        None, "a line for each input line: phrases, tab-separated, that its translation must not hold"
+    )
+    reference: Path | None = registry.option(None, "translations for --score-reference; none is those of DATA")
+    source_tag: str | None = registry.option(
+        None, "put this symbol of the vocabulary before every line, e.g. <2de>", metavar="TAG"
+    )
+    format: Literal["text", "jsonl"] = registry.option(
+        "text", "text: a line for each line; jsonl: an object for each line, with all of --nbest"
+    )
+    precision: Literal["auto", "fp32", "bf16", "int8"] = registry.option(
+        "auto", "type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
+    )
+    device: str = registry.option("auto", "cpu, cuda, cuda:1, …; auto is cuda where there is one", metavar="NAME")
+    workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
+    threads: int | None = registry.option(None, "CPU threads of the one process", min=1, max=1024)
+
+
 @click.command(cls=Command)
 @click.argument("data", required=False, type=Path)
 @click.option(
@@ -35,7 +62,6 @@ LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided",
     metavar="FILE",
     help="Checkpoint; repeat it for an ensemble.",
 )
-@click.option("--gen-subset", default="test", metavar="NAME", help="Subset of DATA.  [default: test]")
 @click.option(
     "--input",
     "inputs",
@@ -44,49 +70,10 @@ LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided",
     metavar="FILE",
     help="Text, perhaps compressed; repeatable.  [default: standard input, or DATA]",
 )
-@click.option("--prefix", type=Path, metavar="FILE", help="A line for each input line: how its translation begins.")
-@click.option(
-    "--constraints",
-    type=Path,
-    metavar="FILE",
-    help="A line for each input line: phrases, tab-separated, that its translation must hold.",
-)
-@click.option(
-    "--avoid",
-    type=Path,
-    metavar="FILE",
-    help="A line for each input line: phrases, tab-separated, that its translation must not hold.",
-)
-@click.option(
-    "--reference",
-    type=Path,
-    metavar="FILE",
-    help="Translations for --score-reference.  [default: those of DATA]",
-)
-@click.option("--source-tag", metavar="TAG", help="Put this symbol of the vocabulary before every line, e.g. <2de>.")
-@click.option(
-    "--format",
-    type=click.Choice(["text", "jsonl"]),
-    default="text",
-    help="text: a line for each line; jsonl: an object for each line, with all of --nbest.  [default: text]",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["auto", "fp32", "bf16", "int8"]),
-    default="auto",
-    help="Type of matrix products.  [default: fp32 on a CPU, bf16 on a GPU]",
-)
-@click.option("--device", default="auto", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cuda if there is one]")
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 1024),
-    default=1,
-    metavar="N",
-    help="CPU processes of one thread each; the fastest is one per core.  [default: 1]",
-)
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads of the one process.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
-def command(**flags: Any) -> None:
+def command(
+    data: Path | None, paths: tuple[Path, ...], inputs: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any
+) -> None:
     """Translate a subset of DATA, files, or standard input.
 
     \b
@@ -98,77 +85,82 @@ def command(**flags: Any) -> None:
     sentence is done; sampling, constraints and prefixes, diverse groups, --no-repeat-ngram, --alignment and other
     models search batch by batch.
     """
-    search: SearchOptions = settings_of(SearchOptions, flags)
-    batching: TranslatorOptions = settings_of(TranslatorOptions, flags)
-    check_combination(flags, search)
-    generate(flags, search, batching)
+    given = registry.on_command_line(flags)
+    config: GenerateConfig = derived(GenerateConfig, given)
+    search: SearchOptions = derived(SearchOptions, given)
+    check_combination(config, search, data is not None)
+    registry.load_installed_plugins()
+    for plugin in plugins:
+        registry.load_plugin(plugin)
+    generate(data, paths, inputs, config, search, derived(TranslatorOptions, given))
 
 
-command.params += [*registry.flags(TranslatorOptions), *registry.flags(SearchOptions, "Search")]
+for part, section in ((GenerateConfig, "Options"), (TranslatorOptions, "Options"), (SearchOptions, "Search")):
+    command.params += registry.flags(part, section)
 
 
-def settings_of(config: type, flags: dict[str, Any]) -> Any:
+def derived(config: type, given: dict[str, Any]) -> Any:
     """Returns a `config` with those of its fields that were given on the command line."""
     fields = registry.field_types(config)
-    given = {name: value for name, value in registry.on_command_line(flags).items() if name in fields}
-    return registry.derive(config, given, registry.COMMAND_LINE)
+    return registry.derive(config, {name: given[name] for name in given if name in fields}, registry.COMMAND_LINE)
 
 
-def check_combination(flags: dict[str, Any], search: SearchOptions) -> None:
+def check_combination(config: GenerateConfig, search: SearchOptions, has_data: bool) -> None:
     """Raises ValueError for flags that do not go together, naming them."""
     given = registry.given_flags()
     search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
-    on = (given - search_flags) | registry.changed_flags(search) | {f"--format {flags['format']}"}
-    if flags["workers"] == 1:
+    on = (given - search_flags) | registry.changed_flags(search) | {f"--format {config.format}"}
+    if config.workers == 1:
         on.discard("--workers")
     registry.check_flags(GENERATE_RULES, given, on)
-    if search.score_reference and (flags["data"] is None) == (flags["reference"] is None):
+    if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or those of --reference FILE")
-    if flags["format"] == "text" and search.nbest > 1 and search.mbr is None:
+    if config.format == "text" and search.nbest > 1 and search.mbr is None:
         raise ValueError("--nbest above 1 needs --format jsonl: text has one translation for each line")
-    if flags["workers"] > 1 and flags["device"] not in ("auto", "cpu"):
-        raise ValueError(f"--workers are CPU processes; leave out --device {flags['device']}")
+    if config.workers > 1 and config.device not in ("auto", "cpu"):
+        raise ValueError(f"--workers are CPU processes; leave out --device {config.device}")
 
 
-def generate(flags: dict[str, Any], search: SearchOptions, batching: TranslatorOptions) -> None:
+def generate(
+    data: Path | None,
+    paths: tuple[Path, ...],
+    files: tuple[Path, ...],
+    config: GenerateConfig,
+    search: SearchOptions,
+    options: TranslatorOptions,
+) -> None:
     import torch
 
     from nmtkit.generation import inputs
     from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
     from nmtkit.generation.translator import WINDOW, Translator
 
-    registry.load_installed_plugins()
-    for plugin in flags["plugins"]:
-        registry.load_plugin(plugin)
-    device, workers, tag = flags["device"], flags["workers"], flags["source_tag"]
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
-    device = rank_device(device, workers)
-    threads = 1 if workers > 1 else flags["threads"]
+    device = rank_device(config.device, config.workers)
+    threads = 1 if config.workers > 1 else config.threads
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
-        translator = Translator.load(flags["paths"], device, flags["precision"], **dataclasses.asdict(batching))
-        if tag is not None:
-            translator.tokenizer.check_tag(tag)
+        translator = Translator.load(paths, device, config.precision, **dataclasses.asdict(options))
+        if config.source_tag is not None:
+            translator.tokenizer.check_tag(config.source_tag)
         decoder = distribute(translator.batch_decoder(search))
         if decoder is None:  # this rank has done its share
             return
-        files = {field: flags[name] for name, field in LINE_FILES.items() if flags[name] is not None}
+        beside = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
         requests: Iterator[list[Request]]
-        if flags["data"] is not None:
-            split = open_split(flags["data"], flags["gen_subset"], translator, flags["paths"][0])
+        if data is not None:
+            split = open_split(data, config.gen_subset, translator, paths[0])
             requests = inputs.dataset_requests(split, WINDOW * ranks, search.score_reference)
-        elif not flags["inputs"] and sys.stdin.isatty() and not files and ranks == 1:
-            prompt(translator, search, tag)
+        elif not files and sys.stdin.isatty() and not beside and ranks == 1:
+            prompt(translator, search, config.source_tag)
             return
         else:
-            requests = inputs.text_requests(flags["inputs"], sys.stdin.buffer, WINDOW * ranks, tag)
-        if workers > 1:
-            decoder = stack.enter_context(Workers(translator, search, workers)).decode
-        translations = translator.run(inputs.with_fields(requests, files), search, decoder)
-        write(translations, flags["format"], scores=search.score_reference)
+            requests = inputs.text_requests(files, sys.stdin.buffer, WINDOW * ranks, config.source_tag)
+        if config.workers > 1:
+            decoder = stack.enter_context(Workers(translator, search, config.workers)).decode
+        translations = translator.run(inputs.with_fields(requests, beside), search, decoder)
+        write(translations, config.format, scores=search.score_reference)
 
 
 def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: Path) -> "Split":

@@ -136,6 +136,8 @@ def _worker(translator: Translator, options: SearchOptions, queue: Connection, o
 
 def rank_device(device: str, workers: int) -> str:
     """Returns the device of this process: under torchrun each has its own GPU. Raises ValueError if it has none."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
     if not distributed.launched():
         return device
     if workers > 1:
