@@ -55,19 +55,21 @@ def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options
     requests = [Request(line) for line in lines]
 
     def run() -> Outputs:
-        return [one.hypotheses[0].pieces for one in translator.run([requests], options, workers.decode)]
+        return [translation.hypotheses[0].pieces for translation in translator.run([requests], options, workers.decode)]
 
     return run
 
 
 def theirs(folder: Path, path: Path, quantization: str, pieces: Outputs, **options: int) -> System:
-    place = folder / f"{path.stem}-{quantization}"
-    export.to_ctranslate2(path, place, quantization)
-    translator = ctranslate2.Translator(str(place), inter_threads=PROCESSES, intra_threads=1, compute_type=quantization)
+    directory = folder / f"{path.stem}-{quantization}"
+    export.to_ctranslate2(path, directory, quantization)
+    translator = ctranslate2.Translator(
+        str(directory), inter_threads=PROCESSES, intra_threads=1, compute_type=quantization
+    )
 
     def run() -> Outputs:
         found = translator.translate_batch(pieces, beam_size=4, max_batch_size=BATCH, **options)
-        return [one.hypotheses[0] for one in found]
+        return [result.hypotheses[0] for result in found]
 
     return run
 
@@ -77,10 +79,10 @@ def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, di
     outputs, seconds = in_turns(systems, rounds)
     results: dict[str, dict[str, object]] = {}
     for name, found in outputs.items():
-        tokens = sum(len(one) + (extra if name.startswith("nmtkit") else 0) for one in found)
+        tokens = sum(len(pieces) + (extra if name.startswith("nmtkit") else 0) for pieces in found)
         results[name] = {
             "tokens": tokens,
-            "seconds": [round(one, 3) for one in seconds[name]],
+            "seconds": [round(value, 3) for value in seconds[name]],
             "tokens_per_second": round(tokens / statistics.median(seconds[name])),
             "output": found,
         }
@@ -89,9 +91,9 @@ def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, di
 
 def show(title: str, results: dict[str, dict[str, object]]) -> None:
     print(f"\n{title}")
-    for name, one in results.items():
-        print(f"  {name:<22}{one['tokens_per_second']:>7} tok/s  {one.get('bleu', '')}  {one['seconds']}")
-    speed = {name: float(str(one["tokens_per_second"])) for name, one in results.items()}
+    for name, result in results.items():
+        print(f"  {name:<22}{result['tokens_per_second']:>7} tok/s  {result.get('bleu', '')}  {result['seconds']}")
+    speed = {name: float(str(result["tokens_per_second"])) for name, result in results.items()}
     print(f"  int8 / CTranslate2 int8: {speed['nmtkit int8'] / speed['CTranslate2 int8']:.2f}")
     for precision in ("bf16", "fp32"):
         print(f"  {precision} / CTranslate2 float32: {speed[f'nmtkit {precision}'] / speed['CTranslate2 float32']:.2f}")
@@ -134,19 +136,19 @@ def main() -> None:
             for quantization in ("int8", "float32"):
                 systems[f"CTranslate2 {quantization}"] = theirs(folder, arguments.trained, quantization, pieces)
             report["trained"] = measure(systems, 1, arguments.rounds)
-            for one in report["trained"].values():
+            for result in report["trained"].values():
                 texts = [
                     data.tokenizer.decode_target([data.tokenizer._target.piece_to_id(piece) for piece in output])
-                    for output in one["output"]
+                    for output in result["output"]
                 ]
-                one["bleu"] = f"BLEU {score(texts, [references])[0].value:.2f}"
+                result["bleu"] = f"BLEU {score(texts, [references])[0].value:.2f}"
             plain, whole = report["trained"]["nmtkit fp32"]["output"], report["trained"]["nmtkit int8"]["output"]
             show(f"(b) {arguments.trained.name} on the test set", report["trained"])
             print(f"  int8 changes {sum(a != b for a, b in zip(plain, whole, strict=True))} of {len(lines)} sentences")
     if arguments.output is not None:
         for part in report.values():
-            for one in part.values():
-                del one["output"]
+            for result in part.values():
+                del result["output"]
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -33,7 +33,7 @@ from nmtkit.packed import Packed
 
 OPTIONS = SearchOptions(beam=4, max_len_a=1.0, max_len_b=0)
 BATCH = 16384  # source tokens, of the search batch by batch and of CTranslate2
-System = Callable[[], int]  # does all sentences; gives the tokens put out, eos included
+System = Callable[[], int]  # decodes all sentences; returns the number of output tokens, eos included
 
 
 def random_sentences(number: int, vocabulary: int) -> list[Sentence]:
@@ -58,8 +58,8 @@ def batch_by_batch(model: Architecture, sentences: list[Sentence], device: torch
     def run() -> int:
         tokens = 0
         for batch in batches(sentences):
-            found = beam_search([model], Packed.from_lists([one.ids for one in batch], device), OPTIONS)
-            tokens += sum(len(one[0].tokens) + 1 for one in found)
+            found = beam_search([model], Packed.from_lists([sentence.ids for sentence in batch], device), OPTIONS)
+            tokens += sum(len(hypotheses[0].tokens) + 1 for hypotheses in found)
         return tokens
 
     return run
@@ -72,7 +72,9 @@ def slots(model: Architecture, sentences: list[Sentence], device: torch.device, 
     search = ContinuousBatching([model], OPTIONS, number, never, device, None if graphs else Eager)
 
     def run() -> int:
-        return sum(len(one[0].tokens) + 1 for _, found in search.decode(batches(sentences)) for one in found)
+        return sum(
+            len(hypotheses[0].tokens) + 1 for _, found in search.decode(batches(sentences)) for hypotheses in found
+        )
 
     return run
 
@@ -112,7 +114,7 @@ def ctranslate2_float16(model: Architecture, vocabulary: int, sentences: list[Se
                 "beam_size": OPTIONS.beam,
             }
             waiting += translator.translate_batch(group, **settings, **limits)
-        return sum(len(one.result().hypotheses[0]) for one in waiting)
+        return sum(len(job.result().hypotheses[0]) for job in waiting)
 
     return run
 
@@ -143,7 +145,7 @@ def measure(systems: dict[str, System], rounds: int) -> dict[str, dict[str, obje
     return {
         name: {
             "tokens": tokens[name],
-            "seconds": [round(one, 3) for one in seconds[name]],
+            "seconds": [round(value, 3) for value in seconds[name]],
             "tokens_per_second": round(tokens[name] / statistics.median(seconds[name])),
         }
         for name in systems
@@ -167,8 +169,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 report[title] = measure(systems_of(name, vocabulary, arguments, Path(folder)), arguments.rounds)
             print(f"\n{title}, {arguments.sentences:,} sentences, on {arguments.device}")
-            for system, one in report[title].items():
-                print(f"  {system:<22}{one['tokens_per_second']:>9} tok/s  {one['seconds']}")
+            for system, result in report[title].items():
+                print(f"  {system:<22}{result['tokens_per_second']:>9} tok/s  {result['seconds']}")
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 

@@ -20,7 +20,7 @@ from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
 
-# H heads, S source tokens, T target tokens, L queries, M keys; tokens include eos
+# H heads, S source and T target tokens, L queries, M keys; tokens include eos
 
 TITLES = {
     "encoder": ("Encoder self-attention", "What each source token looks at among the source tokens."),
@@ -35,7 +35,7 @@ class Attention:
 
     source: list[str]  # S pieces, eos last
     target: list[str]  # T pieces, eos last: what the decoder writes at each step
-    maps: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
+    weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
 
 
 def attend(
@@ -59,16 +59,16 @@ def attend(
         else:
             target_ids = tokenizer.encode_target([target]).ids.tolist()
         target_input = Packed.from_lists([[BOS, *target_ids[:-1]]], device)
-        maps = model.attention_weights(packed, target_input)
+        weights = model.attention_weights(packed, target_input)
     return Attention(
         source=[*tokenizer.source_pieces(source_ids[:-1]), "end"],
         target=[*tokenizer.target_pieces(target_ids[:-1]), "end"],
-        maps={kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps.items()},
+        weights={kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in weights.items()},
     )
 
 
 def page(attention: Attention, title: str) -> str:
-    """The HTML page. Everything is inside: it opens without a network, and asks for nothing."""
+    """Returns the HTML page. Everything is inside: it opens without a network, and asks for nothing."""
     keys = {"encoder": attention.source, "decoder": ["start", *attention.target[:-1]], "cross": attention.source}
     data = {
         "tokens": {"source": _labels(attention.source, 1), "target": _labels(attention.target, 1)},
@@ -80,10 +80,10 @@ def page(attention: Attention, title: str) -> str:
                 "queries": "source" if kind == "encoder" else "target",
                 "keys": _labels(keys[kind], 0 if kind == "decoder" else 1),
                 "keysAreSource": kind != "decoder",
-                "layers": [_encoded(layer) for layer in attention.maps[kind]],
+                "layers": [_encoded(layer) for layer in attention.weights[kind]],
             }
             for kind in TITLES
-            if kind in attention.maps
+            if kind in attention.weights
         ],
     }
     template = importlib.resources.files("nmtkit").joinpath("attention_page.html").read_text(encoding="utf-8")
@@ -99,7 +99,9 @@ def _encoded(layer: npt.NDArray[np.float32]) -> dict[str, Any]:
 
 
 def _labels(pieces: list[str], special_from_end: int) -> list[dict[str, Any]]:
-    """Pieces as shown: without the mark of a space, but knowing where a word begins; `end` and `start` are no words."""
+    """Returns pieces as they are shown: without the mark of a space, and whether a word begins there; `end` and `start`
+    are special.
+    """
     special = len(pieces) - 1 if special_from_end else 0
     return [
         {

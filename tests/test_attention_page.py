@@ -39,12 +39,12 @@ def attention(model_and_tokenizer):
 def test_every_row_of_every_head_sums_to_one_and_the_decoder_does_not_look_ahead(attention):
     source, target = len(attention.source), len(attention.target)
     shapes = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
-    assert set(attention.maps) == set(shapes)
-    for kind, layers in attention.maps.items():
+    assert set(attention.weights) == set(shapes)
+    for kind, layers in attention.weights.items():
         assert [layer.shape for layer in layers] == [(HEADS, *shapes[kind])] * LAYERS
         for layer in layers:
             np.testing.assert_allclose(layer.sum(-1), 1, atol=1e-5)
-    for layer in attention.maps["decoder"]:
+    for layer in attention.weights["decoder"]:
         assert not np.triu(layer, 1).any()
 
 
@@ -111,7 +111,7 @@ def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attenti
     captions = re.findall(r'<span class="caption">(.*?)</span>', shown)
     # the first target token is followed as a query of the decoder and of cross-attention; the encoder knows it not
     assert [bool(caption) for caption in captions] == [False] * 6 + [True] * 12
-    weights = attention.maps["cross"][1][2, 0]
+    weights = attention.weights["cross"][1][2, 0]
     assert f"{100 * weights.max():.0f} %" in captions[-1]
     # the first step of the decoder can only look at the start
     assert captions[6] == "→ <b>start</b> 100 %"
@@ -173,6 +173,6 @@ def test_a_model_without_attention_is_an_error(model_and_tokenizer, tmp_path, mo
 
 
 def test_kinds_that_a_model_lacks_are_left_out(attention):
-    partial = Attention(attention.source, attention.target, {"cross": attention.maps["cross"]})
+    partial = Attention(attention.source, attention.target, {"cross": attention.weights["cross"]})
     text = page(partial, "Attention")
     assert '"name":"cross"' in text and '"name":"encoder"' not in text

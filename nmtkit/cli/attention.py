@@ -1,4 +1,4 @@
-"""`nmtkit attention`: a web page of what every head of a model looks at in one sentence."""
+"""`nmtkit attention`: a web page of the attention weights of every head in one sentence."""
 
 import os
 from pathlib import Path
@@ -43,5 +43,5 @@ def command(sentence: str, path: Path, target: str | None, beam: int, output: Pa
         os.replace(partial, output)
     finally:
         partial.unlink(missing_ok=True)
-    heads = sum(len(layer) for layers in attention.maps.values() for layer in layers)
+    heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)
     stderr.print(f"wrote {output}: {heads} heads", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the translation of a sentence must or must not hold, as ids, and the processor that forbids continuations."""
+"""Constraints on the translation of a sentence, as ids, and the processor that forbids continuations."""
 
 import math
 from collections.abc import Sequence

@@ -39,20 +39,24 @@ def continuous(
     models: list[Architecture], options: SearchOptions, slots: int, **settings: object
 ) -> ContinuousBatching:
     def fallback(batch):
-        source = Packed.from_lists([one.ids for one in batch])
-        return beam_search(models, source, options, [one.constraints for one in batch])
+        source = Packed.from_lists([sentence.ids for sentence in batch])
+        return beam_search(models, source, options, [sentence.constraints for sentence in batch])
 
     return ContinuousBatching(models, options, slots, fallback, CPU, **settings)
 
 
 def assert_same(found, expected) -> None:
-    """Two whose scores are equal but for rounding may have changed places."""
+    """Two whose scores are equal but for rounding may have changed addresses."""
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
-        assert [one.score for one in ours] == pytest.approx([one.score for one in theirs], abs=1e-5)
+        assert [hypothesis.score for hypothesis in ours] == pytest.approx(
+            [hypothesis.score for hypothesis in theirs], abs=1e-5
+        )
         for value in ("score", "log_probability"):
-            table = {tuple(one.tokens): getattr(one, value) for one in theirs}
-            assert {tuple(one.tokens): getattr(one, value) for one in ours} == pytest.approx(table, abs=1e-5)
+            table = {tuple(hypothesis.tokens): getattr(hypothesis, value) for hypothesis in theirs}
+            assert {tuple(hypothesis.tokens): getattr(hypothesis, value) for hypothesis in ours} == pytest.approx(
+                table, abs=1e-5
+            )
 
 
 @pytest.mark.parametrize(
@@ -71,19 +75,19 @@ def assert_same(found, expected) -> None:
 def test_slots_find_what_the_plain_search_finds(slots, changes):
     options = SearchOptions(**{"max_len_b": 12, **changes})
     model, sentences = tiny(60, seed=4), sources(24, 60, 14)
-    expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
-    lengths = {len(one.tokens) for found in expected for one in found}
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
+    lengths = {len(hypothesis.tokens) for found in expected for hypothesis in found}
     assert len(lengths) > 3 or options.max_len_a == 0
     assert supports([model], options)
     found = dict(continuous([model], options, slots).decode(batches_of(sentences, 7)))
-    assert_same([one for number in range(len(found)) for one in found[number]], expected)
+    assert_same([hypotheses for number in range(len(found)) for hypotheses in found[number]], expected)
 
 
 def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike():
     models = [tiny(9, 1, positions="learned", max_positions=14), tiny(9, 2, window=3)]
     options, sentences = SearchOptions(beam=8, nbest=8, lenpen=0.3), sources(8, 9, 12)
-    expected = beam_search(models, Packed.from_lists([one.ids for one in sentences]), options)
-    assert max(len(one.tokens) for found in expected for one in found) == 13
+    expected = beam_search(models, Packed.from_lists([sentence.ids for sentence in sentences]), options)
+    assert max(len(hypothesis.tokens) for found in expected for hypothesis in found) == 13
     found = dict(continuous(models, options, 3).decode([sentences]))
     assert_same(found[0], expected)
 
@@ -102,7 +106,9 @@ def test_the_state_grows_when_a_longer_sentence_or_many_come():
     assert shapes[-1][0] == 32 and shapes[-1][1] > 32 and shapes[-1][2] > 16
     for number, batch in enumerate(stream):
         if batch:
-            assert_same(found[number], beam_search([model], Packed.from_lists([one.ids for one in batch]), options))
+            assert_same(
+                found[number], beam_search([model], Packed.from_lists([sentence.ids for sentence in batch]), options)
+            )
 
 
 def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
@@ -127,7 +133,7 @@ def test_an_idle_stream_has_all_that_came_finished_before_it_is_asked_again():
 def test_constraints_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_behind():
     model, options = tiny(60), SearchOptions(max_len_b=10)
     sentences = sources(24, 60, 8)
-    expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
     required = Sentence(sentences[0].ids, Constraints(prefix=(7, 8)))
     runner = continuous([model], options, 5)
     given_up = runner.decode(batches_of(sentences, 2))
@@ -159,7 +165,7 @@ def test_modes_and_models_it_does_not_know_are_refused():
 def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(caplog):
     model, options = tiny(60), SearchOptions(max_len_b=8)
     good = sources(12, 60, 6)
-    expected = beam_search([model], Packed.from_lists([one.ids for one in good]), options)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in good]), options)
     encode = model.encode
 
     def overflowing(source: Packed) -> Packed:
@@ -170,14 +176,14 @@ def test_a_model_that_overflows_gives_an_empty_translation_and_spoils_no_other(c
         return memory.with_values(memory.values.masked_fill(spoilt[:, None], torch.inf))
 
     model.encode = overflowing
-    good = [Sentence([58 if id == 59 else id for id in one.ids]) for one in good]
+    good = [Sentence([58 if id == 59 else id for id in sentence.ids]) for sentence in good]
     model.encode = encode
-    expected = beam_search([model], Packed.from_lists([one.ids for one in good]), options)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in good]), options)
     model.encode = overflowing
-    mixed = [one for pair in zip(good, [Sentence([5, 59, EOS])] * 12, strict=True) for one in pair]
+    mixed = [sentence for pair in zip(good, [Sentence([5, 59, EOS])] * 12, strict=True) for sentence in pair]
     found = dict(continuous([model], options, 3).decode([mixed]))[0]
     assert_same(found[::2], expected)
-    assert [one[0].tokens for one in found[1::2]] == [[]] * 12
+    assert [hypotheses[0].tokens for hypotheses in found[1::2]] == [[]] * 12
     assert "no finite score" in caplog.text
 
 
@@ -199,15 +205,15 @@ class NoWaiting(TorchDispatchMode):
 def test_a_step_never_waits_for_the_device_and_keeps_every_tensor_in_its_place():
     models = [tiny(700, 1, window=4), tiny(700, 2)]  # so large a vocabulary that top-k goes in two stages
     search = GraphBeamSearch(models, SearchOptions(beam=3, nbest=2, min_len=2), 4, 16, 16, CPU)
-    source = Packed.from_lists([one.ids for one in sources(4, 700, 9)])
+    source = Packed.from_lists([sentence.ids for sentence in sources(4, 700, 9)])
     memories = [model.encode(source) for model in models]
-    parts = [one for owner in (search, *search.states) for one in vars(owner).values() if torch.is_tensor(one)]
-    places = [(one.data_ptr(), one.shape) for one in parts]
+    parts = [value for owner in (search, *search.states) for value in vars(owner).values() if torch.is_tensor(value)]
+    addresses = [(tensor.data_ptr(), tensor.shape) for tensor in parts]
     with NoWaiting():
         search.insert(torch.arange(4), memories, torch.full((4,), 12))
         for length in range(1, 9):
             search.step(CacheLengths(length, 12))
-    assert [(one.data_ptr(), one.shape) for one in parts] == places
+    assert [(tensor.data_ptr(), tensor.shape) for tensor in parts] == addresses
     with NoWaiting(), pytest.raises(AssertionError, match="waits"):
         bool(search.done.any())
 
@@ -217,9 +223,17 @@ def test_a_step_in_16_bits_mixes_no_types_or_devices():
     """On tensors without contents."""
     model, meta = tiny(700).to("meta", torch.bfloat16), torch.device("meta")
     search = GraphBeamSearch([model], SearchOptions(beam=3, nbest=2, min_len=1), 4, 16, 16, meta)
-    before = {name: (one.dtype, one.device, one.shape) for name, one in vars(search).items() if torch.is_tensor(one)}
+    before = {
+        name: (tensor.dtype, tensor.device, tensor.shape)
+        for name, tensor in vars(search).items()
+        if torch.is_tensor(tensor)
+    }
     search.step(CacheLengths(8, 8))
-    after = {name: (one.dtype, one.device, one.shape) for name, one in vars(search).items() if torch.is_tensor(one)}
+    after = {
+        name: (tensor.dtype, tensor.device, tensor.shape)
+        for name, tensor in vars(search).items()
+        if torch.is_tensor(tensor)
+    }
     assert before == after
 
 
@@ -260,13 +274,13 @@ def test_recorded_steps_find_the_same_in_few_shapes():
         return backends[-1]
 
     sentences = sources(24, 60, 14)
-    expected = beam_search([model], Packed.from_lists([one.ids for one in sentences]), options)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
     runner = continuous([model], options, 6, backend=backend)
     for _ in range(2):
         assert_same(dict(runner.decode([sentences]))[0], expected)
-    (one,) = backends
-    assert one.replays > 4 * one.warm and one.records <= one.warm <= 12
-    assert (one.warm + one.replays) % STEPS_PER_SYNC == 0
+    (backend,) = backends
+    assert backend.replays > 4 * backend.warm and backend.records <= backend.warm <= 12
+    assert (backend.warm + backend.replays) % STEPS_PER_SYNC == 0
 
 
 def test_shapes_are_few_and_never_too_small():

@@ -30,7 +30,7 @@ def ids(number: int, longest: int, seed: int, shortest: int = 1) -> list[tuple[i
     return [tuple(torch.randint(3, SIZE, (n,), generator=generator).tolist()) for n in lengths]
 
 
-SOURCE = Packed.from_lists([[*one, 2] for one in ids(CASES, 8, 1)])
+SOURCE = Packed.from_lists([[*sentence, 2] for sentence in ids(CASES, 8, 1)])
 
 
 def places(phrase: tuple[int, ...], output: list[int]) -> list[int]:
@@ -58,9 +58,9 @@ def test_every_translation_holds_its_required_phrases(model, beam, ordered):
     constraints = [Constraints(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
     options = SearchOptions(beam=beam, nbest=beam, max_len_b=4, ordered_constraints=ordered)
     for constraint, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
-        for one in found:
-            assert math.isfinite(one.score)
-            assert (holds_in_order if ordered else holds)(constraint.required, one.tokens)
+        for hypothesis in found:
+            assert math.isfinite(hypothesis.score)
+            assert (holds_in_order if ordered else holds)(constraint.required, hypothesis.tokens)
 
 
 def test_required_phrases_that_share_a_beginning_are_all_held(model):
@@ -89,7 +89,7 @@ def test_no_translation_holds_an_avoided_phrase(model, options):
     for constraint, before, found in zip(
         constraints, free, beam_search([model], SOURCE, options, constraints), strict=True
     ):
-        assert not any(places(phrase, one.tokens) for one in found for phrase in constraint.avoided)
+        assert not any(places(phrase, hypothesis.tokens) for hypothesis in found for phrase in constraint.avoided)
         changed += before[0].tokens != found[0].tokens
     assert changed > CASES / 2
 
@@ -119,8 +119,8 @@ def test_a_prefix_scores_as_the_search_that_chose_it(model):
 def test_no_ngram_is_repeated(model, size):
     options = SearchOptions(nbest=4, no_repeat_ngram=size, min_len=10, max_len_a=0, max_len_b=14)
     for found in beam_search([model], SOURCE, options):
-        for one in found:
-            runs = Counter(tuple(one.tokens[i : i + size]) for i in range(len(one.tokens) - size + 1))
+        for hypothesis in found:
+            runs = Counter(tuple(hypothesis.tokens[i : i + size]) for i in range(len(hypothesis.tokens) - size + 1))
             assert max(runs.values()) == 1
 
 
@@ -128,9 +128,13 @@ def test_diverse_groups_are_sorted_distinct_and_more_diverse(model):
     def distinct_tokens(options: SearchOptions) -> float:
         total = 0
         for found in beam_search([model], SOURCE, options):
-            assert len({tuple(one.tokens) for one in found}) == len(found) <= 4  # groups may find the same
-            assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
-            total += len({one.tokens[0] if one.tokens else 2 for one in found})
+            assert (
+                len({tuple(hypothesis.tokens) for hypothesis in found}) == len(found) <= 4
+            )  # groups may find the same
+            assert [hypothesis.score for hypothesis in found] == sorted(
+                (hypothesis.score for hypothesis in found), reverse=True
+            )
+            total += len({hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found})
         return total / CASES
 
     plain = distinct_tokens(SearchOptions(nbest=4, max_len_b=5))
@@ -141,10 +145,10 @@ def test_diverse_groups_are_sorted_distinct_and_more_diverse(model):
 def test_diverse_scores_are_the_models(model):
     diverse = SearchOptions(nbest=4, diverse_groups=4, diversity=1.0, max_len_b=5)
     found = beam_search([model], SOURCE, diverse)
-    best = [Constraints(prefix=tuple(one[0].tokens)) for one in found]
+    best = [Constraints(prefix=tuple(hypotheses[0].tokens)) for hypotheses in found]
     again = beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=0), best)
-    for one, other in zip(found, again, strict=True):
-        assert one[0].log_probability == pytest.approx(other[0].log_probability, abs=1e-4)
+    for ours, theirs in zip(found, again, strict=True):
+        assert ours[0].log_probability == pytest.approx(theirs[0].log_probability, abs=1e-4)
 
 
 def test_a_sample_depends_on_its_seed_alone(model):
@@ -153,7 +157,7 @@ def test_a_sample_depends_on_its_seed_alone(model):
     order = torch.randperm(CASES, generator=torch.Generator().manual_seed(1))[:50]
     parts = [beam_search([model], SOURCE.select(part), options, seeds=part.tolist()) for part in order.split(7)]
     for place, found in zip(order.tolist(), itertools.chain.from_iterable(parts), strict=True):
-        assert [one.tokens for one in found] == [one.tokens for one in together[place]]
+        assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in together[place]]
     other = beam_search([model], SOURCE, SearchOptions(sampling=True, nbest=3, max_len_b=5, seed=2))
     assert sum(a[0].tokens != b[0].tokens for a, b in zip(together, other, strict=True)) > CASES / 2
 
@@ -162,7 +166,7 @@ def test_samples_follow_the_models_distribution(model):
     """The first token of 4,000 samples of one sentence, against the probabilities of one step."""
     source = SOURCE.select(torch.zeros(1, dtype=torch.int64))
     found = beam_search([model], source, SearchOptions(sampling=True, nbest=4000, max_len_a=0, max_len_b=1))[0]
-    counts = Counter(one.tokens[0] if one.tokens else 2 for one in found)
+    counts = Counter(hypothesis.tokens[0] if hypothesis.tokens else 2 for hypothesis in found)
     with torch.no_grad():
         logits = model.output_projection(model(source, Packed.from_lists([[1]])))[0]
     logits[:2] = -math.inf

@@ -59,8 +59,10 @@ def test_beam_search_equals_exhaustive_search_when_the_beam_covers_every_prefix(
         best = sorted(expected, key=lambda output: -expected[output])[:10]
         options = SearchOptions(beam=40, nbest=10, lenpen=lenpen, max_len_a=0, max_len_b=longest)
         found = beam_search([model], Packed.from_lists([source]), options)[0]
-        assert [tuple(one.tokens) for one in found] == best
-        assert [one.score for one in found] == pytest.approx([expected[one] for one in best], abs=1e-5)
+        assert [tuple(hypothesis.tokens) for hypothesis in found] == best
+        assert [hypothesis.score for hypothesis in found] == pytest.approx(
+            [expected[hypothesis] for hypothesis in best], abs=1e-5
+        )
 
 
 def test_the_score_is_the_log_probability_over_the_papers_penalty():
@@ -101,8 +103,10 @@ def test_a_sentence_is_searched_alike_alone_and_in_any_batch(beam):
             for place, found in zip(
                 part, beam_search([model], Packed.from_lists([sources[i] for i in part]), options), strict=True
             ):
-                assert [one.tokens for one in found] == [one.tokens for one in alone[place]]
-                assert [one.score for one in found] == pytest.approx([one.score for one in alone[place]], abs=1e-5)
+                assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in alone[place]]
+                assert [hypothesis.score for hypothesis in found] == pytest.approx(
+                    [hypothesis.score for hypothesis in alone[place]], abs=1e-5
+                )
 
 
 def test_the_cached_state_finds_what_the_slow_one_finds():
@@ -112,16 +116,20 @@ def test_the_cached_state_finds_what_the_slow_one_finds():
     for fast, slow in zip(
         beam_search([model], source, options), beam_search([Slow(model)], source, options), strict=True
     ):
-        assert [one.tokens for one in fast] == [one.tokens for one in slow]
-        assert [one.score for one in fast] == pytest.approx([one.score for one in slow], abs=1e-5)
+        assert [hypothesis.tokens for hypothesis in fast] == [hypothesis.tokens for hypothesis in slow]
+        assert [hypothesis.score for hypothesis in fast] == pytest.approx(
+            [hypothesis.score for hypothesis in slow], abs=1e-5
+        )
 
 
 def test_the_nbest_are_sorted_and_distinct():
     model, sources = tiny_transformer(30, sharpness=2.0), random_sources(50, 30, 8)
     for found in beam_search([model], Packed.from_lists(sources), SearchOptions(beam=6, nbest=6)):
         assert len(found) == 6
-        assert len({tuple(one.tokens) for one in found}) == 6
-        assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+        assert len({tuple(hypothesis.tokens) for hypothesis in found}) == 6
+        assert [hypothesis.score for hypothesis in found] == sorted(
+            (hypothesis.score for hypothesis in found), reverse=True
+        )
 
 
 def test_a_beam_scores_at_least_as_well_as_greedy_on_average():
@@ -137,18 +145,18 @@ def test_lengths_stay_within_their_limits_and_no_special_is_produced():
     model, sources = tiny_transformer(30), random_sources(30, 30, 8)
     options = SearchOptions(nbest=4, min_len=3, max_len_a=0.5, max_len_b=4)
     for source, found in zip(sources, beam_search([model], Packed.from_lists(sources), options), strict=True):
-        for one in found:
-            assert 3 <= len(one.tokens) <= int(0.5 * (len(source) - 1) + 4)
-            assert not {0, 1, 2} & set(one.tokens)
+        for hypothesis in found:
+            assert 3 <= len(hypothesis.tokens) <= int(0.5 * (len(source) - 1) + 4)
+            assert not {0, 1, 2} & set(hypothesis.tokens)
 
 
 def test_an_ensemble_of_a_model_with_itself_equals_the_model():
     model, source = tiny_transformer(30, sharpness=2.0), Packed.from_lists(random_sources(20, 30, 8))
-    for one, three in zip(
+    for alone, ensemble in zip(
         beam_search([model], source, SearchOptions()), beam_search([model] * 3, source, SearchOptions()), strict=True
     ):
-        assert [x.tokens for x in one] == [x.tokens for x in three]
-        assert [x.score for x in one] == pytest.approx([x.score for x in three], abs=1e-5)
+        assert [x.tokens for x in alone] == [x.tokens for x in ensemble]
+        assert [x.score for x in alone] == pytest.approx([x.score for x in ensemble], abs=1e-5)
 
 
 def test_an_ensemble_averages_probabilities():

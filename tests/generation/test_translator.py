@@ -48,8 +48,8 @@ SHORT = {"max_len_a": 0.0, "max_len_b": 8}
 
 def test_every_line_gets_one_translation_in_order(checkpoint_file):
     translations = Translator.load(checkpoint_file).translate(ODD_LINES, **SHORT)
-    assert [one.id for one in translations] == list(range(len(ODD_LINES)))
-    assert [one.source for one in translations] == ODD_LINES
+    assert [translation.id for translation in translations] == list(range(len(ODD_LINES)))
+    assert [translation.source for translation in translations] == ODD_LINES
     assert translations[0].text == translations[1].text == ""
     assert translations[2].text == translations[8].text
 
@@ -60,9 +60,9 @@ def test_batches_do_not_change_translations(checkpoint_file, max_tokens):
     expected = Translator.load(checkpoint_file).translate(lines, **SHORT)
     order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(1)).tolist()
     found = Translator.load(checkpoint_file, max_tokens=max_tokens).translate([lines[i] for i in order], **SHORT)
-    for place, one in zip(order, found, strict=True):
-        assert one.text == expected[place].text
-        assert one.hypotheses[0].score == pytest.approx(expected[place].hypotheses[0].score, abs=1e-5)
+    for index, translation in zip(order, found, strict=True):
+        assert translation.text == expected[index].text
+        assert translation.hypotheses[0].score == pytest.approx(expected[index].hypotheses[0].score, abs=1e-5)
 
 
 def test_two_workers_equal_one_process(checkpoint_file):
@@ -72,10 +72,10 @@ def test_two_workers_equal_one_process(checkpoint_file):
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
     with Workers(translator, options, 2) as workers:
         found = list(translator.run([[], *windows, []], options, workers.decode))
-    for one, other in zip(found, translator.stream(lines, options), strict=True):
-        assert (one.id, one.source, one.text) == (other.id, other.source, other.text)
-        assert [x.pieces for x in one.hypotheses] == [x.pieces for x in other.hypotheses]
-        assert [x.score for x in one.hypotheses] == pytest.approx([x.score for x in other.hypotheses], abs=1e-5)
+    for translation, other in zip(found, translator.stream(lines, options), strict=True):
+        assert (translation.id, translation.source, translation.text) == (other.id, other.source, other.text)
+        assert [x.pieces for x in translation.hypotheses] == [x.pieces for x in other.hypotheses]
+        assert [x.score for x in translation.hypotheses] == pytest.approx([x.score for x in other.hypotheses], abs=1e-5)
 
 
 def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
@@ -113,7 +113,9 @@ def test_windows_do_not_change_translations(checkpoint_file):
     translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
     windows = [[Request(line)] for line in lines]
     one_by_one = translator.run(windows, options, translator.batch_decoder(options))
-    assert [one.text for one in one_by_one] == [one.text for one in translator.translate(lines, **SHORT)]
+    assert [translation.text for translation in one_by_one] == [
+        translation.text for translation in translator.translate(lines, **SHORT)
+    ]
 
 
 def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, tmp_path):
@@ -133,7 +135,7 @@ def test_every_precision_translates_alike_in_any_batch(checkpoint_file, precisio
     lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
     together = Translator.load(checkpoint_file, precision=precision).translate(lines, **SHORT)
     alone = Translator.load(checkpoint_file, precision=precision, max_tokens=1).translate(lines, **SHORT)
-    assert [one.text for one in together] == [one.text for one in alone]
+    assert [translation.text for translation in together] == [translation.text for translation in alone]
 
 
 def test_int8_off_the_cpu_is_refused(checkpoint_file):
@@ -152,14 +154,14 @@ def test_a_scored_reference_has_its_teacher_forced_log_probability(checkpoint_fi
     pairs = [("a dog runs .", "two men"), ("the cat", ""), ("", "a street in the park"), ("a", "a " * 60)]
     requests = [Request(source, reference=reference) for source, reference in pairs]
     model, _ = from_checkpoint(checkpoint_file)
-    for (source, reference), one in zip(
+    for (source, reference), translation in zip(
         pairs, Translator.load(checkpoint_file).translate(requests, score_reference=True), strict=True
     ):
         ids = [tokenizer.encode_source([source]).ids.tolist(), tokenizer.encode_target([reference]).ids.tolist()]
         expected = log_probability_of(model, ids[0], ids[1][:-1])
-        assert one.hypotheses[0].log_probability == pytest.approx(expected, abs=1e-4)
-        assert one.hypotheses[0].score == pytest.approx(expected / ((5 + len(ids[1])) / 6) ** 0.6, abs=1e-4)
-        assert one.text == reference.strip()
+        assert translation.hypotheses[0].log_probability == pytest.approx(expected, abs=1e-4)
+        assert translation.hypotheses[0].score == pytest.approx(expected / ((5 + len(ids[1])) / 6) ** 0.6, abs=1e-4)
+        assert translation.text == reference.strip()
 
 
 def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkpoint_file, tokenizer):
@@ -168,11 +170,11 @@ def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkp
     soft = translator.translate(lines, alignment="soft", nbest=2, **SHORT)
     hard = translator.translate(lines, alignment="hard", nbest=2, **SHORT)
     model, _ = from_checkpoint(checkpoint_file)
-    for line, one, other in zip(lines, soft, hard, strict=True):
+    for line, translation, other in zip(lines, soft, hard, strict=True):
         if not line:
             continue
         ids = tokenizer.encode_source([line]).ids.tolist()
-        for output, peaks in zip(one.hypotheses, other.hypotheses, strict=True):
+        for output, peaks in zip(translation.hypotheses, other.hypotheses, strict=True):
             tokens = [tokenizer._target.piece_to_id(piece) for piece in output.pieces]
             maps = model.attention_weights(Packed.from_lists([ids]), Packed.from_lists([[1, *tokens]]))
             expected = maps["cross"][0][0].mean(0)[:-1]
@@ -183,9 +185,9 @@ def test_a_soft_alignment_is_the_cross_attention_and_a_hard_one_its_peaks(checkp
 
 def test_the_alignment_of_a_split_line_counts_pieces_of_the_whole_line(checkpoint_file):
     translator = Translator.load(checkpoint_file, max_source_len=6)
-    one = translator.translate(["a dog runs . " * 4], alignment="hard", **SHORT)[0].hypotheses[0]
-    assert len(one.alignment) == len(one.pieces)
-    sources = [source for source, _ in one.alignment]
+    translation = translator.translate(["a dog runs . " * 4], alignment="hard", **SHORT)[0].hypotheses[0]
+    assert len(translation.alignment) == len(translation.pieces)
+    sources = [source for source, _ in translation.alignment]
     assert sources[-1] >= 6 and max(sources) < len(translator.tokenizer.encode_source(["a dog runs . " * 4]).ids)
 
 
@@ -199,9 +201,11 @@ def test_unknown_words_are_replaced_by_what_they_attend_to():
         model.output_projection = torch.nn.Linear(8, tokenizer.target_size)
         model.output_projection.weight.zero_()
         model.output_projection.bias.copy_(torch.tensor([2.0] + [-9.0] * (tokenizer.target_size - 1)))
-    one = translator.translate(request, beam=1, max_len_a=0, max_len_b=1, replace_unknown=True, alignment="hard")[0]
-    assert one.hypotheses[0].pieces == ["<unk>"]
-    assert one.text == ["aa", "Zebra", "cc"][one.hypotheses[0].alignment[0][0]]
+    translation = translator.translate(
+        request, beam=1, max_len_a=0, max_len_b=1, replace_unknown=True, alignment="hard"
+    )[0]
+    assert translation.hypotheses[0].pieces == ["<unk>"]
+    assert translation.text == ["aa", "Zebra", "cc"][translation.hypotheses[0].alignment[0][0]]
 
 
 def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
@@ -212,8 +216,8 @@ def test_the_least_risk_is_the_candidate_most_like_the_others(checkpoint_file):
     translations = Translator.load(checkpoint_file).translate(
         ["a dog runs .", "", "the cat"], sampling=True, nbest=6, mbr="chrf", **SHORT
     )
-    for one in translations:
-        values = [output.utility for output in one.hypotheses]
+    for translation in translations:
+        values = [output.utility for output in translation.hypotheses]
         assert values == sorted(values, reverse=True)
 
 
@@ -246,6 +250,6 @@ def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
             yield "" if number % 3 == 0 else "a dog"
 
     loaded = Translator.load(checkpoint_file)
-    for given, one in enumerate(Instant(loaded.models, loaded.tokenizer).stream(lines(), SearchOptions())):
-        assert one.id == given and taken - given <= WINDOW
+    for given, translation in enumerate(Instant(loaded.models, loaded.tokenizer).stream(lines(), SearchOptions())):
+        assert translation.id == given and taken - given <= WINDOW
     assert given == 99_999
