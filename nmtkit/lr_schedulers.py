@@ -19,7 +19,7 @@ class RunInfo:
     """Facts of a run that a schedule may depend on."""
 
     d_model: int | None  # the architecture's width, where its config has one
-    max_update: int | None  # updates the run will make
+    max_update: int | None  # updates the run will make; where --max-epoch bounds it, about as many
 
 
 class LRScheduler(ABC):
@@ -109,7 +109,7 @@ class CosineConfig(Config):
     end_lr: float = option(0.0, "Learning rate at the end of the decay, and after.", min=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
     decay_updates: int | None = option(
-        None, "Update at which the decay ends; none: --max-update.", min=1, max=MAX_UPDATES
+        None, "Update at which the decay ends; none: with the run.", min=1, max=MAX_UPDATES
     )
 
     def __post_init__(self) -> None:
@@ -132,7 +132,9 @@ class Decay(LRScheduler):
         self.config = config
         end = config.decay_updates if config.decay_updates is not None else run.max_update
         if end is None:
-            raise ValueError("this schedule needs to know where it ends; give --decay-updates or --max-update")
+            raise ValueError(
+                "this schedule needs to know where it ends; give --decay-updates, --max-update or --max-epoch"
+            )
         if end <= config.warmup_updates:
             raise ValueError(f"the decay would end at update {end}, within the warm-up of {config.warmup_updates}")
         self.end = end

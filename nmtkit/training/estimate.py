@@ -214,7 +214,7 @@ def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int,
     """Makes whole updates in this one process and returns lines on their speed beside what the device can reach."""
     plan.set_threads()
     device, config = plan.device, plan.job.run
-    trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False)
+    trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
     loader = BatchLoader(dataset["train"], sampler, plan.max_tokens, 0, 1, device, config.subword_alpha)
     source = target = 0
     started = time.monotonic()

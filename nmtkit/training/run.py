@@ -88,7 +88,10 @@ class Run:
         config = self.job.run
         self._check_pair_sizes()
         self.sampler = plan.sampler(self.train_split)
-        self.trainer = build_trainer(self.job, self.dataset.tokenizer, self.device, resumed=bool(newest))
+        updates, _ = plan.updates(self.sampler.updates_per_epoch)
+        self.trainer = build_trainer(
+            self.job, self.dataset.tokenizer, self.device, resumed=bool(newest), updates=updates
+        )
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since the best

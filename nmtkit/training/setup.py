@@ -51,8 +51,13 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
     return models.build(chosen.name, chosen.config, models.vocabulary_of(tokenizer))
 
 
-def build_trainer(job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool) -> Trainer:
-    """The model and what trains it. A run that is resumed has its own weights, and needs no others to start from."""
+def build_trainer(
+    job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool, updates: int | None = None
+) -> Trainer:
+    """Returns the trainer of a fresh or fine-tuned model; a resumed run loads its own weights afterwards.
+
+    `updates` are those of the whole run, where --max-epoch may bound it; None: --max-update.
+    """
     if job.run.subword_alpha:
         tokenizer.check_sampling()
     model = build_model(job, tokenizer)
@@ -65,11 +70,12 @@ def build_trainer(job: JobConfig, tokenizer: Tokenizer, device: torch.device, re
         check_shardable(job)
     chosen = job.components["criterion"]
     criterion = CRITERIONS[chosen.name].factory(chosen.config, tokenizer).to(device)
-    facts = RunInfo(
-        d_model=getattr(job.components["architecture"].config, "d_model", None), max_update=job.run.max_update
+    run = RunInfo(
+        d_model=getattr(job.components["architecture"].config, "d_model", None),
+        max_update=updates or job.run.max_update,
     )
     chosen = job.components["lr-scheduler"]
-    scheduler = LR_SCHEDULERS[chosen.name].factory(chosen.config, facts)
+    scheduler = LR_SCHEDULERS[chosen.name].factory(chosen.config, run)
     return Trainer(job, model, criterion, scheduler, device)
 
 

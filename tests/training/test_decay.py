@@ -30,3 +30,15 @@ def test_a_jump_of_the_learning_rate_is_announced(
     run(mirror_data, tmp_path, schedule, warmup_updates=0, max_update=4)
     expected = "the learning rate jumps: update 2 had 0, and would have 0.005 by this run's schedule"
     assert (expected in caplog.messages) == jumps
+
+
+@pytest.mark.parametrize("max_update", [None, 100_000])
+def test_a_decay_ends_where_the_epochs_do(mirror_data: Path, tmp_path: Path, max_update: int | None) -> None:
+    made = run(mirror_data, tmp_path, "cosine", warmup_updates=2, max_epoch=2, max_update=max_update)
+    made.run()
+    assert made.trainer.lr is not None and made.trainer.lr < 0.0001  # the epochs' updates differ by one or two
+
+
+def test_a_decay_ends_with_the_updates_where_they_end_before_the_epochs(mirror_data: Path, tmp_path: Path) -> None:
+    made = run(mirror_data, tmp_path, "polynomial", warmup_updates=2, max_epoch=100, max_update=12)
+    assert made.trainer.scheduler.lr(7) == pytest.approx(0.005)
