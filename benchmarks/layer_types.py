@@ -29,7 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmtkit.layers.attention import attention
-from nmtkit.layers.attention_cpu import banded_attention
+from nmtkit.layers.attention_cpu import sliding_window_attention
+from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.convolution import PackedConvolution
 from nmtkit.layers.recurrent import PackedLSTM, lstm_cell
 from nmtkit.packed import Layout
@@ -65,7 +66,7 @@ class RestrictedAttention(SelfAttention):
     """Sliding-window self-attention, as `--window` runs on a CPU with long sentences."""
 
     def attend(self, x: Tensor, layout: Layout) -> Tensor:
-        return banded_attention(x, x, x, layout, False, NEIGHBOURHOOD, 0.0)
+        return sliding_window_attention(x, x, x, layout, layout, AttentionSpec(window=NEIGHBOURHOOD))
 
 
 class Recurrent(nn.Module):

@@ -25,6 +25,7 @@ from train_speed import SMOOTHING, chosen_batches, fresh
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
+from nmtkit.layers.dropout import dropout
 from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Batch
 from nmtkit.registry import derive
@@ -60,17 +61,21 @@ def never(*_: object) -> bool:
     return False
 
 
-def padded(*_: object) -> str:
-    return "padded"
+def sdpa(*_: object, **__: object) -> str:
+    return "sdpa"
 
 
-RESIDUAL, DROPOUT = "nmtkit.layers.residual.uses_bit_masks", "nmtkit.layers.dropout.uses_bit_masks"
+def separate_nodes(x: Tensor, change: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
+    return norm(x + dropout(change, p))
+
+
+RESIDUAL, DROPOUT = "nmtkit.architectures.transformer.add_and_norm", "nmtkit.layers.dropout.uses_bit_masks"
 VARIANTS = (
     Variant("all fast paths"),
-    Variant("sum, dropout and norm as torch's own nodes", {RESIDUAL: never}),
-    Variant("these, and dropout by F.dropout", {RESIDUAL: never, DROPOUT: never}),
+    Variant("sum, dropout and norm as torch's own nodes", {RESIDUAL: separate_nodes}),
+    Variant("these, and dropout by F.dropout", {DROPOUT: never}),
     Variant("loss by F.cross_entropy on all logits", loss=torch_loss),
-    Variant("attention by padding and SDPA", {"nmtkit.layers.attention._backend_of": padded}),
+    Variant("attention by padding and SDPA", {"nmtkit.layers.attention.backend": sdpa}),
     Variant("fp32", dtype=None),
 )
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from nmtkit import checkpoint, models
 from nmtkit.architectures.transformer import (
     CrossAttention,
     Embedding,
-    FeedForward,
-    Residual,
     SelfAttention,
     Transformer,
 )
@@ -147,12 +146,12 @@ def _fill(spec: Any, model: Transformer) -> None:
         _norm(spec.encoder.layer_norm, model.encoder_norm)
         _norm(spec.decoder.layer_norm, model.decoder_norm)
     for ours, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
-        _attention(theirs.self_attention, ours.attention, ours.attention_residual)
-        _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_residual)
+        _attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
+        _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_norm)
     for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
-        _attention(theirs.self_attention, layer.attention, layer.attention_residual)
-        _attention(theirs.attention, layer.cross_attention, layer.cross_attention_residual)
-        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_residual)
+        _attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
+        _attention(theirs.attention, layer.cross_attention, layer.cross_attention_norm)
+        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_norm)
     _linear(spec.decoder.projection, model.output_projection)
 
 
@@ -161,17 +160,17 @@ def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
     side.position_encodings.encodings = ours.table(POSITIONS if ours.positions is None else 1).detach().numpy()
 
 
-def _attention(theirs: Any, ours: SelfAttention | CrossAttention, residual: Residual) -> None:
+def _attention(theirs: Any, ours: SelfAttention | CrossAttention, norm: nn.LayerNorm) -> None:
     inputs = [ours.qkv_proj] if isinstance(ours, SelfAttention) else [ours.q_proj, ours.kv_proj]
     for place, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
         _linear(place, linear)
-    _norm(theirs.layer_norm, residual.norm)
+    _norm(theirs.layer_norm, norm)
 
 
-def _feed_forward(theirs: Any, ours: FeedForward, residual: Residual) -> None:
+def _feed_forward(theirs: Any, ours: Any, norm: nn.LayerNorm) -> None:
     _linear(theirs.linear_0, ours.fc1)
     _linear(theirs.linear_1, ours.fc2)
-    _norm(theirs.layer_norm, residual.norm)
+    _norm(theirs.layer_norm, norm)
 
 
 def _linear(theirs: Any, ours: Any) -> None:

@@ -1,37 +1,26 @@
 """Sentences laid end to end, without padding.
 
-A layout says how many tokens each sentence has; values of any width ride on it: token ids [T], features [T, D]. Only
-what must know sentences (attention, recurrence) looks at the layout; every other layer sees a flat token axis.
+A layout says how many tokens each sentence has; values of any width go with it: token ids [T], features [T, D]. Only
+layers that must know sentences (attention, recurrence) look at the layout; every other layer sees a flat token axis.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # B sentences, T tokens in all of them, L tokens of the longest
 
-V = TypeVar("V")
-IGNORE_INDEX = -100  # target of a token that counts in no loss: the dead tail of a batch of fixed shape
-
-
-class cached_property(Generic[V]):  # noqa: N801  # used as a decorator
-    """A property computed when first asked for: functools.cached_property without its lock, at which compilers stop."""
-
-    def __init__(self, compute: Callable[[Any], V]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    def __get__(self, instance: Any, owner: type) -> V:
-        value = self.compute(instance)
-        object.__setattr__(instance, self.name, value)  # from now on found before this descriptor
-        return value
+Derived = TypeVar("Derived")
+IGNORE_INDEX = -100  # target of a token that counts in no loss: the padding of a batch to a fixed shape
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where sentences begin and end on the token axis. Derived indices are computed once, when first asked for.
+    """Where sentences begin and end on the token axis.
 
     `max_length` and `tokens` are Python integers, so that using them never waits for a device. On a layout of fixed
     shape, `max_length` is an upper bound.
@@ -40,53 +29,79 @@ class Layout:
     lengths: Tensor  # B, int64; every sentence has at least one token (eos)
     max_length: int
     tokens: int
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def of(lengths: Tensor) -> "Layout":
-        """The layout of sentences of these lengths [B]; synchronises with the device that holds them."""
+        """Returns the layout of sentences of these lengths [B]; synchronises with the device that holds them."""
         return Layout(lengths, int(lengths.max()), int(lengths.sum()))
+
+    def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
+        """Returns `compute()`, which is called once for each `key` and kept as long as the layout.
+
+        Indices and masks that every layer needs are kept here. `key` must not hold the layout itself, which would then
+        outlive its last use.
+        """
+        if key not in self._derived:
+            self._derived[key] = compute()
+        value: Derived = self._derived[key]
+        return value
 
     @property
     def sentences(self) -> int:
         return self.lengths.shape[0]
 
-    @cached_property
-    def cu_seqlens(self) -> Tensor:
-        """First token of each sentence, then T: B+1, int32 (the `cu_seqlens` of variable-length attention)."""
-        return torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32)
-
-    @cached_property
-    def segment_ids(self) -> Tensor:
-        """The sentence each token is of: T, int64."""
-        index = torch.arange(self.sentences, device=self.lengths.device)
-        return torch.repeat_interleave(index, self.lengths, output_size=self.tokens)
-
-    @cached_property
-    def position_ids(self) -> Tensor:
-        """Each token's place in its sentence, from 0: T, int64."""
-        index = torch.arange(self.tokens, device=self.lengths.device)
-        return index - self.cu_seqlens.long()[self.segment_ids]
-
-    @cached_property
+    @property
     def uniform(self) -> bool:
-        """All sentences are equally long, so that [T, …] is [B, L, …] by a view."""
+        """Whether all sentences are equally long, so that [T, …] is [B, L, …] by a view."""
         return self.tokens == self.sentences * self.max_length
 
-    @cached_property
-    def pad_indices(self) -> Tensor:
-        """For each cell of a B x L rectangle the token that fills it, clamped to the sentence: B, L, int64."""
-        column = torch.arange(self.max_length, device=self.lengths.device)
-        return self.cu_seqlens.long()[:-1, None] + torch.minimum(column, self.lengths[:, None] - 1)
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """Index of the first token of each sentence, then T: B+1, int32 (as variable-length attention takes it)."""
+        return self.derived("cu_seqlens", lambda: F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32))
 
-    @cached_property
+    @property
+    def segment_ids(self) -> Tensor:
+        """Index of each token's sentence: T, int64."""
+
+        def compute() -> Tensor:
+            index = torch.arange(self.sentences, device=self.lengths.device)
+            return torch.repeat_interleave(index, self.lengths, output_size=self.tokens)
+
+        return self.derived("segment_ids", compute)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Position of each token in its sentence, from 0: T, int64."""
+
+        def compute() -> Tensor:
+            index = torch.arange(self.tokens, device=self.lengths.device)
+            return index - self.cu_seqlens.long()[self.segment_ids]
+
+        return self.derived("position_ids", compute)
+
+    @property
     def mask(self) -> Tensor:
-        """Which cells of the B x L rectangle hold a token: B, L, bool."""
-        return torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
+        """True where a padded [B, L] holds a token: B L, bool."""
+        return self.derived(
+            "mask", lambda: torch.arange(self.max_length, device=self.lengths.device) < self.lengths[:, None]
+        )
 
-    @cached_property
+    @property
+    def pad_indices(self) -> Tensor:
+        """The token that fills each cell of a padded [B, L]; beyond a sentence's end its last one: B L, int64."""
+
+        def compute() -> Tensor:
+            column = torch.arange(self.max_length, device=self.lengths.device)
+            return self.cu_seqlens.long()[:-1, None] + torch.minimum(column, self.lengths[:, None] - 1)
+
+        return self.derived("pad_indices", compute)
+
+    @property
     def unpad_indices(self) -> Tensor:
-        """The cell of the flattened B x L rectangle each token is in: T, int64."""
-        return self.segment_ids * self.max_length + self.position_ids
+        """The cell of a flattened padded [B, L] that each token is in: T, int64."""
+        return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":
         return Layout(self.lengths.to(device, non_blocking=non_blocking), self.max_length, self.tokens)
@@ -101,37 +116,37 @@ class Packed:
 
     @staticmethod
     def from_lists(sentences: list[list[int]], device: torch.device | str = "cpu") -> "Packed":
-        """Token ids of several sentences, none of them empty."""
+        """Returns the token ids of several sentences, none of them empty."""
         lengths = torch.tensor([len(ids) for ids in sentences], device=device)
         values = torch.tensor([token for ids in sentences for token in ids], device=device)
         return Packed(values, Layout.of(lengths))
 
     def with_values(self, values: Tensor) -> "Packed":
-        """Other values [T, …] on the same layout."""
+        """Returns other values [T, …] on the same layout."""
         return Packed(values, self.layout)
 
     def to_padded(self, fill: float = 0.0) -> Tensor:
-        """The values as [B, L, …], `fill` where a sentence has ended."""
+        """Returns the values as [B, L, …], with `fill` beyond a sentence's end."""
         if self.layout.uniform:
             return self.values.unflatten(0, (-1, self.layout.max_length))
         shape = self.layout.mask.shape + (1,) * (self.values.dim() - 1)
         return self.values[self.layout.pad_indices].masked_fill(~self.layout.mask.view(shape), fill)
 
     @staticmethod
-    def from_padded(rectangle: Tensor, layout: Layout) -> "Packed":
-        """The inverse of `rectangle`: picks the tokens of [B, L, …]."""
-        flat = rectangle.flatten(0, 1)
+    def from_padded(padded: Tensor, layout: Layout) -> "Packed":
+        """Returns the tokens of [B, L, …]: the inverse of `to_padded`."""
+        flat = padded.flatten(0, 1)
         return Packed(flat if layout.uniform else flat[layout.unpad_indices], layout)
 
     def select(self, sentences: Tensor) -> "Packed":
-        """These sentences [N], in this order; one may be taken several times."""
+        """Returns the sentences with these indices (1 dimension), in this order; an index may occur several times."""
         lengths = self.layout.lengths[sentences]
         layout = Layout.of(lengths)
-        source = self.layout.cu_seqlens.long()[sentences][layout.segment_ids] + layout.position_ids
-        return Packed(self.values[source], layout)
+        tokens = self.layout.cu_seqlens.long()[sentences][layout.segment_ids] + layout.position_ids
+        return Packed(self.values[tokens], layout)
 
     def split(self) -> tuple[Tensor, ...]:
-        """The values of each sentence: B tensors [L_i, …]."""
+        """Returns the values of each sentence: B tensors [tokens, …]."""
         return self.values.split(self.layout.lengths.tolist())
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packed":
@@ -140,11 +155,11 @@ class Packed:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentence pairs of one slice of an update. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
+    """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
-    `target_input` is bos and the target without its eos; `target_output` [T] is the target, eos included,
-    `IGNORE_INDEX` in
-    a dead tail. `target_tokens` counts what is not ignored: the slice's share of the update's denominator.
+    `target_input` is bos and the target without its eos; `target_output` [T] is the target, eos included, and
+    `IGNORE_INDEX` in padding. `target_tokens` counts the tokens of `target_output` that are not ignored: what the
+    micro-batch adds to the update's denominator.
     """
 
     source: Packed

@@ -15,14 +15,14 @@ def test_indices_of_a_layout_match_a_loop_over_sentences() -> None:
     assert (layout.tokens, layout.sentences, layout.max_length) == (10, 4, 4)
 
 
-def test_rectangle_fills_the_ends_and_its_inverse_gives_the_tokens_back() -> None:
+def test_padding_fills_the_ends_and_its_inverse_gives_the_tokens_back() -> None:
     packed = Packed.from_lists(SENTENCES)
-    rectangle = packed.to_padded(fill=-1)
-    assert rectangle.tolist() == [ids + [-1] * (4 - len(ids)) for ids in SENTENCES]
-    assert Packed.from_padded(rectangle, packed.layout).values.tolist() == packed.values.tolist()
+    padded = packed.to_padded(fill=-1)
+    assert padded.tolist() == [ids + [-1] * (4 - len(ids)) for ids in SENTENCES]
+    assert Packed.from_padded(padded, packed.layout).values.tolist() == packed.values.tolist()
 
 
-def test_sentences_of_one_length_become_a_rectangle_without_a_copy() -> None:
+def test_sentences_of_one_length_are_padded_without_a_copy() -> None:
     packed = Packed.from_lists([[1, 2], [3, 4]])
     assert packed.to_padded().data_ptr() == packed.values.data_ptr()
 
@@ -35,7 +35,7 @@ def test_select_takes_sentences_in_any_order_and_repeatedly() -> None:
     assert torch.equal(chosen.values[:, 1], -chosen.values[:, 0])
 
 
-def test_a_rectangle_passes_gradients_to_the_tokens_alone() -> None:
+def test_padding_passes_gradients_to_the_tokens_alone() -> None:
     packed = Packed.from_lists(SENTENCES)
     values = torch.randn(10, 3, dtype=torch.float64, requires_grad=True)
     packed.with_values(values).to_padded().square().sum().backward()

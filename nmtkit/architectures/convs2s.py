@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
-from nmtkit.layers.attention import attention, attention_weights
+from nmtkit.layers.attention import attention
+from nmtkit.layers.attention_reference import attention_weights
 from nmtkit.layers.convolution import PackedConvolution, WeightNormLinear
 from nmtkit.layers.dropout import Dropout
 from nmtkit.packed import Layout, Packed
@@ -150,7 +151,7 @@ class Attention(nn.Module):
             context = attention(query, key, value, layout, source)[:, 0]
             lengths = source.lengths[layout.segment_ids]
             if state.recorded_weights is not None:
-                state.record(attention_weights(query, key, layout, source, causal=False, window=None))
+                state.record(attention_weights(query, key, layout, source))
         # a mean over m tokens has sqrt(1/m) of their standard deviation, which sqrt(m) restores (section 3.4)
         return self.out_proj(context * lengths.sqrt()[:, None].to(context.dtype))
 

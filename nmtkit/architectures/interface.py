@@ -1,9 +1,9 @@
-"""What an architecture is: `encode` and `decode`, an output projection, and for search `start` and `step`.
+"""The interface of an architecture: `encode` and `decode`, an output projection, and for search `start` and `step`.
 
-A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`; it
-then trains with
-every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step: right for
-any left-to-right decoder, and slow. One that can go on from its last step overrides `start` and `step`.
+A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`; it then
+trains with every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step:
+right for any left-to-right decoder, and slow. An architecture that can go on from its last step overrides `start` and
+`step`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,8 @@ from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
 from nmtkit.registry import Registry
 
-# B sentences, S source tokens, T target tokens, N = B x beams rows of a search, D model width, V target vocabulary
+# B sentences or slots of a search, R hypotheses (rows) of each, N = B x R, S source tokens, T target tokens, L and M
+# tokens of the longest target and source, H heads, D model width, V target vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +44,17 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def encode(self, source: Packed) -> Packed:
-        """Source ids [S] to a memory: values [M, …] on a layout of the same sentences (M = S in most models)."""
+        """Returns the memory of source ids [S]: values [S, …] on a layout of the same sentences.
+
+        The layout may hold another number of tokens than the source's.
+        """
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Features [T, D]; those of a token depend on the memory of its sentence and the tokens up to it alone."""
+        """Returns features [T, D], a token's from the memory of its sentence and the tokens up to it alone."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
-        """Features [T, D] of every target token, teacher-forced; `self.output_projection` turns them into logits."""
+        """Returns the features [T, D] of every target token, teacher-forced; `output_projection` follows."""
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
@@ -61,27 +65,31 @@ class Architecture(nn.Module, ABC):
         return {}
 
     def begin_update(self, generator: torch.Generator) -> None:
-        """Draws what must be alike in all slices of an update, such as which layers to drop (LayerDrop).
+        """Draws what must be alike in all micro-batches of an update, such as which layers to drop (LayerDrop).
 
-        A trainer calls it before the first slice, with a CPU generator seeded by (seed, update), so on all ranks alike.
+        A trainer calls it before the first micro-batch, with a CPU generator seeded by (seed, update), so on all ranks
+        alike.
         """
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
-        """Attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
+        """Returns attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
 
         Queries L by keys M, zero beyond a sentence's end. Raises ValueError where there is no attention to show.
         """
         raise ValueError(f"{type(self).__name__} has no attention to show")
 
     def start(self, memory: Packed, beams: int) -> "DecoderState":
-        """The state before the first token of `beams` hypotheses for each of the memory's B sentences.
+        """Returns the state before the first token of `beams` hypotheses for each of the memory's B sentences.
 
         Rows are sentence-major: row n belongs to sentence n // beams.
         """
         return PrefixState(memory, beams)
 
     def step(self, tokens: Tensor, state: "DecoderState") -> Tensor:
-        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of what comes next."""
+        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of their next tokens.
+
+        The logits are the caller's, who may overwrite them.
+        """
         assert isinstance(state, PrefixState)
         prefixes, memory = state.append(tokens)
         features = self.decode(memory, prefixes)
@@ -92,38 +100,38 @@ class Architecture(nn.Module, ABC):
         """Whether `static_start` and `static_step` are there, with which a GPU searches in CUDA graphs."""
         return False
 
-    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> "StaticState":
-        """Returns a state of `slots` sentences, empty as yet, whose tensors never change shape.
+    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
+        """Returns a state of `slots` empty slots, whose tensors never change shape.
 
-        It has room for `capacity` tokens of each hypothesis, bos included, and `source_capacity` of a source, on whose
+        It has room for `capacity` tokens of each hypothesis, bos included, and `memory_capacity` of a source, on whose
         layout the memory must lie.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """As `step`, with slot s at position[s] (S); logits are in 32 bits. It must not wait for the device.
+        """As `step`, with slot b at position[b] [B]; logits are in fp32. It must not wait for the device.
 
-        Shapes are to depend on the state and on `lengths` alone, which is as far as any slot has come.
+        Shapes are to depend on the state and on `lengths` alone, the most positions that any slot has come to.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
 
-class DecoderState(ABC):
+class DecoderState(Protocol):
     """What a search carries from step to step. Its methods change it in place."""
 
     beams: int
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Row n goes on from what row beam_index[n] was: N, int64. Parents are rows of the same sentence."""
+        """Row n goes on from row beam_index[n], which is of the same sentence: N, int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
-        """Drops all but these sentences (indices, ascending) of those in the search."""
+        """Keeps only these sentences (indices, ascending) of those in the search."""
 
     @abstractmethod
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """The sentences in `slots` (indices) are done; memory's sentences start afresh in their places."""
+        """Replaces the sentences in `slots` (indices) by those of `memory`, at their beginning."""
 
 
 class StaticState(Protocol):
@@ -133,14 +141,14 @@ class StaticState(Protocol):
     def nbytes(self) -> int: ...
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Row r of slot s goes on from what its row beam_index[s, r] was: S R, int64."""
+        """Row r of slot b goes on from its row beam_index[b, r]: B R, int64."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Memory's sentences start afresh in `slots` (indices), whatever was there."""
+        """Replaces whatever was in `slots` (indices) by the sentences of `memory`, at their beginning."""
 
 
 class PrefixState(DecoderState):
-    """Keeps the tokens so far, and nothing that could be wrong: every step decodes the whole prefix again."""
+    """The tokens so far and nothing derived from them: every step decodes the whole prefix again."""
 
     def __init__(self, memory: Packed, beams: int) -> None:
         self.beams = beams
@@ -150,15 +158,15 @@ class PrefixState(DecoderState):
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
 
     def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
-        """The prefixes with `tokens` [N] appended, packed, and the memory of each row."""
+        """Appends `tokens` [N]; returns the prefixes, packed, and the memory of each row."""
         if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
             self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
         self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens
         self.lengths = self.lengths + 1
-        packed = Packed.from_padded(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
+        prefixes = Packed.from_padded(self.prefixes[:, : int(self.lengths.max())], Layout.of(self.lengths))
         memories = [memory for memory in self.memories for _ in range(self.beams)]
         lengths = torch.tensor([len(memory) for memory in memories], device=tokens.device)
-        return packed, Packed(torch.cat(memories), Layout.of(lengths))
+        return prefixes, Packed(torch.cat(memories), Layout.of(lengths))
 
     def reorder(self, beam_index: Tensor) -> None:
         self.prefixes, self.lengths = self.prefixes[beam_index], self.lengths[beam_index]
@@ -178,5 +186,5 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Trainable numbers, a shared one counted once."""
+    """Returns the number of trainable numbers, a shared one counted once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -10,65 +10,51 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, StaticState, Vocabulary
-from nmtkit.architectures.transformer_state import TransformerState
-from nmtkit.layers.attention import attention, attention_weights
-from nmtkit.layers.dropout import Dropout
-from nmtkit.layers.kv_cache import attend_rows
-from nmtkit.layers.logits import logits_of
+from nmtkit.layers.attention import AttentionContext, PackedContext
+from nmtkit.layers.attention_reference import AttentionSpec
+from nmtkit.layers.dropout import Dropout, add_and_norm
+from nmtkit.layers.kv_cache import KVCache
 from nmtkit.layers.prepack import kv_cache_dtype
-from nmtkit.layers.residual import add_and_norm
-from nmtkit.layers.static_kv_cache import CacheLengths, CacheStep, StaticKVCache
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import option
+from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
+from nmtkit.packed import Packed
+from nmtkit.registry import Config, option
 
-# B sentences, S source tokens, T target tokens (of all sentences, end to end), D model width, H heads,
-# K width of one query or key head, V width of one value head, N = B x beams rows of a search
+# B sentences or slots, N = B x R rows of a search, S source tokens, T target tokens (of all sentences, end to end),
+# D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(Config):
     """The columns of Table 3, and what later work has added."""
 
-    encoder_layers: int = option(6, "layers of the encoder (N in Table 3)")
-    decoder_layers: int = option(6, "layers of the decoder")
-    d_model: int = option(512, "width of every sub-layer's output (section 3.1)")
-    d_ff: int = option(2048, "inner width of the feed-forward networks (section 3.3)")
-    heads: int = option(8, "attention heads (section 3.2.2)")
-    d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads")
-    d_value: int | None = option(None, "width of one head's values; none: d_model / heads")
-    dropout: float = option(0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)")
-    attention_dropout: float = option(0.0, "dropout on attention weights")
-    activation_dropout: float = option(0.0, "dropout after the ReLU")
+    encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
+    decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
+    d_model: int = option(512, "width of every sub-layer's output (section 3.1)", min=1, max=65_536)
+    d_ff: int = option(2048, "inner width of the feed-forward networks (section 3.3)", min=1, max=1_048_576)
+    heads: int = option(8, "attention heads (section 3.2.2)", min=1, max=65_536)
+    d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads", min=1, max=65_536)
+    d_value: int | None = option(None, "width of one head's values; none: d_model / heads", min=1, max=65_536)
+    dropout: float = option(
+        0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)", min=0, below=1
+    )
+    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
+    activation_dropout: float = option(0.0, "dropout after the ReLU", min=0, below=1)
     positions: Literal["sinusoidal", "learned"] = option("sinusoidal", "position encoding (section 3.5)")
-    max_positions: int = option(1024, "longest sentence in tokens, with learned positions")
+    max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
-    window: int | None = option(None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all")
+    window: int | None = option(
+        None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
+    )
     share_embeddings: bool = option(True, "one matrix for both embeddings and the output, given a joint vocabulary")
-    encoder_layerdrop: float = option(0.0, "probability that an update leaves out an encoder layer")
-    decoder_layerdrop: float = option(0.0, "probability that an update leaves out a decoder layer")
+    encoder_layerdrop: float = option(0.0, "probability that an update leaves out an encoder layer", min=0, below=1)
+    decoder_layerdrop: float = option(0.0, "probability that an update leaves out a decoder layer", min=0, below=1)
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
 
     def __post_init__(self) -> None:
-        for name in (
-            "encoder_layers",
-            "decoder_layers",
-            "d_model",
-            "d_ff",
-            "heads",
-            "d_key",
-            "d_value",
-            "max_positions",
-            "window",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
-        for name in ("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        super().__post_init__()
         if self.d_model % self.heads and (self.d_key is None or self.d_value is None):
             raise ValueError(
-                f"d_model {self.d_model} is not a multiple of heads {self.heads}; "
+                f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
                 "give --d-key and --d-value to set them apart"
             )
 
@@ -88,83 +74,52 @@ BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 # 3.1 Encoder and decoder stacks
 
 
-class Residual(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1 and 5.4), or, pre-norm, x + Dropout(Sublayer(LayerNorm(x)))."""
+class Layer(nn.Module):
+    """What the layers of both stacks share: the residual connection around a sub-layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
         self.pre_norm = config.pre_norm
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4); pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
-            return x + self.dropout(sublayer(self.norm(x)))
-        return add_and_norm(x, sublayer(x), self.norm, self.dropout.p, self.training)
-
-    def input(self, x: Tensor) -> Tensor:
-        """What the sub-layer sees of x."""
-        return self.norm(x) if self.pre_norm else x
+            return x + self.dropout(sublayer(norm(x)))
+        return add_and_norm(x, sublayer(x), norm, self.dropout.p if self.training else 0.0)
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Layer):
     """Self-attention, then a feed-forward network."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config, causal=False)
-        self.feed_forward = FeedForward(config)
-        self.attention_residual = Residual(config)
-        self.feed_forward_residual = Residual(config)
+        super().__init__(config)
+        self.self_attention = SelfAttention(config, causal=False)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward: nn.Module = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        x = self.attention_residual(x, lambda y: self.attention(y, layout))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-    def maps(self, x: Tensor, layout: Layout) -> Tensor:
-        """Attention weights B H L L of the layer, given its input."""
-        return self.attention.weights(self.attention_residual.input(x), layout)
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
+        return self.residual(x, self.feed_forward_norm, self.feed_forward)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Self-attention over the tokens so far, attention over the source, then a feed-forward network."""
 
     def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config, causal=True)
+        super().__init__(config)
+        self.self_attention = SelfAttention(config, causal=True)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.cross_attention = CrossAttention(config)
-        self.feed_forward = FeedForward(config)
-        self.attention_residual = Residual(config)
-        self.cross_attention_residual = Residual(config)
-        self.feed_forward_residual = Residual(config)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward: nn.Module = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
-        x = self.attention_residual(x, lambda y: self.attention(y, layout))
-        x = self.cross_attention_residual(
-            x, lambda y: self.cross_attention(y, layout, *self.cross_attention.project(memory), memory_layout)
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
-
-    def maps(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> tuple[Tensor, Tensor]:
-        """Self-attention weights B H L L and cross-attention weights B H L M of the layer, given its input."""
-        own = self.attention.weights(self.attention_residual.input(x), layout)
-        x = self.attention_residual(x, lambda y: self.attention(y, layout))
-        return own, self.cross_attention.weights(self.cross_attention_residual.input(x), layout, memory, memory_layout)
-
-    def step(self, x: Tensor, state: TransformerState, index: int) -> Tensor:
-        """The layer's output [N, D] for the newest token of each row of a search; `index` is the layer's."""
-        x = self.attention_residual(x, lambda y: self.attention.step(y, state, index))
-        x = self.cross_attention_residual(x, lambda y: self.cross_attention.step(y, state, index))
-        return self.feed_forward_residual(x, self.feed_forward)
-
-    def static_step(self, x: Tensor, step: CacheStep, index: int) -> Tensor:
-        """The same, in a cache that never changes shape."""
-        own, cross = self.attention, self.cross_attention
-        x = self.attention_residual(x, lambda y: own.out_proj(step.attend(index, *own.project(y))))
-        x = self.cross_attention_residual(
-            x, lambda y: cross.out_proj(step.attend_memory(index, cross.q_proj(y).unflatten(-1, (cross.heads, -1))))
-        )
-        return self.feed_forward_residual(x, self.feed_forward)
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
+        x = self.residual(x, self.cross_attention_norm, lambda y: self.cross_attention(y, context))
+        return self.residual(x, self.feed_forward_norm, self.feed_forward)
 
 
 # 3.2 Attention
@@ -181,31 +136,14 @@ class SelfAttention(nn.Module):
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries T H K, keys T H K, values T H V."""
+        """Returns queries T H K, keys T H K and values T H Kv."""
         sizes = [self.heads * width for width in self.widths]
         query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv_proj(x).split(sizes, -1))
         return query, key, value
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        attended = attention(
-            *self.project(x),
-            layout,
-            layout,
-            causal=self.causal,
-            window=self.window,
-            dropout=self.dropout,
-            training=self.training,
-        )
-        return self.out_proj(attended.flatten(1))
-
-    def step(self, x: Tensor, state: TransformerState, index: int) -> Tensor:
-        query, key, value = self.project(x)
-        return self.out_proj(attend_rows(query, *state.cache.append(index, key, value), state.own_mask))
-
-    def weights(self, x: Tensor, layout: Layout) -> Tensor:
-        """What each token attends to: B H L L."""
-        query, key, _ = self.project(x)
-        return attention_weights(query, key, layout, layout, causal=self.causal, window=self.window)
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        spec = AttentionSpec(self.causal, self.window, self.dropout if self.training else 0.0)
+        return self.out_proj(context.self_attention(*self.project(x), spec))
 
 
 class CrossAttention(nn.Module):
@@ -220,25 +158,15 @@ class CrossAttention(nn.Module):
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys S H K and values S H V of the memory S D."""
+        """Returns keys S H K and values S H Kv of the memory S D."""
         sizes = [self.heads * width for width in self.widths]
         key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.kv_proj(memory).split(sizes, -1))
         return key, value
 
-    def forward(self, x: Tensor, layout: Layout, key: Tensor, value: Tensor, memory_layout: Layout) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         query = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        attended = attention(query, key, value, layout, memory_layout, dropout=self.dropout, training=self.training)
-        return self.out_proj(attended.flatten(1))
-
-    def step(self, x: Tensor, state: TransformerState, index: int) -> Tensor:
-        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        return self.out_proj(attend_rows(query, *state.cross[index], state.memory_mask))
-
-    def weights(self, x: Tensor, layout: Layout, memory: Tensor, memory_layout: Layout) -> Tensor:
-        """What each target token attends to: B H L M."""
-        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        key, _ = self.project(memory)
-        return attention_weights(query, key, layout, memory_layout, causal=False, window=None)
+        spec = AttentionSpec(dropout=self.dropout if self.training else 0.0)
+        return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
 # 3.3 Position-wise feed-forward networks
@@ -284,11 +212,11 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", sinusoids(1024, config.d_model), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor, length: int) -> Tensor:
-        """Token ids T at their positions T, all of these below `length`: T D."""
+        """Embeds token ids [T] at their positions [T], all of these below `length`: T D."""
         return self.dropout(self.tokens(tokens) * self.scale + self.table(length)[position])
 
     def table(self, length: int) -> Tensor:
-        """Encodings of at least `length` positions. Raises ValueError beyond those learned."""
+        """Returns encodings of at least `length` positions. Raises ValueError beyond those learned."""
         if self.positions is not None:
             limit = self.positions.num_embeddings
             if length > limit:
@@ -361,38 +289,59 @@ class Transformer(Architecture):
         draws = torch.rand(len(rated), generator=generator).tolist()
         self.dropped = frozenset(layer for (layer, rate), draw in zip(rated, draws, strict=True) if draw < rate)
 
-    def run(self, layer: nn.Module, x: Tensor, *rest: Tensor | Layout) -> Tensor:
-        """A layer's output, or while training its input when this update drops the layer."""
-        if self.training and layer in self.dropped:
-            return x
-        if self.training and self.config.gradient_checkpointing:
-            return checkpoint(layer, x, *rest, use_reentrant=False)
-        return layer(x, *rest)
-
     def encode(self, source: Packed) -> Packed:
-        x = self.source_embedding(source.values, source.layout.position_ids, source.layout.max_length)
-        for layer in self.encoder:
-            x = self.run(layer, x, source.layout)
-        return source.with_values(self.encoder_norm(x))
+        return self._encode(source, PackedContext(source.layout))
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        return self._decode(target_input, PackedContext(target_input.layout, memory))
+
+    def _encode(self, source: Packed, context: PackedContext) -> Packed:
+        layout = source.layout
+        x = self.source_embedding(source.values, layout.position_ids, layout.max_length)
+        for layer in self.encoder:
+            x = self._run(layer, x, context)
+        return source.with_values(self.encoder_norm(x))
+
+    def _decode(self, target_input: Packed, context: PackedContext) -> Tensor:
         layout = target_input.layout
         x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
         for layer in self.decoder:
-            x = self.run(layer, x, layout, memory.values, memory.layout)
+            x = self._run(layer, x, context)
         return self.decoder_norm(x)
 
-    def start(self, memory: Packed, beams: int) -> TransformerState:
-        projections = [layer.cross_attention.project for layer in self.decoder]
-        dtype = kv_cache_dtype(self.decoder[0].attention.qkv_proj)
-        return TransformerState(memory, beams, projections, self.config.heads, self.config.window, dtype)
+    def _run(self, layer: Layer, x: Tensor, context: AttentionContext) -> Tensor:
+        """Returns a layer's output, or while training its input when this update drops the layer."""
+        if self.training and layer in self.dropped:
+            return x
+        if self.training and self.config.gradient_checkpointing:
+            return checkpoint(layer, x, context, use_reentrant=False)
+        return layer(x, context)
+
+    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
+        encoder: dict[str, list[Tensor]] = {"self": []}
+        decoder: dict[str, list[Tensor]] = {"self": [], "cross": []}
+        memory = self._encode(source, PackedContext(source.layout, weights=encoder))
+        self._decode(target_input, PackedContext(target_input.layout, memory, decoder))
+        return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
+
+    # --- search -------------------------------------------------------------------------------------------------------
+
+    def start(self, memory: Packed, beams: int) -> KVCache:
+        return KVCache(
+            memory,
+            beams,
+            [layer.cross_attention.project for layer in self.decoder],
+            heads=self.config.heads,
+            window=self.config.window,
+            dtype=kv_cache_dtype(self.decoder[0].self_attention.qkv_proj),
+        )
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        assert isinstance(state, TransformerState)
-        tokens, position, longest = state.advance(tokens)  # N, or B while the rows of a sentence are one
-        x = self.target_embedding(tokens, position, longest)
-        for index, layer in enumerate(self.decoder):
-            x = layer.step(x, state, index)
+        assert isinstance(state, KVCache)
+        tokens, position = state.advance(tokens)  # N, or B while the rows of a sentence are alike
+        x = self.target_embedding(tokens, position, state.steps)
+        for layer, context in zip(self.decoder, state.layers, strict=True):
+            x = layer(x, context)
         logits: Tensor = self.output_projection(self.decoder_norm(x))
         return logits if len(logits) == state.rows else logits.repeat_interleave(state.beams, 0)
 
@@ -401,41 +350,38 @@ class Transformer(Architecture):
         """True unless a subclass decodes or steps in a way of its own. (FSDP's subclass does not.)"""
         return all(getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "step"))
 
-    def static_start(self, slots: int, beams: int, capacity: int, source_capacity: int) -> StaticKVCache:
-        self.target_embedding.table(capacity)  # not to grow, hence move, later
-        attentions = [layer.cross_attention for layer in self.decoder]
+    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticKVCache:
+        self.target_embedding.table(capacity)  # grows now, since graphs of steps hold its address
+        weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         return StaticKVCache(
-            len(attentions),
-            self.config.heads,
-            (self.config.key_width, self.config.value_width),
+            lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
+            layers=len(attentions),
+            heads=self.config.heads,
+            widths=(self.config.key_width, self.config.value_width),
             slots=slots,
             beams=beams,
             capacity=capacity,
-            source_capacity=source_capacity,
+            memory_capacity=memory_capacity,
             window=self.config.window,
-            project=lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
-            like=self.target_embedding.tokens.weight.detach(),
+            dtype=_projection_dtype(weight),
+            device=weight.device,
         )
 
-    def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, reach: CacheLengths) -> Tensor:
+    def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, lengths: CacheLengths) -> Tensor:
         assert isinstance(state, StaticKVCache)
-        step = state.begin(position, reach)
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
-        for index, layer in enumerate(self.decoder):
-            x = layer.static_step(x, step, index)
-        return logits_of(self.decoder_norm(x), self.output_projection)
+        for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
+            x = layer(x, context)
+        features, weight = self.decoder_norm(x), self.output_projection.weight
+        if features.dtype == weight.dtype == torch.bfloat16 and weight.device.type != "cpu":
+            # summed in fp32 anyway, and so returned: a bf16 logit between 8 and 16 is off by up to 0.03, which can be
+            # more than separates two candidates
+            return torch.mm(features, weight.t(), out_dtype=torch.float32)
+        return self.output_projection(features).float()
 
-    def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
-        maps: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
-        layout = source.layout
-        x = self.source_embedding(source.values, layout.position_ids, layout.max_length)
-        for encoder_layer in self.encoder:
-            maps["encoder"].append(encoder_layer.maps(x, layout) * layout.mask[:, None, :, None])
-            x = encoder_layer(x, layout)
-        memory, layout = self.encoder_norm(x), target_input.layout
-        x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
-        for layer in self.decoder:
-            for kind, weights in zip(("decoder", "cross"), layer.maps(x, layout, memory, source.layout), strict=True):
-                maps[kind].append(weights * layout.mask[:, None, :, None])
-            x = layer(x, layout, memory, source.layout)
-        return maps
+
+def _projection_dtype(weight: Tensor) -> torch.dtype:
+    """Returns the type of what linear layers compute, which under autocast is not that of their weights."""
+    device = weight.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else weight.dtype

@@ -1,24 +1,33 @@
-"""Scaled dot-product attention over packed sentences (Vaswani et al. 2017, sections 3.2 and 4)."""
+"""Scaled dot-product attention (Vaswani et al. 2017, sections 3.2 and 4): the fastest backend for the input at hand,
+and the contexts that say what the attention of a layer attends to.
+"""
 
-import math
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from nmtkit.layers.attention_cpu import banded_attention, rectangle_attention
-from nmtkit.layers.attention_gpu import flex_attention, padded_attention, varlen_attention
-from nmtkit.layers.visibility import attention_mask
+from nmtkit.layers.attention_cpu import bmm_attention, sliding_window_attention
+from nmtkit.layers.attention_gpu import MAX_WIDTH, sdpa_attention, varlen_attention, varlen_width
+from nmtkit.layers.attention_reference import FULL_ATTENTION, AttentionSpec, attention_weights, reference_attention
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
-# query or key head, V width of a value head
+# query or key head, Kv width of a value head, D model width
 
-Backend = Literal["plain", "rectangle", "banded", "varlen", "flex", "padded"]
-LONGEST_RECTANGLE = 256
-LONGEST_OUTSIDE_BAND = 128
-WINDOWS_IN_BAND = 4  # a sentence must be so many windows long to be worth a band
+Backend = Literal["reference", "bmm", "sliding_window", "varlen", "sdpa"]
+BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, AttentionSpec], Tensor]] = {
+    "reference": reference_attention,
+    "bmm": bmm_attention,
+    "sliding_window": sliding_window_attention,
+    "varlen": varlen_attention,
+    "sdpa": sdpa_attention,
+}
+MAX_BMM_LENGTH = 256
+MAX_LENGTH_WITHOUT_BLOCKS = 128
+MIN_WINDOWS = 4  # a sentence must be this many windows long for blocks to pay
 
 
 def attention(
@@ -27,36 +36,24 @@ def attention(
     value: Tensor,
     query_layout: Layout,
     key_layout: Layout,
-    *,
-    causal: bool = False,
-    window: int | None = None,
-    dropout: float = 0.0,
-    training: bool = False,
+    spec: AttentionSpec = FULL_ATTENTION,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) V within each sentence and head: T H K, S H K, S H V -> T H V.
-
-    `causal` lets a query see the keys up to its own position; `window` r only those of the neighbourhood of size r
-    around it, |i - j| <= r // 2. `dropout` falls on the weights, while training.
-    """
-    p = dropout if training else 0.0
+    """Returns softmax(Q K^T / sqrt(K)) V within each sentence and head: T H K, S H K, S H Kv -> T H Kv."""
     if torch.is_autocast_enabled(query.device.type):  # kernels want one type, whatever sums these come from
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    arguments = query, key, value, query_layout, key_layout, causal, window
-    banded = window if query_layout is key_layout else None
-    match _backend_of(query, value, max(query_layout.max_length, key_layout.max_length), banded, p):
-        case "rectangle":
-            return rectangle_attention(*arguments, p)
-        case "banded":
-            assert window is not None
-            return banded_attention(query, key, value, query_layout, causal, window, p)
-        case "varlen":
-            return varlen_attention(*arguments)
-        case "flex":
-            return flex_attention(*arguments)
-        case "padded":
-            return padded_attention(*arguments, p)
-    return plain_attention(*arguments, p)
+    name = backend(
+        query.device.type,
+        query.dtype,
+        query.shape[-1],
+        value.shape[-1],
+        max(query_layout.max_length, key_layout.max_length),
+        spec.dropout,
+        window=spec.window if query_layout is key_layout else None,
+        capability=_capability(query.device.index) if query.device.type == "cuda" else (0, 0),
+        compiling=torch.compiler.is_compiling(),
+    )
+    return BACKENDS[name](query, key, value, query_layout, key_layout, spec)
 
 
 def backend(
@@ -64,46 +61,37 @@ def backend(
     dtype: torch.dtype,
     key_width: int,
     value_width: int,
-    longest: int,
+    max_length: int,
     dropout: float,
     *,
     window: int | None = None,
     capability: tuple[int, int] = (0, 0),
     compiling: bool = False,
 ) -> Backend:
-    """The fastest way that takes such heads, in sentences of up to `longest` tokens; `capability` is the CUDA device's.
+    """Returns the fastest backend for such heads in sentences of up to `max_length` tokens.
 
-    `window` is given for self-attention only. On a CPU, products on a rectangle beat torch's kernel on sentences of up
-    to about 256 tokens: 12 times at 16 tokens in bf16 and twice in fp32, forward and backward together; at 1,024 they
-    take 1.5 times as long, and more memory. A band costs the same at any length; with a window of 32 it draws level
-    with them at 128 tokens, and takes a seventh (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
-    Flash and flex kernels have no dropout, and need tensor cores of the Ampere generation or later. Flash takes
-    16-bit heads of one width up to 256; flex any powers of two, of which more than 128 overflow its shared memory.
+    `window` is given for self-attention only; `capability` is the CUDA device's.
+
+    On a CPU, batched products beat torch's kernel on sentences of up to about 256 tokens: 12 times at 16 tokens in bf16
+    and twice in fp32, forward and backward together; at 1,024 they take 1.5 times as long, and more memory. Blocks cost
+    the same at any length; with a window of 32 they draw level with batched products at 128 tokens, and take a seventh
+    (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
+
+    Flash attention has no dropout, takes 16 bits and heads of up to 256, and needs tensor cores of the Ampere
+    generation or later.
     """
     if device == "cpu":
         if compiling:
-            return "plain"
-        if window is not None and longest > max(LONGEST_OUTSIDE_BAND, WINDOWS_IN_BAND * window - 1):
-            return "banded"
-        return "rectangle" if dropout or longest <= LONGEST_RECTANGLE else "padded"
+            return "reference"
+        if window is not None and max_length > max(MAX_LENGTH_WITHOUT_BLOCKS, MIN_WINDOWS * window - 1):
+            return "sliding_window"
+        return "bmm" if dropout or max_length <= MAX_BMM_LENGTH else "sdpa"
     if device != "cuda":
-        return "plain"
-    if dropout or capability < (8, 0):
-        return "padded"
-    if dtype in (torch.float16, torch.bfloat16) and key_width == value_width <= 256 and key_width % 8 == 0:
+        return "reference"
+    short = dtype in (torch.float16, torch.bfloat16)
+    if short and not dropout and capability >= (8, 0) and varlen_width(key_width, value_width) <= MAX_WIDTH:
         return "varlen"
-    if all(width in (16, 32, 64, 128) for width in (key_width, value_width)):
-        return "flex"
-    return "padded"
-
-
-def _backend_of(query: Tensor, value: Tensor, longest: int, window: int | None, dropout: float) -> Backend:
-    compiling = torch.compiler.is_compiling()
-    capability = _capability(query.device.index) if query.device.type == "cuda" else (0, 0)
-    sizes = query.shape[-1], value.shape[-1], longest
-    return backend(
-        query.device.type, query.dtype, *sizes, dropout, window=window, capability=capability, compiling=compiling
-    )
+    return "sdpa"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -111,39 +99,46 @@ def _capability(device: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def plain_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_layout: Layout,
-    key_layout: Layout,
-    causal: bool,
-    window: int | None,
-    dropout: float,
-) -> Tensor:
-    """The reference of `attention`: padded, with a mask, in torch's own operations."""
-    weights = attention_weights(query, key, query_layout, key_layout, causal=causal, window=window)
-    weights = F.dropout(weights, dropout).to(value.dtype)
-    attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L V
-    return Packed.from_padded(attended.transpose(1, 2), query_layout).values
+class AttentionContext(Protocol):
+    """What the attention of one layer attends to: packed sentences, or a KV cache of the tokens before.
 
-
-def attention_weights(
-    query: Tensor, key: Tensor, query_layout: Layout, key_layout: Layout, *, causal: bool, window: int | None
-) -> Tensor:
-    """The softmax of `attention` as a rectangle, B H L M; rows beyond a sentence's end have no meaning."""
-    queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
-    keys = Packed(key, key_layout).to_padded().transpose(1, 2)
-    scores = queries @ keys.transpose(-2, -1) / math.sqrt(query.shape[-1])
-    visible = attention_mask(query_layout, key_layout, causal, window)
-    return scores.masked_fill(~visible, -math.inf).softmax(-1)
-
-
-def attend_one(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """Attention of a few queries per row over cached keys, as a search step wants it.
-
-    query R Q H K, keys R M H K, values R M H V, visible (which keys) R M -> R Q H V.
+    Both methods return what the queries attend to, T H*Kv.
     """
-    scores = torch.einsum("rqhk,rmhk->rhqm", query, keys) / math.sqrt(query.shape[-1])
-    weights = scores.masked_fill(~visible[:, None, None], -math.inf).softmax(-1)
-    return torch.einsum("rhqm,rmhv->rqhv", weights.to(values.dtype), values)
+
+    def self_attention(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """Attends to the tokens of the same sentence or hypothesis, of which these are new: T H K, T H K, T H Kv."""
+
+    def cross_attention(
+        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
+    ) -> Tensor:
+        """Attends to the memory of the sentence: T H K. `project` turns the memory S D into keys and values."""
+
+
+@dataclass(frozen=True)
+class PackedContext:
+    """Whole sentences, as in teacher forcing, on one layout; `memory` is what cross-attention reads.
+
+    With `weights`, each layer adds its attention weights there under "self" or "cross": B H L M, zero beyond a
+    sentence's end.
+    """
+
+    layout: Layout
+    memory: Packed | None = None
+    weights: dict[str, list[Tensor]] | None = None
+
+    def self_attention(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        return self._attend("self", query, key, value, self.layout, spec)
+
+    def cross_attention(
+        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
+    ) -> Tensor:
+        assert self.memory is not None
+        return self._attend("cross", query, *project(self.memory.values), self.memory.layout, spec)
+
+    def _attend(
+        self, kind: str, query: Tensor, key: Tensor, value: Tensor, key_layout: Layout, spec: AttentionSpec
+    ) -> Tensor:
+        if self.weights is not None:
+            weights = attention_weights(query, key, self.layout, key_layout, spec)
+            self.weights[kind].append(weights * self.layout.mask[:, None, :, None])
+        return attention(query, key, value, self.layout, key_layout, spec).flatten(1)

@@ -79,6 +79,23 @@ def test_only_the_transformers_own_way_to_decode_is_static():
 
 
 @torch.inference_mode()
+def test_static_steps_under_autocast_stay_near_those_in_fp32():
+    model = tiny()
+    memory, slots, tokens = memories(model, 5, 9), torch.arange(2), torch.tensor([1, 1, 1, 1])
+    logits = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            state = model.static_start(2, 2, 8, 12)
+            state.insert(slots, memory)
+            for position in range(3):
+                got = model.static_step(tokens + position, torch.full((2,), position), state, CacheLengths(4, 9))
+            logits.append(got)
+        assert state.keys.dtype == (torch.bfloat16 if enabled else torch.float32)
+    assert logits[1].dtype == torch.float32
+    assert 0 < (logits[0] - logits[1]).abs().max() < 0.05 * logits[0].abs().max()
+
+
+@torch.inference_mode()
 def test_a_step_in_16_bits_mixes_no_types_or_devices_and_never_waits():
     """On tensors without contents, which know types and refuse whatever would look at a value."""
     model = tiny().to("meta", torch.bfloat16)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
 from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig, sinusoids
+from nmtkit.layers.attention import PackedContext
 from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.packed import Layout, Packed
 
@@ -158,8 +159,8 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
 
     def residual(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if config.pre_norm:
-            return x + sublayer(norm(x, f"{name}.norm"))
-        return norm(x + sublayer(x), f"{name}.norm")
+            return x + sublayer(norm(x, name))
+        return norm(x + sublayer(x), name)
 
     def embed(tokens: list[int]) -> Tensor:
         return (
@@ -169,16 +170,16 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
 
     memory = embed(source)
     for layer in (f"encoder.{index}" for index in range(config.encoder_layers)):
-        memory = residual(memory, f"{layer}.attention_residual", partial(self_attention, f"{layer}.attention", False))
-        memory = residual(memory, f"{layer}.feed_forward_residual", partial(feed_forward, f"{layer}.feed_forward"))
+        memory = residual(
+            memory, f"{layer}.self_attention_norm", partial(self_attention, f"{layer}.self_attention", False)
+        )
+        memory = residual(memory, f"{layer}.feed_forward_norm", partial(feed_forward, f"{layer}.feed_forward"))
     memory = norm(memory, "encoder_norm") if config.pre_norm else memory
     x = embed(target)
     for layer in (f"decoder.{index}" for index in range(config.decoder_layers)):
-        x = residual(x, f"{layer}.attention_residual", partial(self_attention, f"{layer}.attention", True))
-        x = residual(
-            x, f"{layer}.cross_attention_residual", partial(cross_attention, memory, f"{layer}.cross_attention")
-        )
-        x = residual(x, f"{layer}.feed_forward_residual", partial(feed_forward, f"{layer}.feed_forward"))
+        x = residual(x, f"{layer}.self_attention_norm", partial(self_attention, f"{layer}.self_attention", True))
+        x = residual(x, f"{layer}.cross_attention_norm", partial(cross_attention, memory, f"{layer}.cross_attention"))
+        x = residual(x, f"{layer}.feed_forward_norm", partial(feed_forward, f"{layer}.feed_forward"))
     return norm(x, "decoder_norm") if config.pre_norm else x
 
 
@@ -264,11 +265,13 @@ def test_attention_maps_give_back_the_output_of_attention() -> None:
     model = model_of().eval()
     source = sentences(4)
     maps = model.attention_weights(source, sentences(3, seed=2))
-    attention = model.encoder[0].attention
+    attention = model.encoder[0].self_attention
     x = model.source_embedding(source.values, source.layout.position_ids, 4)
     _, _, value = attention.project(x)
     right = torch.einsum("hlm,mhv->lhv", maps["encoder"][0][0], value).flatten(1)
-    torch.testing.assert_close(attention(x, source.layout), attention.out_proj(right), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        attention(x, PackedContext(source.layout)), attention.out_proj(right), rtol=1e-5, atol=1e-5
+    )
 
 
 # Training options
@@ -332,6 +335,16 @@ def test_a_dropped_layer_passes_its_input_on_while_training_alone() -> None:
     torch.testing.assert_close(model.eval().encode(source).values, whole)
 
 
+def test_attention_dropout_falls_while_training_alone() -> None:
+    model = model_of(dropout=0.0, attention_dropout=0.5)
+    source, target = sentences(4, 9), sentences(5, 7, seed=2)
+    first, second = (model(source, target) for _ in range(2))
+    assert not torch.allclose(first, second)
+    plain = model_of(dropout=0.0)
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model.eval()(source, target), plain.eval()(source, target))
+
+
 def test_bfloat16_autocast_stays_near_float32() -> None:
     model = model_of(dropout=0.0)
     loss, gradients = loss_and_gradients(model)
@@ -366,12 +379,12 @@ def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 3}, "d_model 512 is not a multiple of heads 3; give --d-key and --d-value"),
-        ({"heads": 3, "d_key": 8}, "not a multiple of heads 3"),
-        ({"dropout": 1.0}, "dropout is 1.0; it must be at least 0 and less than 1"),
-        ({"encoder_layerdrop": -0.1}, "encoder_layerdrop is -0.1"),
-        ({"encoder_layers": 0}, "encoder_layers is 0; it must be at least 1"),
-        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"heads": 3}, "--d-model 512 is not a multiple of --heads 3; give --d-key and --d-value"),
+        ({"heads": 3, "d_key": 8}, "not a multiple of --heads 3"),
+        ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and below 1"),
+        ({"encoder_layerdrop": -0.1}, "--encoder-layerdrop is -0.1"),
+        ({"encoder_layers": 0}, "--encoder-layers is 0; it must be at least 1"),
+        ({"window": 0}, "--window is 0; it must be at least 1"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nmtkit.layers.attention import Backend, attention, attention_weights, backend, plain_attention
-from nmtkit.layers.attention_cpu import rectangle_attention
-from nmtkit.layers.attention_gpu import document_mask, flex_attention, padded_attention, varlen_attention
+from nmtkit.layers.attention import Backend, attention, backend
+from nmtkit.layers.attention_cpu import bmm_attention
+from nmtkit.layers.attention_gpu import sdpa_attention, varlen_attention
+from nmtkit.layers.attention_reference import AttentionSpec, attention_weights, reference_attention
 from nmtkit.packed import Layout
 
 H, K, V = 2, 4, 6
@@ -71,8 +72,8 @@ def test_every_path_equals_the_loops(
     layouts = layout(lengths), layout(key_lengths)
     weight = torch.randn_like(right)
     right_gradients = torch.autograd.grad((right * weight).sum(), [query, key, value])
-    for path in (rectangle_attention, plain_attention, padded_attention):
-        result = path(query, key, value, *layouts, causal, window, 0.0)
+    for path in (bmm_attention, reference_attention, sdpa_attention):
+        result = path(query, key, value, *layouts, AttentionSpec(causal, window))
         torch.testing.assert_close(result.double(), right, atol=1e-6, rtol=1e-5)
         gradients = torch.autograd.grad((result * weight).sum(), [query, key, value])
         for ours, theirs in zip(gradients, right_gradients, strict=True):
@@ -85,14 +86,14 @@ def test_the_fast_path_reads_the_views_of_a_fused_projection(lengths: list[int])
     assert not views[1].is_contiguous()
     copies = [view.contiguous() for view in views]
     one = layout(lengths)
-    strided, dense = (rectangle_attention(*x, one, one, True, None, 0.0) for x in (views, copies))
+    strided, dense = (bmm_attention(*x, one, one, AttentionSpec(causal=True)) for x in (views, copies))
     assert torch.equal(strided, dense)
 
 
 def test_bfloat16_stays_near_the_loops() -> None:
     lengths = [7, 12]
     inputs = [x.bfloat16() for x in draw(lengths, lengths, torch.float32)]
-    result = attention(*inputs, layout(lengths), layout(lengths), causal=True)
+    result = attention(*inputs, layout(lengths), layout(lengths), AttentionSpec(causal=True))
     assert result.dtype == torch.bfloat16
     right = by_loops(*(x.double() for x in inputs), lengths, lengths, True, None)
     torch.testing.assert_close(result.double(), right, atol=0.03, rtol=0.03)
@@ -101,14 +102,16 @@ def test_bfloat16_stays_near_the_loops() -> None:
 def test_a_sentence_has_the_same_result_in_any_company() -> None:
     lengths = [5, 30, 2, 11]
     query, key, value = draw(lengths, lengths, torch.float32)
-    together = attention(query, key, value, layout(lengths), layout(lengths), causal=True).split(lengths)
+    together = attention(query, key, value, layout(lengths), layout(lengths), AttentionSpec(causal=True)).split(lengths)
     parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), together, strict=True)
     for q, k, v, right in parts:
         alone = layout([len(q)])
-        torch.testing.assert_close(attention(q, k, v, alone, alone, causal=True), right, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            attention(q, k, v, alone, alone, AttentionSpec(causal=True)), right, atol=1e-6, rtol=0
+        )
 
 
-@pytest.mark.parametrize("path", [rectangle_attention, plain_attention, padded_attention])
+@pytest.mark.parametrize("path", [bmm_attention, reference_attention, sdpa_attention])
 def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
     """With values that are the identity, the result is the weights themselves: each is gone or scaled."""
     lengths, p, n = [16] * 40, 0.25, 16
@@ -116,12 +119,11 @@ def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
     query, key = torch.randn(640, H, K), torch.randn(640, H, K)
     value = torch.eye(n).repeat(40, 1)[:, None].expand(-1, H, -1).contiguous().requires_grad_()
     one = layout(lengths)
-    weights = path(query, key, value, one, one, False, None, 0.0).detach()
-    dropped = path(query, key, value, one, one, False, None, p)
+    weights = path(query, key, value, one, one, AttentionSpec()).detach()
+    dropped = path(query, key, value, one, one, AttentionSpec(dropout=p))
     gone = dropped == 0
     assert abs(gone.float().mean() - p) < 0.02
     torch.testing.assert_close(dropped[~gone], weights[~gone] / (1 - p), atol=1e-4, rtol=1e-4)
-    assert torch.equal(attention(query, key, value, one, one, dropout=p), attention(query, key, value, one, one))
     # the gradient of the sum of the results by a value is the sum of the weights it got
     (gradient,) = torch.autograd.grad(dropped.sum(), value)
     right = dropped.detach().view(40, n, H, n).sum(1).transpose(1, 2)  # sentence, key, head
@@ -137,7 +139,7 @@ def test_dropout_gradients_equal_differences() -> None:
 
     def loss(*x: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return (rectangle_attention(*x, one, one, False, None, 0.4) * weight).sum()
+        return (bmm_attention(*x, one, one, AttentionSpec(dropout=0.4)) * weight).sum()
 
     gradients = torch.autograd.grad(loss(*inputs), inputs)
     for number, gradient in enumerate(gradients):
@@ -150,7 +152,7 @@ def test_dropout_gradients_equal_differences() -> None:
 def test_weights_are_rows_that_sum_to_one_and_see_nothing_hidden() -> None:
     query, key, _ = draw([4, 2], [4, 2], torch.float32)
     one = layout([4, 2])
-    weights = attention_weights(query, key, one, one, causal=True, window=3)
+    weights = attention_weights(query, key, one, one, AttentionSpec(causal=True, window=3))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, 4))
     assert (weights[0].triu(1) == 0).all() and (weights[0].tril(-2) == 0).all()
     assert (weights[1, :, :, 2:] == 0).all()
@@ -161,7 +163,7 @@ def test_layouts_do_not_outlive_their_batch() -> None:
     import weakref
 
     one = layout([3, 2])
-    attention(*draw([3, 2], [3, 2], torch.float32), one, one, causal=True)
+    attention(*draw([3, 2], [3, 2], torch.float32), one, one, AttentionSpec(causal=True))
     gone = weakref.ref(one)
     del one
     gc.collect()
@@ -174,21 +176,22 @@ def test_layouts_do_not_outlive_their_batch() -> None:
 @pytest.mark.parametrize(
     ("device", "dtype", "key_width", "value_width", "dropout", "capability", "right"),
     [
-        ("cpu", torch.bfloat16, 64, 64, 0.0, (0, 0), "rectangle"),
-        ("cpu", torch.float32, 512, 512, 0.3, (0, 0), "rectangle"),
-        ("mps", torch.float32, 64, 64, 0.0, (0, 0), "plain"),
+        ("cpu", torch.bfloat16, 64, 64, 0.0, (0, 0), "bmm"),
+        ("cpu", torch.float32, 512, 512, 0.3, (0, 0), "bmm"),
+        ("mps", torch.float32, 64, 64, 0.0, (0, 0), "reference"),
         ("cuda", torch.bfloat16, 64, 64, 0.0, (9, 0), "varlen"),  # base, big
         ("cuda", torch.float16, 64, 64, 0.0, (8, 0), "varlen"),
         ("cuda", torch.bfloat16, 128, 128, 0.0, (9, 0), "varlen"),  # Table 3 (A), 4 heads; (C), d_model 1024
         ("cuda", torch.bfloat16, 32, 32, 0.0, (9, 0), "varlen"),  # (A), 16 heads; (C), d_model 256
-        ("cuda", torch.bfloat16, 512, 512, 0.0, (9, 0), "padded"),  # (A), 1 head
-        ("cuda", torch.bfloat16, 16, 64, 0.0, (9, 0), "flex"),  # (B), d_k 16
-        ("cuda", torch.bfloat16, 32, 64, 0.0, (9, 0), "flex"),  # (B), d_k 32
-        ("cuda", torch.float32, 64, 64, 0.0, (9, 0), "flex"),
-        ("cuda", torch.float32, 60, 60, 0.0, (9, 0), "padded"),
-        ("cuda", torch.bfloat16, 60, 60, 0.0, (9, 0), "padded"),
-        ("cuda", torch.bfloat16, 64, 64, 0.1, (9, 0), "padded"),
-        ("cuda", torch.float16, 64, 64, 0.0, (7, 5), "padded"),
+        ("cuda", torch.bfloat16, 512, 512, 0.0, (9, 0), "sdpa"),  # (A), 1 head
+        ("cuda", torch.bfloat16, 16, 64, 0.0, (9, 0), "varlen"),  # (B), d_k 16
+        ("cuda", torch.bfloat16, 32, 64, 0.0, (9, 0), "varlen"),  # (B), d_k 32
+        ("cuda", torch.bfloat16, 60, 60, 0.0, (9, 0), "varlen"),
+        ("cuda", torch.float16, 64, 256, 0.0, (9, 0), "varlen"),
+        ("cuda", torch.float16, 64, 257, 0.0, (9, 0), "sdpa"),
+        ("cuda", torch.float32, 64, 64, 0.0, (9, 0), "sdpa"),
+        ("cuda", torch.bfloat16, 64, 64, 0.1, (9, 0), "sdpa"),
+        ("cuda", torch.float16, 64, 64, 0.0, (7, 5), "sdpa"),
     ],
 )
 def test_the_backend_is_chosen_by_shape(
@@ -203,53 +206,25 @@ def test_the_backend_is_chosen_by_shape(
     assert backend(device, dtype, key_width, value_width, 30, dropout, capability=capability) == right
 
 
-def test_a_compiler_gets_the_plain_path_on_a_cpu() -> None:
-    assert backend("cpu", torch.float32, 64, 64, 30, 0.0, compiling=True) == "plain"
+def test_a_compiler_gets_the_reference_on_a_cpu() -> None:
+    assert backend("cpu", torch.float32, 64, 64, 30, 0.0, compiling=True) == "reference"
 
 
-def test_long_sentences_leave_the_rectangle() -> None:
-    assert backend("cpu", torch.float32, 64, 64, 256, 0.0) == "rectangle"
-    assert backend("cpu", torch.float32, 64, 64, 257, 0.0) == "padded"
-    assert backend("cpu", torch.float32, 64, 64, 257, 0.1) == "rectangle"  # torch's kernel has no dropout on a CPU
+def test_long_sentences_leave_the_batched_products() -> None:
+    assert backend("cpu", torch.float32, 64, 64, 256, 0.0) == "bmm"
+    assert backend("cpu", torch.float32, 64, 64, 257, 0.0) == "sdpa"
+    assert backend("cpu", torch.float32, 64, 64, 257, 0.1) == "bmm"  # torch's kernel has no dropout on a CPU
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
-def test_flex_attention_equals_the_plain_path(
-    lengths: list[int], key_lengths: list[int], causal: bool, window: int | None
-) -> None:
-    inputs = draw(lengths, key_lengths, torch.float32)
-    arguments = *inputs, layout(lengths), layout(key_lengths), causal, window
-    torch.testing.assert_close(flex_attention(*arguments), plain_attention(*arguments, 0.0), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_tiles_of_the_document_mask_hold_all_that_is_visible(seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    lengths, key_lengths = (torch.randint(1, 12, (15,), generator=generator) for _ in range(2))
-    one, other, block = Layout.of(lengths), Layout.of(key_lengths), 8
-    mask = document_mask(one, other, causal=False, window=None, block=block)
-    needed = torch.zeros(-(-one.tokens // block), -(-other.tokens // block), dtype=torch.bool)
-    for row, sentence in enumerate(one.segment_ids.tolist()):
-        for column, key_sentence in enumerate(other.segment_ids.tolist()):
-            needed[row // block, column // block] |= sentence == key_sentence
-    visited = torch.zeros_like(needed)
-    counts, order = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].tolist()
-    for row, count in enumerate(counts):
-        assert len(set(order[row][:count])) == count
-        visited[row, order[row][:count]] = True
-    assert torch.equal(visited, needed)
-    # and, tile by tile, the same for the keys: the backward pass reads this side
-    counts, order = mask.q_num_blocks[0, 0].tolist(), mask.q_indices[0, 0].tolist()
-    turned = torch.zeros_like(needed)
-    for column, count in enumerate(counts):
-        turned[order[column][:count], column] = True
-    assert torch.equal(turned, needed)
-
-
+@pytest.mark.parametrize("widths", [(8, 8), (3, 8), (8, 5), (4, 6)])
 @pytest.mark.parametrize(("lengths", "key_lengths", "causal", "window"), CASES)
 def test_varlen_attention_is_called_as_documented(
-    monkeypatch: pytest.MonkeyPatch, lengths: list[int], key_lengths: list[int], causal: bool, window: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: list[int],
+    key_lengths: list[int],
+    causal: bool,
+    window: int | None,
+    widths: tuple[int, int],
 ) -> None:
     """The kernel has no CPU version; here it is one written from torch's documentation."""
     from torch.nn.attention import varlen
@@ -263,10 +238,12 @@ def test_varlen_attention_is_called_as_documented(
         max_q: int,
         max_k: int,
         *,
+        scale: float | None = None,
         window_size: tuple[int, int] = (-1, -1),
     ) -> Tensor:
         assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
         assert (max_q, max_k) == (max(lengths), max(key_lengths))
+        assert query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
         result = torch.empty_like(query)
         ends = zip(cu_seq_q.tolist(), cu_seq_q.tolist()[1:], cu_seq_k.tolist(), cu_seq_k.tolist()[1:], strict=False)
         for start, end, key_start, key_end in ends:
@@ -276,22 +253,13 @@ def test_varlen_attention_is_called_as_documented(
             hidden = torch.zeros_like(distance, dtype=torch.bool)
             hidden |= (distance < -left) if left >= 0 else hidden
             hidden |= (distance > right) if right >= 0 else hidden
-            scores = torch.einsum("lhk,mhk->hlm", q, k) / math.sqrt(q.shape[-1])
+            scores = torch.einsum("lhk,mhk->hlm", q, k) * (scale or 1 / math.sqrt(q.shape[-1]))
             result[start:end] = torch.einsum("hlm,mhk->lhk", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
         return result
 
     monkeypatch.setattr(varlen, "varlen_attn", kernel)
-    query, key, _ = draw(lengths, key_lengths, torch.float32)
-    arguments = query, key, key.flip(0), layout(lengths), layout(key_lengths), causal, window
-    torch.testing.assert_close(varlen_attention(*arguments), plain_attention(*arguments, 0.0), atol=1e-6, rtol=1e-5)
-
-
-def test_attention_calls_the_chosen_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nmtkit.layers import attention as module
-
-    one = layout([3, 2])
-    inputs = draw([3, 2], [3, 2], torch.float32)
-    for name in ("varlen", "flex", "padded", "rectangle", "plain"):
-        monkeypatch.setattr(module, "_backend_of", lambda *_, name=name: name)
-        monkeypatch.setattr(module, f"{name}_attention", lambda *_, name=name: name)
-        assert attention(*inputs, one, one) == name
+    torch.manual_seed(0)
+    query = torch.randn(sum(lengths), H, widths[0])
+    key, value = (torch.randn(sum(key_lengths), H, width) for width in widths)
+    arguments = query, key, value, layout(lengths), layout(key_lengths), AttentionSpec(causal, window)
+    torch.testing.assert_close(varlen_attention(*arguments), reference_attention(*arguments), atol=1e-6, rtol=1e-5)

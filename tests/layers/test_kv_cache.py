@@ -6,7 +6,7 @@ from testing import tiny_transformer
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
-from nmtkit.layers.kv_cache import attend_rows
+from nmtkit.layers.kv_cache import cached_attention
 from nmtkit.packed import Packed
 
 
@@ -30,8 +30,8 @@ def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
             parents = (parents + torch.arange(sentences)[:, None] * beams).flatten()
             for one in (state, plain):
                 one.reorder(parents)
-            pruned |= state.cache.used < most
-            most = max(most, state.cache.used)
+            pruned |= state.used < most
+            most = max(most, state.used)
             tokens = torch.randint(3, 20, (sentences * beams,), generator=generator)
     assert pruned
 
@@ -44,10 +44,10 @@ def test_rows_share_one_entry_only_while_they_are_alike():
             state, plain = model.start(memory, 2), PrefixState(memory, 2)
             logits = model.step(torch.tensor(tokens), state)
             torch.testing.assert_close(logits, Architecture.step(model, torch.tensor(tokens), plain))
-            assert state.cache.used == entries
+            assert state.used == entries
 
 
-def test_rows_attend_in_bf16_as_plain_attention_does():
+def test_rows_attend_in_bf16_as_the_reference_does():
     torch.manual_seed(3)
     keys, values = torch.randn(2, 3, 16, 8), torch.randn(2, 3, 16, 4)  # B H E K, B H E V
     query = torch.randn(8, 3, 8)  # R H K, four rows of each sentence
@@ -55,6 +55,6 @@ def test_rows_attend_in_bf16_as_plain_attention_does():
     mask[:, :, 0] = 0.0
     scores = torch.einsum("bqhk,bhek->bhqe", query.view(2, 4, 3, 8), keys) / 8**0.5 + mask.view(2, 3, 4, 16)
     expected = torch.einsum("bhqe,bhev->bqhv", scores.softmax(-1), values).reshape(8, 12)
-    torch.testing.assert_close(attend_rows(query, keys, values, mask), expected)
+    torch.testing.assert_close(cached_attention(query, keys, values, mask), expected)
     short = (x.to(torch.bfloat16) for x in (keys, values, mask))
-    torch.testing.assert_close(attend_rows(query, *short), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(cached_attention(query, *short), expected, rtol=0.05, atol=0.05)
