@@ -121,14 +121,14 @@ def command(
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     """One process's part; gives the exit code."""
     from nmtkit import distributed
-    from nmtkit.training.progress import Display, Lines, LiveLine
+    from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
 
     first = distributed.is_rank_zero()
     if not first:
         logging.getLogger("nmtkit").setLevel(logging.WARNING)
     quiet = logging.getLogger("nmtkit").level > logging.INFO
-    display: Display = LiveLine(stderr) if stderr.is_terminal and first and not quiet else Lines()
+    display = LiveLine(stderr) if stderr.is_terminal and first and not quiet else Lines()
     try:
         ending = Run(job, data, display).run()
     except BaseException as error:

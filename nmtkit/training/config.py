@@ -63,6 +63,9 @@ class RunConfig(Config):
         None, "Validate and save a running mean of the weights; 0.999, say.", above=0, below=1
     )
 
+    reset_optimizer: bool = option(False, "Resume with a fresh optimizer, another one if given.")
+    reset_lr_scheduler: bool = option(False, "Resume with the learning-rate schedule at its first update.")
+
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
         "Type of matrix products; auto is bf16 where the device has it, else fp32.",

@@ -15,6 +15,7 @@ processes must make equally many passes; the loader pads their micro-batches wit
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
@@ -64,13 +65,15 @@ class ReplicatedModel:
         self.parameters = trainable_parameters(model)
         self.loss: nn.Module = LossModule(model, criterion)
         if distributed.world_size() > 1:
-            self.loss = DistributedDataParallel(
-                self.loss,
-                broadcast_buffers=False,
-                init_sync=False,  # every process draws its parameters from the same seed
-                gradient_as_bucket_view=True,
-                find_unused_parameters=model.find_unused_parameters,
-            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed in torch 2.13
+                self.loss = DistributedDataParallel(
+                    self.loss,
+                    broadcast_buffers=False,
+                    init_sync=False,  # every process draws its parameters from the same seed
+                    gradient_as_bucket_view=True,
+                    find_unused_parameters=model.find_unused_parameters,
+                )
             self.loss.register_comm_hook(None, all_reduce_sum)
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:

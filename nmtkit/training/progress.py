@@ -1,4 +1,4 @@
-"""What a run says: records to a JSON-lines file, and to people a live line in a terminal or plain lines elsewhere."""
+"""The log of a run: records in a JSON-lines file, and for people a live line in a terminal or plain lines elsewhere."""
 
 import json
 import logging
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -17,35 +17,27 @@ log = logging.getLogger("nmtkit")
 Record = dict[str, Any]
 
 
-class Display(Protocol):
-    """Shows records to people. `tick` comes at every update, `record` at those that go to the log file."""
-
-    def tick(self, record: Record) -> None: ...
-    def note(self, text: str) -> None: ...
-    def record(self, record: Record) -> None: ...
-    def close(self) -> None: ...
-
-
 class Lines:
-    """Plain lines through the logger."""
+    """Shows a run to people as plain lines in the log."""
 
     def tick(self, record: Record) -> None:
-        pass
+        """Called after every update."""
 
     def note(self, text: str) -> None:
-        pass
+        """Called when the run does something else than updates."""
 
     def record(self, record: Record) -> None:
+        """Called with every record of the log file."""
         text = sentence(record)
         if text:
             log.info("%s", text)
 
     def close(self) -> None:
-        pass
+        """Called at the end of the run."""
 
 
 class LiveLine(Lines):
-    """One line that is rewritten in place, below the lines of validations and checkpoints."""
+    """Rewrites one line in place, below the lines of validations and checkpoints."""
 
     def __init__(self, console: Console) -> None:
         self.live = Live(Text(""), console=console, refresh_per_second=4, transient=True)
@@ -71,12 +63,12 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Writes each record as a line of `folder/log.jsonl`, with the seconds since the epoch, and shows it.
+    """Appends records to `folder/log.jsonl`, with their Unix time, and shows them.
 
-    With `tensorboard`, numbers go to that folder too. Raises ImportError when it is asked for and not installed.
+    With `tensorboard`, numbers go to that folder too. Raises ImportError when TensorBoard is not installed.
     """
 
-    def __init__(self, folder: Path, display: Display, tensorboard: Path | None = None) -> None:
+    def __init__(self, folder: Path, display: Lines, tensorboard: Path | None = None) -> None:
         self.path = folder / "log.jsonl"
         self.display = display
         self._warned = False
@@ -112,14 +104,14 @@ def _summary_writer(folder: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Six digits are enough for curves; JSON has no numbers that are not finite."""
+    """Rounds floats to six digits, and replaces NaN and infinity, which JSON does not have, by None."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def sentence(record: Mapping[str, Any]) -> str:
-    """A record as a line for people; empty for those that are for the file alone."""
+    """Returns a record as a line for people, empty for records that only the file gets."""
     if record["kind"] in ("train", "valid"):
         prefix = "" if record["kind"] == "train" else "valid  "
         return prefix + "  ".join(fields(record))
@@ -127,7 +119,7 @@ def sentence(record: Mapping[str, Any]) -> str:
 
 
 def fields(record: Mapping[str, Any]) -> list[str]:
-    """Name and value of what a record holds, the most telling first."""
+    """Returns the fields of a record as texts, the most important first."""
     shown = []
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
@@ -156,7 +148,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 def fitting(shown: list[str], width: int) -> str:
-    """As many fields, from the first, as a line of `width` columns takes."""
+    """Returns a line of as many fields, from the first, as fit into `width` columns."""
     text = shown[0]
     for field in shown[1:]:
         if len(text) + 2 + len(field) > width:
@@ -166,7 +158,7 @@ def fitting(shown: list[str], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """3 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    """Returns a duration in at most two units: 3.2 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
     whole = round(seconds)
     for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

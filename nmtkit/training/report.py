@@ -35,13 +35,13 @@ text { fill: #aaa } tr { border-color: #444 } }
 
 
 def read_records(log: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; of updates that were made again after a restart only the last."""
+    """Returns the records of a run's log; of an update that was made again after a restart, the last."""
     latest: dict[tuple[str, int], dict[str, Any]] = {}
     for line in log.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # the line that was being written when the run was killed
+            continue  # cut off when the run was killed
         latest[record["kind"], record.get("update", 0)] = record
     return list(latest.values())
 
@@ -55,7 +55,6 @@ def write(folder: Path, config: str, examples: Sequence[Example]) -> None:
 
 
 def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Example], name: str) -> str:
-    """The page."""
     charts = []
     for title, lines in CURVES.items():
         points = {kind: _points(records, kind, field) for field, kind in lines}
@@ -73,12 +72,11 @@ def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Exam
 
 
 def _points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
-    found = [
+    return sorted(
         (float(record["update"]), float(record[field]))
         for record in records
         if record["kind"] == kind and record.get(field) is not None
-    ]
-    return sorted(found)
+    )
 
 
 def _summary(records: Sequence[dict[str, Any]]) -> str:
@@ -93,14 +91,14 @@ def _summary(records: Sequence[dict[str, Any]]) -> str:
 
 
 def chart(title: str, lines: dict[str, list[Point]], logarithmic: bool) -> str:
-    """An SVG of several lines on shared axes."""
+    """Returns an SVG of several curves on shared axes."""
     values = [y for points in lines.values() for _, y in points]
     updates = [x for points in lines.values() for x, _ in points]
     scale = math.log10 if logarithmic and min(values) > 0 else float
     low, high = scale(min(values)), scale(max(values))
     left, right = min(updates), max(updates)
 
-    def place(x: float, y: float) -> str:
+    def pixels(x: float, y: float) -> str:
         column = MARGIN + (x - left) / (right - left or 1) * (WIDTH - MARGIN - 8)
         row = HEIGHT - 24 - (scale(y) - low) / (high - low or 1) * (HEIGHT - 24 - 26)
         return f"{column:.1f},{row:.1f}"
@@ -108,7 +106,7 @@ def chart(title: str, lines: dict[str, list[Point]], logarithmic: bool) -> str:
     parts = [f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escape(title)} by update">']
     parts.append(f'<text x="{MARGIN}" y="14" font-weight="bold">{escape(title)}</text>')
     for index, (kind, points) in enumerate(line for line in lines.items() if line[1]):
-        drawn = " ".join(place(x, y) for x, y in points)
+        drawn = " ".join(pixels(x, y) for x, y in points)
         parts.append(f'<polyline fill="none" stroke="{COLOURS[kind]}" stroke-width="1.5" points="{drawn}"/>')
         parts += [f'<circle r="2" fill="{COLOURS[kind]}" cx="{x}" cy="{y}"/>' for x, y in _ends(drawn)]
         parts.append(f'<text x="{WIDTH - 90 + 45 * index}" y="14" style="fill:{COLOURS[kind]}">{kind}</text>')
@@ -120,7 +118,7 @@ def chart(title: str, lines: dict[str, list[Point]], logarithmic: bool) -> str:
 
 
 def _ends(drawn: str) -> list[tuple[str, str]]:
-    """The first and the last point, so that a line of one point is seen."""
+    """Returns the first and last point of a polyline; a circle there shows a curve of one point."""
     points = drawn.split()
     pairs = [point.split(",") for point in (points[0], points[-1])]
     return [(x, y) for x, y in pairs]

@@ -21,14 +21,17 @@ from nmtkit.training.config import JobConfig, Tables
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.metrics import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
-from nmtkit.training.progress import Display, RunLog
+from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, identity
 from nmtkit.training.trainer import probe_memory
 from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
-EXPECTED_CHANGES = ("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard")
+EXPECTED_CHANGES = (
+    *("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard"),
+    *("reset_optimizer", "reset_lr_scheduler"),
+)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -67,7 +70,7 @@ class StopSignal:
 class Run:
     """A run, as seen by one of its processes. Rank 0 logs and saves; all ranks do everything else alike."""
 
-    def __init__(self, job: JobConfig, data: Path, display: Display) -> None:
+    def __init__(self, job: JobConfig, data: Path, display: Lines) -> None:
         self.data = data
         self.display = display
         self.device = device_of(job.run)
@@ -123,7 +126,10 @@ class Run:
             check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
-        same_run(contents, identity(self.job, self.dataset), path)
+        own = identity(self.job, self.dataset)
+        if self.job.run.reset_optimizer:
+            del own["optimizer"]
+        same_run(contents, own, path)
         state = contents["training"]
         if distributed.is_rank_zero():
             changed = differences(state["run"], self.job.tables())
@@ -138,7 +144,8 @@ class Run:
     def _announce_jump(self) -> None:
         """Warns if the learning rate of this run's schedule is not what the resumed run had reached."""
         done, before = self.trainer.done, self.trainer.lr
-        now = learning_rate(self.trainer.scheduler, done) if done else None
+        made = done - self.trainer.schedule_start  # updates by this schedule
+        now = learning_rate(self.trainer.scheduler, made) if made else None
         if distributed.is_rank_zero() and before is not None and now is not None and not math.isclose(now, before):
             log.warning(
                 "the learning rate jumps: update %d had %.3g, and would have %.3g by this run's schedule",

@@ -66,7 +66,11 @@ class Trainer:
         component = job.components["optimizer"]
         groups = parameter_groups(weights, job.run.weight_decay_for)
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
+        self.hyperparameters = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
         self.loss_scale = precisions.LossScale(self.precision, device)
+        self.schedule_start = 0  # the update after which the learning-rate schedule begins
         self.done = 0  # updates, including skipped ones
         self.lr: float | None = None  # of the last update
 
@@ -103,7 +107,7 @@ class Trainer:
                     f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
                 ) from error
         distributed.heartbeat(number)
-        self.lr = lr = learning_rate(self.scheduler, number)
+        self.lr = lr = learning_rate(self.scheduler, number - self.schedule_start)
         norm, finite = self._optimizer_step(lr)
         if self.ema:
             self.ema.update(number)
@@ -202,8 +206,10 @@ class Trainer:
             state["weights"] = [gather(name, weight.detach()) for name, weight in self.engine.parameters.items()]
         return state | {
             "optimizer": self._map_optimizer_state(self.optimizer.state_dict(), gather),
+            "hyperparameters": self.hyperparameters,
             "scheduler": self.scheduler.state(),
             "lr": self.lr,
+            "schedule_start": self.schedule_start,
             "loss_scale": self.loss_scale.state_dict(),
         }
 
@@ -212,15 +218,13 @@ class Trainer:
 
         Raises ValueError when the state is that of other parameters.
         """
-        both_groups = state["optimizer"]["param_groups"], self.optimizer.param_groups
-        saved, own = ([len(group["params"]) for group in groups] for groups in both_groups)
-        if saved != own:
-            raise ValueError(
-                f"the checkpoint's optimizer has groups of {saved} parameters, this run's has {own}; resume with the "
-                "--freeze and --weight-decay-for of before, or --finetune-from it in another --save-dir"
-            )
-        self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
-        self.scheduler.load_state(state["scheduler"])
+        if not self.job.run.reset_optimizer:
+            self._load_optimizer(state)
+        if self.job.run.reset_lr_scheduler:
+            self.schedule_start = done
+        else:
+            self.scheduler.load_state(state["scheduler"])
+            self.schedule_start = state["schedule_start"]
         self.lr = state["lr"]
         self.loss_scale.load_state_dict(state["loss_scale"])
         parameters = self.engine.parameters
@@ -231,6 +235,21 @@ class Trainer:
             with torch.no_grad():
                 torch._foreach_copy_(list(parameters.values()), weights)
         self.done = done
+
+    def _load_optimizer(self, state: dict[str, Any]) -> None:
+        """Loads the optimizer's state, but keeps hyper-parameters that this run sets otherwise than the saved one."""
+        both_groups = state["optimizer"]["param_groups"], self.optimizer.param_groups
+        saved, own = ([len(group["params"]) for group in groups] for groups in both_groups)
+        if saved != own:
+            raise ValueError(
+                f"the checkpoint's optimizer has groups of {saved} parameters, this run's has {own}; resume with the "
+                "--freeze and --weight-decay-for of before, or with --reset-optimizer"
+            )
+        self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
+        for group, before, now in zip(
+            self.optimizer.param_groups, state["hyperparameters"], self.hyperparameters, strict=True
+        ):
+            group.update({name: value for name, value in now.items() if before.get(name) != value})
 
     def _map_optimizer_state(self, state: dict[str, Any], function: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
         """Applies a function of (parameter name, tensor) to every tensor of an optimizer's `state_dict`."""

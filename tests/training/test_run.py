@@ -33,8 +33,8 @@ def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) ->
     return template.job(TINY | SMALL_RUN | {"save_dir": save_dir} | settings)
 
 
-def train(data: Path, save_dir: Path, **settings: Any) -> StopReason:
-    return Run(job(save_dir, **settings), data, Lines()).run()
+def train(data: Path, save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> StopReason:
+    return Run(job(save_dir, names, **settings), data, Lines()).run()
 
 
 def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
@@ -160,6 +160,37 @@ def test_running_means_may_begin_and_end_when_a_run_is_resumed(mirror_data: Path
         train(mirror_data, tmp_path / "run", max_update=updates, **settings)
     plain, run = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("plain", "run"))
     assert all(torch.equal(tensor, run[name]) for name, tensor in plain.items())
+
+
+def groups_of(run: Run) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"}
+        for group in run.trainer.optimizer.param_groups
+    ]
+
+
+def test_a_resumed_run_takes_its_own_hyper_parameters(mirror_data: Path, tmp_path: Path) -> None:
+    names = {"optimizer": "adamw"}
+    train(mirror_data, tmp_path / "run", names, max_update=3)
+    settings = {"weight_decay": 5.0, "adam_betas": (0.5, 0.6)}
+    run = Run(job(tmp_path / "run", names, max_update=4, **settings), mirror_data, Lines())
+    assert [group["betas"] for group in groups_of(run)] == [(0.5, 0.6)] * 2
+    assert [group["weight_decay"] for group in groups_of(run)] == [5.0, 0.0]
+    assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {3.0}
+    run.run()
+    # and a run that sets nothing else goes on with them
+    assert groups_of(Run(job(tmp_path / "run", names, **settings), mirror_data, Lines())) == groups_of(run)
+
+
+def test_the_optimizer_and_the_schedule_can_be_reset(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", max_update=7)
+    resets = {"reset_optimizer": True, "reset_lr_scheduler": True, "log_interval": 1}
+    run = Run(job(tmp_path / "run", {"optimizer": "sgd"}, max_update=9, **resets), mirror_data, Lines())
+    assert not any(entries["momentum_buffer"].any() for entries in run.trainer.optimizer.state.values())
+    run.run()
+    train(mirror_data, tmp_path / "run", {"optimizer": "sgd"}, max_update=10, log_interval=1)
+    rates = {record["update"]: record["lr"] for record in records(tmp_path / "run", "train")}
+    assert [rates[update] for update in (8, 9, 10)] == pytest.approx([0.001, 0.002, 0.003])
 
 
 def test_resuming_with_other_frozen_parameters_is_refused(mirror_data: Path, tmp_path: Path) -> None:
