@@ -1,1 +1,10 @@
 """What architectures are made of: each layer a fast path per device beside its plain reference."""
+
+import torch
+from torch import Tensor
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """Returns the type of products with x, which autocast may lower."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype

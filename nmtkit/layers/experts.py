@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import compute_dtype
 from nmtkit.layers.dropout import Dropout
 
 # T tokens, D model width, F inner width of an expert, X experts (of a gate: choices); k of them are active for a token
@@ -75,12 +76,28 @@ class Experts(nn.Module):
             weights, indices = self.gates(x.float())
         # tokens sorted by expert, so that each expert's tokens are contiguous: T k -> T*k
         order = indices.flatten().argsort(stable=True)
-        counts = indices.flatten().bincount(minlength=len(self.fc1)).tolist()
+        counts = count(indices, len(self.fc1))
         token = order // indices.shape[1]
-        inputs = zip(x[token].split(counts), self.fc1.unbind(0), self.fc2.unbind(0), strict=True)
-        outputs = [self.dropout((tokens @ fc1).relu()) @ fc2 for tokens, fc1, fc2 in inputs if len(tokens)]
-        weighted = torch.cat(outputs) * weights.flatten()[order, None]
+        compute = self.grouped_products if self.uses_grouped_products(x) else self.products
+        weighted = compute(x[token], counts) * weights.flatten()[order, None]
         return weighted.new_zeros(x.shape).index_add(0, token, weighted).to(x.dtype)
+
+    def products(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Returns the experts' outputs for tokens sorted by expert, `counts` [X] for each; reads counts on the host."""
+        inputs = zip(x.split(counts.tolist()), self.fc1.unbind(0), self.fc2.unbind(0), strict=True)
+        outputs = [self.dropout((tokens @ fc1).relu()) @ fc2 for tokens, fc1, fc2 in inputs if len(tokens)]
+        return torch.cat(outputs)
+
+    def grouped_products(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Returns what `products` does, by one kernel for all experts, which reads their counts on the device."""
+        dtype, ends = compute_dtype(x), counts.cumsum(0).to(torch.int32)
+        hidden = F.grouped_mm(x.to(dtype), self.fc1.to(dtype), offs=ends)
+        return F.grouped_mm(self.dropout(hidden.relu()), self.fc2.to(dtype), offs=ends)
+
+    def uses_grouped_products(self, x: Tensor) -> bool:
+        """Whether `grouped_products` applies: on CUDA in bf16, with rows of a multiple of 16 bytes."""
+        aligned = self.fc1.shape[1] % 8 == 0 and self.fc1.shape[2] % 8 == 0
+        return x.is_cuda and compute_dtype(x) == torch.bfloat16 and aligned and hasattr(F, "grouped_mm")
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and indices of each token's experts: [T, k], with groups [T, k * k]."""
@@ -116,10 +133,16 @@ class Experts(nn.Module):
         indices = (groups.indices[:, :, None] * self.group_size + experts.indices).flatten(1)
         if groups.load is None or experts.load is None:
             return weights, indices, None
-        group_tokens = groups.indices.flatten().bincount(minlength=self.group_gate.shape[1]).clamp(min=1)
+        group_tokens = count(groups.indices, self.group_gate.shape[1]).clamp(min=1)
         load = x.new_zeros(len(group_tokens), experts.load.shape[2])
         load = load.index_add(0, groups.indices.flatten(), experts.load.flatten(0, 1))
         return weights, indices, (groups.load.sum(0)[:, None] * load / group_tokens[:, None]).flatten()
+
+
+def count(indices: Tensor, choices: int) -> Tensor:
+    """Returns how often each index below `choices` occurs [choices], int64; unlike bincount without synchronising."""
+    flat = indices.flatten()
+    return flat.new_zeros(choices).index_add(0, flat, torch.ones_like(flat))
 
 
 def cv_squared(values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import compute_dtype
 from nmtkit.packed import IGNORE_INDEX
 
 # T tokens, D model width, V vocabulary; p and q are the distributions of two passes
@@ -70,11 +71,6 @@ def output_r_drop_loss(
     divergence = by_token.where(target != IGNORE_INDEX, 0).sum() / 2
     loss = (first_loss + second_loss) / 2 + alpha / 2 * divergence
     return loss, (first_nll + second_nll) / 2, divergence.detach()
-
-
-def _compute_dtype(features: Tensor) -> torch.dtype:
-    device = features.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else features.dtype
 
 
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
@@ -143,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         label_smoothing: float,
         needs_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        dtype = _compute_dtype(features)
+        dtype = compute_dtype(features)
         ctx.feature_dtype = features.dtype
         x, w = features.to(dtype), weight.to(dtype)
         mask = target != IGNORE_INDEX
@@ -195,7 +191,7 @@ class _LinearRDropLoss(torch.autograd.Function):
         alpha: float,
         needs_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dtype = _compute_dtype(first)
+        dtype = compute_dtype(first)
         ctx.feature_dtype = first.dtype
         passes, w = (first.to(dtype), second.to(dtype)), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)

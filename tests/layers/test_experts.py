@@ -1,9 +1,10 @@
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
-from nmtkit.layers.experts import Experts, cv_squared, pop_auxiliary_losses
+from nmtkit.layers.experts import Experts, count, cv_squared, pop_auxiliary_losses
 
 
 def layer(experts: int = 6, active: int = 2, groups: int | None = None, importance: float = 1.0) -> Experts:
@@ -141,3 +142,27 @@ def test_load_of_two_levels_is_the_groups_load_times_the_share_within() -> None:
     members = group.bincount(minlength=2).clamp(min=1)
     expected = cv_squared((group_load[:, None] * load / members[:, None]).flatten())
     torch.testing.assert_close(experts.balance_losses[0]["load"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_equal_those_of_one_expert_after_another(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs and gradients; torch computes grouped products on a CPU too, if slowly."""
+    results = []
+    for grouped in (False, True):
+        monkeypatch.setattr(Experts, "uses_grouped_products", lambda self, x, grouped=grouped: grouped)
+        torch.manual_seed(1)
+        experts, x = Experts(8, 16, 12, 2, 4, 1.0, 1.0, 0.0).eval(), torch.randn(9, 8, requires_grad=True)
+        for gate in (experts.gate, experts.group_gate):
+            torch.nn.init.normal_(gate)
+        with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+            y = experts(x)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), [x, experts.gate, experts.fc1, experts.fc2])])
+    for by_expert, by_group in zip(*results, strict=True):
+        torch.testing.assert_close(by_group, by_expert)
+
+
+def test_counts_are_those_of_bincount() -> None:
+    indices = torch.tensor([[4, 1], [1, 2], [4, 4]])
+    assert torch.equal(count(indices, 6), indices.flatten().bincount(minlength=6))
