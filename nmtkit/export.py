@@ -29,7 +29,7 @@ POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
 def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
     """Fills a folder beside `destination` and renames it. Raises ValueError when something is there already."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ValueError(f"{destination} exists already; remove it or choose another place")
+        raise ValueError(f"{destination} exists already; remove it or choose another name")
     destination.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
     try:
@@ -44,7 +44,7 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
 
 
 def to_safetensors(source: Path, destination: Path) -> None:
-    """`source`, a checkpoint, as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
+    """Writes `source`, a checkpoint, as a folder: model.safetensors, nmtkit.json, and the SentencePiece models.
 
     A parameter that stands under several names is written once; nmtkit.json lists the others under `shared`.
     """
@@ -55,26 +55,24 @@ def to_safetensors(source: Path, destination: Path) -> None:
     contents = checkpoint.load(source)
     weights: dict[str, torch.Tensor] = {}
     shared: dict[str, str] = {}
-    first: dict[tuple[int, tuple[int, ...]], str] = {}
-    for name, tensor in contents["model"].items():
-        original = first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name)
-        if original != name and tensor.numel():
-            shared[name] = original
+    for name, original in checkpoint.tied_to(contents["model"]).items():
+        if original == name:
+            weights[name] = contents["model"][name].contiguous()
         else:
-            weights[name] = tensor.contiguous()
+            shared[name] = original
     facts = {key: contents[key] for key in ("architecture", "config", "plugins", "update")}
 
     def fill(folder: Path) -> None:
         save_file(weights, folder / WEIGHTS_FILE)
         text = json.dumps({"nmtkit": checkpoint.FORMAT, **facts, "shared": shared}, indent=2, ensure_ascii=False)
         (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
-        Tokenizer.from_state(contents["tokenizer"]).save(folder)
+        models.tokenizer_of(contents, source).save(folder)
 
     write_folder(destination, fill)
 
 
 def from_safetensors(source: Path, destination: Path) -> None:
-    """The inverse of `to_safetensors`: a checkpoint file. Raises ValueError naming what is missing or damaged."""
+    """Inverts `to_safetensors`: writes a checkpoint file. Raises ValueError naming what is missing or damaged."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -99,7 +97,7 @@ def from_safetensors(source: Path, destination: Path) -> None:
 
 
 def to_ctranslate2(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
-    """`source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
+    """Writes `source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
 
     It takes and gives SentencePiece pieces; the models for them are put beside. Its own default scores by
     log probability / pieces; ask it for `length_penalty` and lengths as you need them.
@@ -139,7 +137,7 @@ def to_ctranslate2(source: Path, destination: Path, quantization: Literal["float
 
 
 def _fill(spec: Any, model: Transformer) -> None:
-    """The weights, where CTranslate2 has a place for each."""
+    """Copies the weights into CTranslate2's specification of a Transformer."""
     _embedding(spec.encoder.embeddings[0], spec.encoder, model.source_embedding)
     _embedding(spec.decoder.embeddings, spec.decoder, model.target_embedding)
     if model.config.pre_norm:
@@ -162,8 +160,8 @@ def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
 
 def _attention(theirs: Any, ours: SelfAttention | CrossAttention, norm: nn.LayerNorm) -> None:
     inputs = [ours.qkv_proj] if isinstance(ours, SelfAttention) else [ours.q_proj, ours.kv_proj]
-    for place, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
-        _linear(place, linear)
+    for target, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
+        _linear(target, linear)
     _norm(theirs.layer_norm, norm)
 
 

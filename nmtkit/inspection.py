@@ -1,4 +1,4 @@
-"""What a checkpoint or a dataset is, in plain types: for people and for scripts.
+"""The facts of a checkpoint or a dataset in plain types, for people and for scripts.
 
 Reading a checkpoint this way builds no model and loads no plug-in, so that it works where the architecture is unknown.
 """
@@ -13,6 +13,7 @@ from nmtkit import checkpoint
 from nmtkit.data.binarized import Dataset, Side
 from nmtkit.data.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.models import tokenizer_of
 from nmtkit.registry import plain
 from nmtkit.training.config import RunConfig
 
@@ -21,10 +22,7 @@ Section = dict[str, Any]
 
 @dataclass
 class Description:
-    """`sections` map a title to facts by name; `commands` are what to type next, each under what it does.
-
-    `verified` is a line on each thing that was found to be as it should, when that was asked for.
-    """
+    """A file in facts by name under titles, with commands to go on with by purpose, and what was verified if asked."""
 
     kind: str  # checkpoint or dataset
     path: Path
@@ -34,7 +32,7 @@ class Description:
 
 
 def inspect(path: Path) -> Description:
-    """Raises FileNotFoundError, or ValueError for what is neither a checkpoint nor a dataset, or is damaged."""
+    """Describes a path. Raises OSError, or ValueError for what is neither checkpoint nor dataset or damaged."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     return of_dataset(path) if path.is_dir() else of_checkpoint(path)
@@ -45,7 +43,7 @@ def inspect(path: Path) -> Description:
 
 def of_checkpoint(path: Path) -> Description:
     contents = checkpoint.load(path, mmap=True)
-    tokenizer = Tokenizer.from_state(contents["tokenizer"])
+    tokenizer = tokenizer_of(contents, path)
     training = contents.get("training")
     sections: dict[str, Section] = {
         "Checkpoint": {
@@ -70,16 +68,12 @@ def of_checkpoint(path: Path) -> Description:
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
-    """Numbers in each part of the model, a shared matrix counted where it first appears; then all of them."""
+    """Returns the numbers in each part of the model, tied weights counted where they first appear; then all of them."""
     parts: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
-    seen: dict[tuple[int, int], str] = {}
-    for name, tensor in model.items():
+    for name, first in checkpoint.tied_to(model).items():
         part, _, rest = name.partition(".")
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-        parts.setdefault(part, 0)
-        if seen.setdefault(place, name) == name:
-            parts[part] += tensor.numel()
+        parts[part] = parts.get(part, 0) + (model[name].numel() if name == first else 0)
         number = rest.partition(".")[0]
         if number.isdigit():
             layers.setdefault(part, set()).add(number)
@@ -103,7 +97,7 @@ def vocabulary(tokenizer: Tokenizer) -> Section:
 
 
 def of_run(training: Mapping[str, Any]) -> dict[str, Section]:
-    """How the run was set up: its data and components, and those of its own settings that are not the default."""
+    """Returns how the run was set up: its data and components, and those of its settings that are not the default."""
     tables = training["run"]
     default = plain(RunConfig())
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
@@ -143,18 +137,20 @@ def of_dataset(path: Path) -> Description:
         }
     sections |= of_corpora(manifests)
     sections["Made with"] = {name: value for name, value in manifests[0]["settings"].items() if value is not None}
-    place = shlex.quote(str(path))
-    use = {"train": f"nmtkit train {place} --arch transformer_base --save-dir checkpoints"}
+    folder = shlex.quote(str(path))
+    use = {"train": f"nmtkit train {folder} --arch transformer_base --save-dir checkpoints"}
     for name in dataset.splits:
         if name.startswith("test"):
-            use[f"translate {name}"] = f"nmtkit generate {place} --gen-subset {name} --path checkpoints/best.pt"
+            use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
     return Description("dataset", path, sections, use)
 
 
 def longest(side: Side) -> int:
-    """Tokens of the longest sentence, read piece by piece: a side may be larger than memory."""
+    """Returns the tokens of the longest sentence. Reads piece by piece: a side may be larger than memory."""
     step = 1 << 20
-    return max((int(side.lengths[at : at + step].max()) for at in range(0, len(side.lengths), step)), default=0)
+    return max(
+        (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
+    )
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import Tokenizer
@@ -14,14 +16,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def build(architecture: str, config: Any, vocabulary: Vocabulary) -> Architecture:
-    """A model with fresh parameters, drawn from torch's global generator."""
+    """Returns a model with fresh parameters, drawn from torch's global generator."""
     return ARCHITECTURES[architecture].factory(config, vocabulary)
 
 
 def to_checkpoint(
     model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, plugins: list[str], update: int
 ) -> checkpoint.Checkpoint:
-    """What `checkpoint.save` writes; a trainer adds its `training` state."""
+    """Returns what `checkpoint.save` writes; a trainer adds its `training` state."""
     return {
         "architecture": architecture,
         "config": plain(config),
@@ -33,27 +35,41 @@ def to_checkpoint(
 
 
 def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
-    """The model, in evaluation mode on the CPU, and the tokenizer of a checkpoint file.
+    """Returns the model, in evaluation mode on the CPU, and the tokenizer of a checkpoint file.
 
     A checkpoint names its plug-ins but never imports them: opening one runs no code that the user did not ask for.
 
     Raises ValueError when the architecture is not registered (naming the plug-ins to load), or the weights do not fit.
     """
     contents = checkpoint.load(path)
-    return model_of(contents, path), Tokenizer.from_state(contents["tokenizer"])
-
-
-def model_of(contents: checkpoint.Checkpoint, path: Path) -> Architecture:
-    """The model of a loaded checkpoint; `path` is for the errors."""
+    tokenizer = tokenizer_of(contents, path)
     name = contents["architecture"]
     if name not in ARCHITECTURES and contents["plugins"]:
         flags = " ".join(f"--plugin {plugin}" for plugin in contents["plugins"])
         raise ValueError(f"{path}: architecture {name!r} comes from a plug-in that is not loaded; add {flags}")
     entry = ARCHITECTURES[name]
     config = derive(entry.preset, contents["config"], f"{path}: {name}")
-    model = build(name, config, vocabulary_of(Tokenizer.from_state(contents["tokenizer"])))
+    model = build(name, config, vocabulary_of(tokenizer))
+    _load_weights(model, contents["model"], f"{path} does not fit architecture {name!r}")
+    return model.eval(), tokenizer
+
+
+def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
+    """Returns the tokenizer of a loaded checkpoint. Raises ValueError naming `path` when it is none."""
     try:
-        model.load_state_dict(contents["model"])
+        return Tokenizer.from_state(contents["tokenizer"])
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
+
+
+def _load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
+    """Copies `weights` into the model. Raises ValueError, `mistake` first, for other names, shapes or types."""
+    for name, tensor in model.state_dict().items():
+        if name in weights and weights[name].is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{mistake}: {name} is of type {weights[name].dtype}, not {tensor.dtype}")
+    try:
+        model.load_state_dict(weights)
     except RuntimeError as error:
-        raise ValueError(f"{path} does not fit architecture {name!r}: {error}") from error
-    return model.eval()
+        lines = [line.strip() for line in str(error).splitlines()]  # a heading, then a line for each difference
+        more = f"; and {len(lines) - 2} more" if len(lines) > 2 else ""
+        raise ValueError(f"{mistake}: {lines[min(1, len(lines) - 1)]}{more}") from error

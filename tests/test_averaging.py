@@ -70,6 +70,27 @@ def test_files_of_different_models_are_refused_by_the_difference(
         averaging.average([one, other])
 
 
+def test_a_member_that_is_not_finite_or_damaged_is_refused(tmp_path: Path) -> None:
+    good = write(tmp_path / "good.pt", 1, torch.zeros(200))
+    lost = write(tmp_path / "lost.pt", 2, torch.full((200,), float("nan")))
+    with pytest.raises(ValueError, match=r"lost\.pt: weight holds weights that are not finite"):
+        averaging.average([good, lost])
+    data = bytearray(good.read_bytes())
+    data[data.index(bytes(800)) + 400] = 1
+    good.write_bytes(data)
+    with pytest.raises(ValueError, match=r"good\.pt is damaged"):
+        averaging.average([good])
+
+
+def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
+    for update, scheduled in ((2, True), (4, True), (5, False), (6, True), (7, False)):
+        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scheduled=scheduled)
+    last = [checkpoint.load(path)["update"] for path in averaging.last_of(tmp_path, 3)]
+    assert last == [2, 4, 6]
+    with pytest.raises(ValueError, match="4 checkpoints asked for, 3 saved at its intervals there; give --last 3"):
+        averaging.last_of(tmp_path, 4)
+
+
 def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     for update, (loss, bleu) in enumerate([(3.0, 20.0), (2.0, 21.0), (2.5, 25.0)], 1):
         write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scores={"loss": loss, "bleu": bleu})

@@ -51,9 +51,9 @@ def test_a_pickle_with_code_is_refused_and_never_run(
     path, trace = tmp_path / "c.pt", tmp_path / "trace"
     monkeypatch.setenv("NMTKIT_TEST_BOMB", str(trace))
     if writer == "torch":
-        torch.save({**CONTENTS, "nmtkit": 1, "extra": Bomb()}, path)
+        torch.save({**CONTENTS, "nmtkit": checkpoint.FORMAT, "extra": Bomb()}, path)
     else:
-        path.write_bytes(pickle.dumps({**CONTENTS, "nmtkit": 1, "extra": Bomb()}))
+        path.write_bytes(pickle.dumps({**CONTENTS, "nmtkit": checkpoint.FORMAT, "extra": Bomb()}))
     with pytest.raises(ValueError, match=r"c\.pt"):
         checkpoint.load(path)
     assert not trace.exists()
@@ -65,7 +65,11 @@ def test_a_pickle_with_code_is_refused_and_never_run(
         ([1, 2], "no nmtkit checkpoint"),
         ({"model": {}}, "no nmtkit checkpoint"),
         ({**CONTENTS, "nmtkit": 99}, "format 99"),
-        ({"nmtkit": 1, "model": {}}, "lacks architecture, config"),
+        (
+            {**CONTENTS, "nmtkit": 1},
+            "format 1, and this nmtkit reads format 2; use the version that wrote it, or train",
+        ),
+        ({"nmtkit": checkpoint.FORMAT, "model": {}}, "lacks architecture, config"),
     ],
 )
 def test_another_kind_of_file_says_what_it_is_not(tmp_path: Path, contents: Any, message: str) -> None:
@@ -96,11 +100,66 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_full_disk(**_: Any) -> tuple[int, str]:
-        (tmp_path / "t.tmp").touch()
-        return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "t.tmp")
-
-    monkeypatch.setattr(checkpoint.tempfile, "mkstemp", on_full_disk)
-    with pytest.raises(OSError):
+    monkeypatch.setattr(Path, "open", lambda *_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
+    with pytest.raises(OSError, match=r"cannot write .*c\.pt"):
         checkpoint.save(tmp_path / "c.pt", CONTENTS)
     assert os.listdir(tmp_path) == []
+
+
+def test_the_users_umask_is_respected(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        checkpoint.save(tmp_path / "c.pt", CONTENTS)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "c.pt").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_flipped_byte_anywhere_in_tensors_or_settings_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "c.pt"
+    weight = torch.arange(1000.0)
+    checkpoint.save(path, {**CONTENTS, "model": {"weight": weight, "odd": torch.arange(3, dtype=torch.int8)}})
+    data = path.read_bytes()
+    start = data.index(weight.numpy().tobytes())
+    model = data.index(CONTENTS["tokenizer"]["joint.model"].numpy().tobytes())
+    for position in (start, start + 777, start + 3999, model + 3, data.index(b"width")):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(ValueError, match=r"c\.pt"):
+            checkpoint.load(path)
+    path.write_bytes(data)
+    checkpoint.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": None}, "config is a NoneType, not a dict"),
+        ({"config": [1]}, "config is a list"),
+        ({"architecture": 3}, "architecture is a int"),
+        ({"tokenizer": "joint.model"}, "tokenizer is a str"),
+        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model', which is no tensor"),
+        ({"model": [torch.zeros(2)]}, "model is a list"),
+        ({"model": {"weight": 3.0}}, "model holds 'weight', which is no tensor"),
+        ({"plugins": "mine.py"}, "plugins is a str"),
+        ({"update": True}, "update is a bool"),
+        ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight holds weights that are not finite"),
+        ({"model": {"weight": torch.tensor([1.0, float("inf")])}}, "weight holds weights that are not finite"),
+    ],
+)
+def test_a_file_whose_entries_lie_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    checkpoint.save(tmp_path / "c.pt", {**CONTENTS, **changes})
+    with pytest.raises(ValueError, match=f"c.pt.*{message}"):
+        checkpoint.load(tmp_path / "c.pt")
+
+
+def test_tied_weights_have_one_owner() -> None:
+    shared = torch.zeros(2, 3)
+    model = {
+        "a": shared,
+        "b": torch.zeros(2, 3),
+        "c": shared,
+        "d": shared[:1],
+        "e": torch.zeros(0),
+        "f": torch.zeros(0),
+    }
+    assert checkpoint.tied_to(model) == {"a": "a", "b": "b", "c": "a", "d": "d", "e": "e", "f": "f"}

@@ -58,3 +58,38 @@ def test_a_setting_of_another_version_is_named(tmp_path: Path, contents: checkpo
     path = written(tmp_path, contents, config={**contents["config"], "future": 1})
     with pytest.raises(ValueError, match=r"c\.pt: transformer_tiny has no setting 'future'"):
         models.from_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: {name: value.long() for name, value in weights.items()}, "is of type torch.int64"),
+        (lambda weights: dict(list(weights.items())[1:]), "Missing key"),
+        (lambda weights: {**weights, "extra": torch.zeros(1)}, "Unexpected key"),
+        (lambda weights: {name: value[..., :1] for name, value in weights.items()}, "size mismatch.*and .* more$"),
+    ],
+)
+def test_weights_of_another_model_are_refused_in_one_line(
+    tmp_path: Path, contents: checkpoint.Checkpoint, change: Any, message: str
+) -> None:
+    path = written(tmp_path, contents, model=change(contents["model"]))
+    with pytest.raises(ValueError, match=message) as caught:
+        models.from_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)}}, "no tokenizer"),
+        ({"tokenizer": {"other": torch.zeros(1)}}, "no tokenizer"),
+        ({"config": {"heads": 10**30}}, "heads"),
+        ({"config": {"heads": 2.0}}, "2.0 is not a whole number"),
+        ({"config": {"d_model": float("nan")}}, "nan is not a whole number"),
+    ],
+)
+def test_a_checkpoint_whose_parts_lie_is_refused(
+    tmp_path: Path, contents: checkpoint.Checkpoint, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"c.pt.*{message}"):
+        models.from_checkpoint(written(tmp_path, contents, **changes))

@@ -1,4 +1,4 @@
-"""The folder of a run: numbered checkpoints, `last.pt` and `best.pt`, which of them stay, and where to resume."""
+"""The folder of a run: numbered checkpoints, `last.pt` and `best.pt`, which of them stay, and which one to resume."""
 
 import logging
 import math
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint, distributed
-from nmtkit.checkpoint import NUMBERED, badness, file_name, numbered
+from nmtkit.checkpoint import NUMBERED, file_name, numbered, objective
 
 log = logging.getLogger("nmtkit")
 
@@ -18,26 +18,22 @@ VISIBLE_SECONDS = 5.0  # until a file that one machine makes must be seen by the
 RESUMABLE = 2  # newest checkpoints that keep the training state: should the newest be damaged, there is another
 
 
-def score_of(path: Path, metric: str) -> float | None:
-    """A checkpoint's score at the validation it was written after, lower is better; None without one."""
-    scores = checkpoint.load(path, mmap=True).get("scores", {})
-    if metric not in scores:
-        return None
-    return badness(metric, scores[metric])
-
-
 class CheckpointManager:
-    """Writes checkpoints into `folder` and removes what is neither among the last nor among the best."""
+    """Writes checkpoints into `folder` and removes what is neither among the last nor among the best.
+
+    The last are those saved at the run's intervals; those of the clock and of signals come on top while they are new.
+    """
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, metric: str) -> None:
         self.folder = folder
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.metric = metric
-        self.badness: dict[str, float] = {}  # file name -> score, lower is better
+        self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
+        self.scheduled: set[str] = set()  # names of the files saved at the run's intervals
 
     def open(self) -> None:
-        """Removes half-written files and reads the scores of what is there, if there is a folder yet.
+        """Removes half-written files and reads the scores of existing checkpoints, if there is a folder yet.
 
         Raises ValueError for a folder that holds something else than a run.
         """
@@ -51,11 +47,16 @@ class CheckpointManager:
             path.unlink(missing_ok=True)
         for path in numbered(self.folder):
             try:
-                score = score_of(path, self.metric)
+                self._note(path, checkpoint.load(path, mmap=True))
             except (ValueError, OSError):
                 continue  # a damaged one; `newest` says so
-            if score is not None:
-                self.badness[path.name] = score
+
+    def _note(self, path: Path, contents: checkpoint.Checkpoint) -> None:
+        score = contents.get("scores", {}).get(self.metric)
+        if score is not None and math.isfinite(score):
+            self.objectives[path.name] = objective(self.metric, score)
+        if contents.get("scheduled"):
+            self.scheduled.add(path.name)
 
     def check_shared(self) -> None:
         """Raises ValueError when not all processes see the same folder: rank 0 leaves a file for the others to find.
@@ -75,18 +76,18 @@ class CheckpointManager:
             time.sleep(0.1)
             distributed.heartbeat()
         own = f"{self.folder.absolute()} on {platform.node()}"
-        places = distributed.all_gather_object((seen, own))
+        folders = distributed.all_gather_object((seen, own))
         if distributed.is_rank_zero():
             (self.folder / name).unlink(missing_ok=True)
-        for rank, (found, place) in enumerate(places):
-            if not found:
+        for rank, (has_seen, folder) in enumerate(folders):
+            if not has_seen:
                 raise ValueError(
-                    f"--save-dir {place} of process {rank} is not the folder that process 0 writes to, {places[0][1]}; "
-                    "all processes resume from one folder: give one that all machines share"
+                    f"--save-dir {folder} of process {rank} is not the folder that process 0 writes to, "
+                    f"{folders[0][1]}; all processes resume from one folder: give one that all machines share"
                 )
 
     def newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
-        """The newest checkpoint to resume from, None when there is none at all; damaged ones are passed over.
+        """Returns the newest checkpoint to resume from, None when there are none; damaged ones are passed over.
 
         Raises ValueError when there are checkpoints and none will do.
         """
@@ -106,52 +107,55 @@ class CheckpointManager:
             )
         return None
 
-    def is_best(self, badness: float) -> bool:
-        """Whether a checkpoint of this score would be kept for it."""
-        return len(self._best()) < self.keep_best or any(badness < self.badness[name] for name in self._best())
+    def is_best(self, value: float) -> bool:
+        """Returns whether a checkpoint of this objective, lower is better, would be kept for it."""
+        best = self._best()
+        return len(best) < self.keep_best or any(value < self.objectives[name] for name in best)
 
     def _best(self) -> list[str]:
-        """Names of the best checkpoints, best first; of equals the older one."""
-        return sorted(self.badness, key=lambda name: (self.badness[name], name))[: self.keep_best]
+        """Returns the names of the best checkpoints, best first; of equals the older one."""
+        return sorted(self.objectives, key=lambda name: (self.objectives[name], name))[: self.keep_best]
 
     def save(self, contents: checkpoint.Checkpoint) -> Path:
         """Writes `update_N.pt`, moves the links, removes what is not to stay. Raises OSError, a full disk say."""
         path = self.folder / file_name(contents["update"])
         checkpoint.save(path, contents)
-        score = contents.get("scores", {}).get(self.metric)
-        if score is not None and math.isfinite(score):
-            self.badness[path.name] = badness(self.metric, score)
-        link(self.folder / "last.pt", path.name)
+        self._note(path, contents)
+        replace_link(self.folder / "last.pt", path.name)
         best = self._best()
         if best:
-            link(self.folder / "best.pt", best[0])
+            replace_link(self.folder / "best.pt", best[0])
         self._prune(best)
         return path
 
     def _prune(self, best: list[str]) -> None:
         paths = numbered(self.folder)
+        last = paths
+        if self.keep_last is not None:
+            scheduled = [path for path in paths if path.name in self.scheduled]
+            last = (scheduled or paths)[-self.keep_last :]
         for path in paths[:-RESUMABLE]:
-            kept = self.keep_last is None or path in paths[-self.keep_last :] or path.name in best
-            if not kept:
-                path.unlink()
-                self.badness.pop(path.name, None)
+            if path in last or path.name in best:
+                drop_training_state(path)
             else:
-                strip(path)
+                path.unlink()
+                self.objectives.pop(path.name, None)
 
 
-def strip(path: Path) -> None:
-    """Rewrites a checkpoint without its training state, when it has one."""
+def drop_training_state(path: Path) -> None:
+    """Rewrites a checkpoint without its training state, if it has one. Leaves a damaged one as it is."""
     try:
         contents = checkpoint.load(path, mmap=True)
-    except ValueError:
-        return  # damaged: not ours to hide
-    if contents.pop("training", None) is not None:
-        del contents["nmtkit"]
-        checkpoint.save(path, contents)
+        if "training" in contents:
+            checkpoint.check_values(contents, path)  # or the new checksum would hide the damage
+            del contents["training"]
+            checkpoint.save(path, contents)
+    except ValueError as error:
+        log.warning("%s", error)
 
 
-def link(path: Path, target: str) -> None:
-    """Points a relative symbolic link at `target` in its folder; there is a whole one at every moment."""
+def replace_link(path: Path, target: str) -> None:
+    """Points a relative symbolic link at `target` in its folder; at every moment there is the old or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -159,15 +163,12 @@ def link(path: Path, target: str) -> None:
     checkpoint.sync_folder(path.parent)
 
 
-def same_run(contents: checkpoint.Checkpoint, expected: dict[str, Any], path: Path) -> None:
-    """Raises ValueError when a checkpoint is of another run than `expected`, naming the difference.
-
-    Compares by what both have under `training` -> `identity`, such as the dataset or the seed.
-    """
-    found = contents["training"]["identity"]
-    for name, value in expected.items():
-        if found.get(name) != value:
+def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
+    """Raises ValueError when a checkpoint is of a run that differs in `requirements` (the dataset, the seed, …)."""
+    before = contents["training"]["identity"]
+    for name, value in requirements.items():
+        if before.get(name) != value:
             raise ValueError(
-                f"{path} was trained with {name} {found.get(name)}, this run has {value}; "
+                f"{path} was trained with {name} {before.get(name)}, this run has {value}; "
                 "resume with the same, or give another --save-dir"
             )

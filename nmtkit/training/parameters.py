@@ -1,59 +1,153 @@
-"""Which parameters are trained, and how much each decays: patterns (`encoder.*`, as in a shell) on their names."""
+"""The parameters of a run: which are trained, how much each decays, and the weights they start from.
+
+Parameters are chosen by patterns of their names (`encoder.*`, as in a shell).
+"""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from nmtkit import checkpoint, models
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.optimizers import ParameterGroups
+from nmtkit.registry import derive
+
+Side = Literal["source", "target"]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Takes the parameters that match out of training; gives how many numbers that are.
+    """Takes the parameters that match out of training; returns how many numbers that are.
 
     Raises ValueError for a pattern that no parameter matches.
     """
     names = dict(model.named_parameters())
     for pattern in patterns:
-        matching = [name for name in names if fnmatchcase(name, pattern)]
-        if not matching:
-            raise ValueError(f"--freeze {pattern} matches no parameter; they are called {', '.join(names)}")
-        for name in matching:
+        for name in _matching(names, pattern, "--freeze"):
             names[name].requires_grad_(False)
     return sum(parameter.numel() for parameter in names.values() if not parameter.requires_grad)
 
 
-def decay_rules(rules: Sequence[str]) -> list[tuple[str, float]]:
-    """`pattern=decay` as pairs. Raises ValueError for what is none."""
-    pairs = []
-    for rule in rules:
-        pattern, _, value = rule.rpartition("=")
-        try:
-            pairs.append((pattern, float(value)))
-        except ValueError:
-            raise ValueError(f"--weight-decay-for {rule!r} is not PATTERN=NUMBER") from None
-        if not pattern:
-            raise ValueError(f"--weight-decay-for {rule!r} is not PATTERN=NUMBER")
-    return pairs
-
-
 def parameter_groups(trained: Mapping[str, nn.Parameter], rules: Sequence[str]) -> ParameterGroups:
-    """Trained parameters, by name, grouped by weight decay: that of the first rule that matches; else matrices have the
-    optimizer's and vectors (biases, gains of norms) none.
+    """Returns trained parameters grouped by weight decay: that of the first of `rules` ("pattern=decay") that matches;
+    else matrices have the optimizer's, and vectors (biases, gains of norms) none.
 
-    Raises ValueError for a rule that no parameter matches.
+    Raises ValueError for a rule that is none or that no parameter matches.
     """
-    pairs = decay_rules(rules)
-    for pattern, _ in pairs:
-        if not any(fnmatchcase(name, pattern) for name in trained):
-            raise ValueError(f"--weight-decay-for {pattern} matches no parameter; they are called {', '.join(trained)}")
+    decays = [decay_rule(rule) for rule in rules]
+    for pattern, _ in decays:
+        _matching(trained, pattern, "--weight-decay-for")
     groups: dict[float | None, list[nn.Parameter]] = {None: [], 0.0: []}
     for name, parameter in trained.items():
         by_shape = None if parameter.dim() > 1 else 0.0
-        decay = next((value for pattern, value in pairs if fnmatchcase(name, pattern)), by_shape)
+        decay = next((value for pattern, value in decays if fnmatchcase(name, pattern)), by_shape)
         groups.setdefault(decay, []).append(parameter)
     return [
         {"params": members} | ({} if decay is None else {"weight_decay": decay})
         for decay, members in groups.items()
         if members
     ]
+
+
+def _matching(names: Mapping[str, Any], pattern: str, flag: str) -> list[str]:
+    matching = [name for name in names if fnmatchcase(name, pattern)]
+    if not matching:
+        raise ValueError(f"{flag} {pattern} matches no parameter; they are called {', '.join(names)}")
+    return matching
+
+
+def decay_rule(rule: str) -> tuple[str, float]:
+    pattern, _, value = rule.rpartition("=")
+    try:
+        decay = float(value)
+    except ValueError:
+        decay = -1.0
+    if not pattern or not 0 <= decay < float("inf"):
+        raise ValueError(f"--weight-decay-for {rule!r} is not PATTERN=NUMBER with a number of at least 0")
+    return pattern, decay
+
+
+# --- weights of another run -------------------------------------------------------------------------------------------
+
+
+def start_from(
+    model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, path: Path
+) -> dict[Side, int]:
+    """Copies the weights of a checkpoint, also with another vocabulary: rows of the same piece keep their numbers.
+
+    Pieces that the checkpoint does not know keep their fresh rows. Where the model ties what was apart, as separate
+    embeddings that become joint ones, a piece known to several takes the row of the last: the target's. Returns how
+    many pieces of each vocabulary are known. Raises ValueError for a model of other shapes.
+    """
+    contents = checkpoint.load(path)
+    name = contents["architecture"]
+    if name not in ARCHITECTURES or ARCHITECTURES[name].factory is not ARCHITECTURES[architecture].factory:
+        raise ValueError(f"{path} is a {name}, not a {architecture}; give the same --arch")
+    old_tokenizer = models.tokenizer_of(contents, path)
+    old_config = derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}")
+    old_sides = vocabulary_axes(name, old_config, models.vocabulary_of(old_tokenizer))
+    sides = vocabulary_axes(architecture, config, models.vocabulary_of(tokenizer))
+    pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            if key not in contents["model"]:
+                raise ValueError(f"{path} has no parameter {key}; its config differs from this model's")
+            old = contents["model"][key]
+            axes = sides[key]
+            fixed = [axis for axis in range(tensor.dim()) if axis not in axes]
+            if tensor.dim() != old.dim() or any(tensor.shape[axis] != old.shape[axis] for axis in fixed):
+                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, this model's {tuple(tensor.shape)}")
+            if not axes:
+                tensor.copy_(old)
+            for axis, side in axes.items():
+                rows, old_rows = same_pieces(pieces[side], old_pieces[old_sides[key][axis]])
+                tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
+    return {side: len(same_pieces(pieces[side], old_pieces[side])[0]) for side in pieces}
+
+
+def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
+    """Returns for each entry of the model's state the axes that count pieces, and of which vocabulary.
+
+    They are where shapes differ from those of models of a larger vocabulary, which are never allocated. Of a joint
+    vocabulary, the side is "source".
+    """
+
+    def shapes(source: int, target: int) -> dict[str, torch.Size]:
+        with torch.device("meta"):
+            changed = Vocabulary(source=source, target=target, joint=vocabulary.joint)
+            model = models.build(architecture, config, changed)
+        return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+    source, target = vocabulary.source, vocabulary.target
+    larger: dict[Side, dict[str, torch.Size]] = {"source": shapes(source + 1, target + vocabulary.joint)}
+    if not vocabulary.joint:
+        larger["target"] = shapes(source, target + 1)
+    axes: dict[str, dict[int, Side]] = {}
+    for name, shape in shapes(source, target).items():
+        axes[name] = {
+            axis: side
+            for side, others in larger.items()
+            for axis, size in enumerate(shape)
+            if others[name][axis] != size
+        }
+        assert len(axes[name]) < 2, f"{name} counts pieces on two axes"
+    return axes
+
+
+def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
+    return {
+        "source": tokenizer.source_pieces(range(tokenizer.source_size)),
+        "target": tokenizer.target_pieces(range(tokenizer.target_size)),
+    }
+
+
+def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Returns the rows of the new vocabulary whose piece the old one has, and its rows there."""
+    old_row = {piece: row for row, piece in enumerate(old)}
+    pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
+    rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
+    return rows[:, 0], rows[:, 1]

@@ -11,18 +11,18 @@ from typing import Any
 
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures.interface import parameter_count
-from nmtkit.checkpoint import badness
+from nmtkit.checkpoint import objective
 from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.lr_schedulers import learning_rate
 from nmtkit.training import report
-from nmtkit.training.checkpoints import CheckpointManager, same_run
+from nmtkit.training.checkpoints import CheckpointManager, check_resumable
 from nmtkit.training.config import JobConfig, Tables
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.metrics import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
-from nmtkit.training.setup import build_trainer, identity
+from nmtkit.training.setup import build_trainer, resume_requirements
 from nmtkit.training.trainer import probe_memory
 from nmtkit.training.validation import Validator
 
@@ -126,10 +126,10 @@ class Run:
             check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
-        own = identity(self.job, self.dataset)
+        requirements = resume_requirements(self.job, self.dataset)
         if self.job.run.reset_optimizer:
-            del own["optimizer"]
-        same_run(contents, own, path)
+            del requirements["optimizer"]
+        check_resumable(contents, requirements, path)
         state = contents["training"]
         if distributed.is_rank_zero():
             changed = differences(state["run"], self.job.tables())
@@ -241,8 +241,9 @@ class Run:
             scores = self._validate(number)
             end = end or self._stop_reason(received)
         best = scores and distributed.broadcast(self.checkpoints.is_best(self._objective(scores)))
-        if save or end or best or self._interval_ends(update, "save_interval"):
-            self._save(scores, must=bool(end))
+        scheduled = self._interval_ends(update, "save_interval")
+        if save or end or best or scheduled:
+            self._save(scores, scheduled, must=bool(end))
         return end
 
     def _interval_ends(self, update: Update, setting: str) -> bool:
@@ -287,7 +288,7 @@ class Run:
 
     def _objective(self, scores: dict[str, float]) -> float:
         metric = self.job.run.best_checkpoint_metric
-        return badness(metric, scores[metric])
+        return objective(metric, scores[metric])
 
     def _validate(self, number: int) -> dict[str, float]:
         assert self.validator is not None
@@ -314,7 +315,7 @@ class Run:
         except OSError as error:
             log.warning("report not written: %s", error)
 
-    def _save(self, scores: dict[str, float] | None, must: bool) -> None:
+    def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
         """Gathers a checkpoint, which rank 0 writes. A failure to write ends the run only if it is a `must`."""
         started = time.monotonic()
         weights, state = self.trainer.weights(), self.trainer.state_dict()
@@ -326,12 +327,12 @@ class Run:
         model, done = self.trainer.model, self.trainer.done
         contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
         contents["model"] = weights
-        contents["scores"] = scores or {}
+        contents["scores"], contents["scheduled"] = scores or {}, scheduled
         contents["training"] = state | {
             "position": [self.position.epoch, self.position.index],
             "best": self.best,
             "waited": self.waited,
-            "identity": identity(self.job, self.dataset),
+            "identity": resume_requirements(self.job, self.dataset),
             "run": self.job.tables(),
             "data": str(self.data),
         }

@@ -1,9 +1,8 @@
-"""What a run stands on: its device and threads, the size of an update, and the model with what trains it."""
+"""The model of a job and what trains it, and what a resumed run must share with the one it continues."""
 
 import hashlib
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,8 +14,7 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.config import JobConfig
-from nmtkit.training.finetune import start_from
-from nmtkit.training.parameters import freeze
+from nmtkit.training.parameters import freeze, start_from
 from nmtkit.training.trainer import Trainer
 
 log = logging.getLogger("nmtkit")
@@ -25,13 +23,13 @@ ELEMENTWISE = ("adam", "adamw", "sgd")  # optimizers that treat a number of a pa
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """What tells one dataset from another: 12 hexadecimal digits over the checksums of its files."""
+    """Returns 12 hexadecimal digits over the checksums of a dataset's files, which tell it from another."""
     facts = dataset.manifest.get("files", dataset.manifest)
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
-    """What a resumed run must have in common with the one it goes on from."""
+def resume_requirements(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
+    """Returns by name what a resumed run must have in common with the one it continues."""
     settings = job.tables()["architecture"]
     return {
         "architecture": settings.pop("name"),
@@ -45,10 +43,10 @@ def identity(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
-    """The model on the CPU, its parameters drawn from the seed, hence alike on all ranks."""
-    chosen = job.components["architecture"]
+    """Returns the model on the CPU, its parameters drawn from the seed, hence alike on all ranks."""
+    architecture = job.components["architecture"]
     torch.manual_seed(job.run.seed)
-    return models.build(chosen.name, chosen.config, models.vocabulary_of(tokenizer))
+    return models.build(architecture.name, architecture.config, models.vocabulary_of(tokenizer))
 
 
 def build_trainer(
@@ -61,26 +59,32 @@ def build_trainer(
     if job.run.subword_alpha:
         tokenizer.check_sampling()
     model = build_model(job, tokenizer)
+    architecture, criterion, scheduler = (
+        job.components[table] for table in ("architecture", "criterion", "lr-scheduler")
+    )
     if job.run.finetune_from and not resumed:
-        _start_from(job, model, tokenizer, job.run.finetune_from)
+        known = start_from(model, architecture.name, architecture.config, tokenizer, job.run.finetune_from)
+        log.info(
+            "weights from %s, which knows %d of %d source and %d of %d target pieces",
+            *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
+        )
     if job.run.freeze:
         frozen = freeze(model, job.run.freeze)
         log.info("%.1f M parameters are frozen", frozen / 1e6)
     if job.run.parallel == "fsdp":
         check_shardable(job)
-    chosen = job.components["criterion"]
-    criterion = CRITERIONS[chosen.name].factory(chosen.config, tokenizer).to(device)
-    run = RunInfo(
-        d_model=getattr(job.components["architecture"].config, "d_model", None),
-        max_update=updates or job.run.max_update,
+    run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
+    return Trainer(
+        job,
+        model,
+        CRITERIONS[criterion.name].factory(criterion.config, tokenizer).to(device),
+        LR_SCHEDULERS[scheduler.name].factory(scheduler.config, run),
+        device,
     )
-    chosen = job.components["lr-scheduler"]
-    scheduler = LR_SCHEDULERS[chosen.name].factory(chosen.config, run)
-    return Trainer(job, model, criterion, scheduler, device)
 
 
 def check_shardable(job: JobConfig) -> None:
-    """Raises ValueError for what does not go with parameters that are shared out."""
+    """Raises ValueError for components that need whole parameters, where each process has a share of them."""
     optimizer, criterion = (job.components[table].name for table in ("optimizer", "criterion"))
     if optimizer not in ELEMENTWISE:
         raise ValueError(
@@ -91,17 +95,3 @@ def check_shardable(job: JobConfig) -> None:
         raise ValueError("--criterion expected_reward translates while it trains; it needs --parallel ddp")
     if job.run.compile:
         raise ValueError("--compile does not go with --parallel fsdp; give one of them")
-
-
-def _start_from(job: JobConfig, model: Architecture, tokenizer: Tokenizer, path: Path) -> None:
-    chosen = job.components["architecture"]
-    vocabulary = models.vocabulary_of(tokenizer)
-    found = start_from(model, chosen.name, chosen.config, vocabulary, tokenizer, path)
-    log.info(
-        "weights from %s, which knows %d of %d source and %d of %d target pieces",
-        path,
-        found["source"],
-        tokenizer.source_size,
-        found["target"],
-        tokenizer.target_size,
-    )

@@ -13,10 +13,9 @@ from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
 from nmtkit.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
-from nmtkit.training.finetune import start_from
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.metrics import DivergedError, Meter, NonfiniteGuard
-from nmtkit.training.parameters import parameter_groups
+from nmtkit.training.parameters import parameter_groups, start_from
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.trainer import Trainer, largest_that_fits, probe_memory, seed_of
@@ -328,8 +327,7 @@ def test_finetuning_maps_the_vocabulary_by_piece(mirror_data: Path, tmp_path: Pa
     other = Dataset.open(tmp_path / "small").tokenizer
     new = trainer(tmp_path / "small", finetune_from=tmp_path / "old.pt").model
     fresh = trainer(tmp_path / "small").model
-    vocabulary = models.vocabulary_of(other)
-    found = start_from(fresh, chosen.name, chosen.config, vocabulary, other, tmp_path / "old.pt")
+    found = start_from(fresh, chosen.name, chosen.config, other, tmp_path / "old.pt")
     known = {piece: row for row, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
     pieces = other.target_pieces(range(other.target_size))
     shared = [row for row, piece in enumerate(pieces) if piece in known]
