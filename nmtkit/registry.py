@@ -147,9 +147,11 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
         return convert(value, _present(hint), text)
     if origin is tuple:
         if text:
-            value = [item.strip() for item in value.split(",")] if value.strip() else []
+            value = [item.strip() for item in value.split(",")]
         if isinstance(value, list | tuple):
             optional = type(None) in typing.get_args(arguments[0])
+            if text and "" in value and not optional:
+                raise ValueError("an item of the list is empty")
             return tuple(None if item == "" and optional else convert(item, arguments[0], text) for item in value)
     elif origin is Literal:
         if any(value == choice and type(value) is type(choice) for choice in arguments):

@@ -16,11 +16,12 @@ SERVER = """
 import json, os, resource, signal, sys, traceback
 import torch
 torch.set_num_threads(1)
-import sacrebleu
-import nmtkit.generation.translator, nmtkit.training.run, nmtkit.training.dry_run, nmtkit.inspection, nmtkit.export
-from nmtkit.cli import COMMANDS, main
-for name in COMMANDS:
-    main.get_command(None, name)
+import importlib, pkgutil, sacrebleu
+import nmtkit
+from nmtkit.cli import main
+for module in pkgutil.walk_packages(nmtkit.__path__, "nmtkit."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
 virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 print("ready", flush=True)
 for line in sys.stdin:
@@ -33,9 +34,9 @@ for line in sys.stdin:
                 os.close(number)
             else:
                 os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY), number)
+        errors = (None, None, "backslashreplace")
         sys.stdin, sys.stdout, sys.stderr = (
-            None if path is None
-            else open(number, "r" if number == 0 else "w", errors="backslashreplace" if number == 2 else None, closefd=False)
+            None if path is None else open(number, "w" if number else "r", errors=errors[number], closefd=False)
             for number, path in enumerate(files)
         )
         from nmtkit.cli import command
@@ -79,7 +80,9 @@ class Forks:
         assert self.server.stdout is not None and self.server.stdout.readline() == "ready\n"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self.server.stdin is not None
         self.server.stdin.close()
         self.server.wait()

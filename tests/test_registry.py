@@ -86,7 +86,7 @@ def test_two_components_with_one_flag_are_both_named() -> None:
         (["--no-fast"], {"fast": False}),
         (["--folder", "a/b"], {"folder": Path("a/b")}),
         (["--files", "a/b, c"], {"files": (Path("a/b"), Path("c"))}),
-        (["--files", ""], {"files": ()}),
+        (["--tags", ""], {"tags": (None,)}),
         (["--tags", "<x>,,<y>"], {"tags": ("<x>", None, "<y>")}),
     ],
 )
@@ -101,13 +101,19 @@ def test_flags_parse_to_the_fields_types(arguments: list[str], expected: dict[st
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("x", int), ("1.5", int), ("x", float | None), ("red", Literal["old"]), ("", Path), ("1,,2", tuple[int, ...]),
-        ("9" * 5000, int),
+        ("x", int), ("1.5", int), ("x", float | None), ("red", Literal["old"]), ("", Path), ("9" * 5000, int),
     ],
 )  # fmt: skip
 def test_a_text_of_the_wrong_type_is_refused(text: str, hint: Any) -> None:
     with pytest.raises(ValueError, match="' is not "):
         convert(text, hint, text=True)
+
+
+@pytest.mark.parametrize("text", ["", " ", "a,,b", "a,"])
+def test_an_empty_item_is_refused_where_it_means_nothing(text: str) -> None:
+    for hint in (tuple[str, ...], tuple[Path, ...], tuple[float, ...]):
+        with pytest.raises(ValueError, match="an item of the list is empty"):
+            convert(text, hint, text=True)
 
 
 @pytest.mark.parametrize(

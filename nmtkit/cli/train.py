@@ -76,7 +76,9 @@ class TrainCommand(Command):
 @click.option("--config", type=Path, metavar="FILE", help="TOML file of settings; flags go before it.")
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with further components.")
 @click.option("--dry-run", is_flag=True, help="Print what the run would take, and make no update.")
-@click.option("--dry-run-updates", type=click.IntRange(1), metavar="N", help="With --dry-run: make and time N updates.")
+@click.option(
+    "--dry-run-updates", type=click.IntRange(1, 10_000), metavar="N", help="With --dry-run: make and time N updates."
+)
 @click.option("--vocab-size", type=click.IntRange(3), metavar="N", help="With --dry-run: pieces, without a dataset.")
 @click.pass_obj
 def command(

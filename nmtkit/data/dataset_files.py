@@ -203,7 +203,7 @@ class AtomicFolder:
     """
 
     def __init__(self, final: Path, overwrite: bool) -> None:
-        self.final = final.resolve()
+        self.final = Path(os.path.realpath(final))  # Path.resolve raises RuntimeError for a link to itself
         self.folder = self.final.with_name(self.final.name + ".tmp")
         self._old = self.final.with_name(self.final.name + ".old.tmp")
         check_replaceable(self.final, overwrite)
