@@ -3,56 +3,83 @@
 import json
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from nmtkit import registry
 from nmtkit.cli.command import Command
+from nmtkit.registry import Config, FlagRule, option
+from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import Score
     from nmtkit.scoring.significance import Comparison
 
 
+SCORE_RULES = (
+    FlagRule("--data", excludes=("--ref",), reason="give references either way"),
+    FlagRule("--gen-subset", needs=("--data",)),
+    FlagRule("--tokenize", needs=("--metric bleu",)),
+    FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
+    FlagRule("--target-lang", needs=("--metric tokenized-bleu",)),
+    FlagRule("--src", needs=("--metric comet",)),
+    FlagRule("--comet-model", needs=("--metric comet",)),
+    FlagRule("--test", needs=("several --sys",)),
+    FlagRule("--samples", needs=("--confidence", "several --sys")),
+    FlagRule("--sentence-level", excludes=("--confidence", "several --sys"), reason="each sentence has one score"),
+    FlagRule("--width", needs=("--format text",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig(Config):
+    """Settings of the command."""
+
+    data: Path | None = option(None, "dataset whose kept references to use instead of --ref", metavar="FOLDER")
+    gen_subset: str = option("test", "subset of --data", metavar="NAME")
+    src: Path | None = option(None, "source text, for comet; --data brings its own")
+    target_lang: str | None = option(
+        None, "language, for tokenized-bleu; --data brings its own", flag="-t/--target-lang", metavar="CODE"
+    )
+    metric: tuple[str, ...] = option(
+        DEFAULT_METRICS,
+        "of bleu, chrf, chrf++, ter, comet, and tokenized-bleu: the BLEU of the papers of 2017, with Moses tokens and "
+        "split compounds, not comparable with bleu",
+        metavar="NAME,…",
+    )
+    tokenize: str = option("13a", "sacreBLEU's tokenizer for bleu", metavar="NAME")
+    lowercase: bool = option(False, "ignore case in bleu and chrf (ter always does)")
+    comet_model: str = option("Unbabel/wmt22-comet-da", "model of comet", metavar="NAME")
+    confidence: bool = option(False, "a 95 % interval around each score, by bootstrap")
+    test: Literal["bootstrap", "randomization"] = option(
+        "bootstrap", "how several --sys are compared: paired bootstrap or approximate randomization"
+    )
+    samples: int | None = option(
+        None, "bootstrap resamples or randomization trials; none is 1000 or 10000", min=40, max=1_000_000
+    )
+    sentence_level: bool = option(False, "one line of tab-separated scores for each sentence")
+    width: int = option(1, "digits after the point", min=0, max=9)
+    format: Literal["text", "json"] = option("text", "how scores are written")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_names(self.metric)
+
+
 @click.command(cls=Command)
-@click.option("--ref", "reference_paths", type=Path, multiple=True, metavar="FILE", help="Reference text; repeatable.")
-@click.option("--data", type=Path, metavar="FOLDER", help="Dataset whose kept references to use instead of --ref.")
-@click.option("--gen-subset", default="test", metavar="NAME", help="Subset of --data.  [default: test]")
+@click.option("--ref", "references", type=Path, multiple=True, metavar="FILE", help="Reference text; repeatable.")
 @click.option(
-    "--sys", "system_paths", type=Path, multiple=True, metavar="FILE",
+    "--sys",
+    "systems",
+    type=Path,
+    multiple=True,
+    metavar="FILE",
     help="Translations; several are compared with the first.  [default: standard input]",
-)  # fmt: skip
-@click.option("--src", type=Path, metavar="FILE", help="Source text, for comet; --data brings its own.")
-@click.option("-t", "--target-lang", metavar="CODE", help="Language, for tokenized-bleu; --data brings its own.")
-@click.option(
-    "--metric", default="bleu,chrf,ter", metavar="NAME,…",
-    help="Of bleu, chrf, chrf++, ter, comet, and tokenized-bleu: the BLEU of the papers of 2017, with Moses tokens and "
-    "split compounds, not comparable with bleu.  [default: bleu,chrf,ter]",
-)  # fmt: skip
-@click.option("--tokenize", default="13a", metavar="NAME", help="sacreBLEU's tokenizer for bleu.  [default: 13a]")
-@click.option("--lowercase", is_flag=True, help="Ignore case in bleu and chrf (ter always does).")
-@click.option(
-    "--comet-model",
-    default="Unbabel/wmt22-comet-da",
-    metavar="NAME",
-    help="Model of comet.  [default: Unbabel/wmt22-comet-da]",
 )
-@click.option("--confidence", is_flag=True, help="A 95 % interval around each score, by bootstrap.")
-@click.option(
-    "--test", type=click.Choice(["bootstrap", "randomization"]), default="bootstrap",
-    help="How several --sys are compared: paired bootstrap or approximate randomization.  [default: bootstrap]",
-)  # fmt: skip
-@click.option(
-    "--samples", type=click.IntRange(min=40), metavar="N",
-    help="Bootstrap resamples or randomization trials.  [default: 1000 or 10000]",
-)  # fmt: skip
-@click.option("--sentence-level", is_flag=True, help="One line of tab-separated scores for each sentence.")
-@click.option(
-    "--width", type=click.IntRange(0, 9), default=1, metavar="N", help="Digits after the point.  [default: 1]"
-)
-@click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Output.  [default: text]")
-def command(metric: str, width: int, format: str, **flags: Any) -> None:
+def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: Any) -> None:
     """Score translations, through sacreBLEU, and test whether systems differ.
 
     \b
@@ -60,42 +87,49 @@ def command(metric: str, width: int, format: str, **flags: Any) -> None:
     nmtkit score --sys output.de --ref reference-1.de --ref reference-2.de
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
     """
+    config = registry.derive(ScoreConfig, registry.on_command_line(flags), registry.COMMAND_LINE)
+    given = registry.given_flags() | ({"several --sys"} if len(systems) > 1 else set())
+    values = {f"--metric {name}" for name in config.metric} | {f"--format {config.format}"}
+    registry.check_flags(SCORE_RULES, given, given | values)
+    score(references, systems, config)
+
+
+command.params += registry.flags(ScoreConfig)
+
+
+def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:
     from nmtkit.scoring import metrics, significance
     from nmtkit.scoring.texts import read_texts
 
-    test: Literal["bootstrap", "randomization"] = flags["test"]
-    samples: int | None = flags["samples"]
-    texts = read_texts(
-        flags["reference_paths"],
-        flags["data"],
-        flags["gen_subset"],
-        flags["system_paths"],
-        flags["src"],
-        sys.stdin.buffer,
-    )
+    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, sys.stdin.buffer)
     settings = metrics.Settings(
-        tokenize=flags["tokenize"],
-        lowercase=flags["lowercase"],
-        target_lang=flags["target_lang"] or texts.target_lang,
+        tokenize=config.tokenize,
+        lowercase=config.lowercase,
+        target_lang=config.target_lang or texts.target_lang,
         sources=None if texts.sources is None else tuple(texts.sources),
-        comet_model=flags["comet_model"],
+        comet_model=config.comet_model,
     )
-    names = [name.strip() for name in metric.split(",") if name.strip()]
     hypotheses = next(iter(texts.systems.values()))
-    as_json = format == "json"
-    if flags["sentence_level"]:
-        if len(texts.systems) > 1 or flags["confidence"]:
-            raise ValueError("--sentence-level scores one system, without --confidence")
-        show_sentences(metrics.sentence_scores(hypotheses, texts.references, names, settings), width, as_json)
+    as_json = config.format == "json"
+    if config.sentence_level:
+        table = metrics.sentence_scores(hypotheses, texts.references, config.metric, settings)
+        show_sentences(table, config.width, as_json)
     elif len(texts.systems) > 1:
+        samples = config.samples or significance.SAMPLES[config.test]
         results = significance.compare(
-            texts.systems, texts.references, names, settings, test=test, samples=samples, confidence=flags["confidence"]
+            texts.systems,
+            texts.references,
+            config.metric,
+            settings,
+            test=config.test,
+            samples=samples,
+            confidence=config.confidence,
         )
-        show_comparison(results, test, samples or significance.SAMPLES[test], width, as_json)
+        show_comparison(results, config.test, samples, config.width, as_json)
     else:
-        bootstrap = (samples or significance.SAMPLES["bootstrap"]) if flags["confidence"] else 0
-        scores = metrics.score(hypotheses, texts.references, names, settings, bootstrap=bootstrap)
-        show_scores(scores, width, as_json)
+        bootstrap = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
+        scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
+        show_scores(scores, config.width, as_json)
 
 
 def plain(score: "Score") -> dict[str, Any]:

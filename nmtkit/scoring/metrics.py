@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
-KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "tokenized-bleu", "comet")
+KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "tokenized-bleu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ def score(
         scores.append(
             Score(
                 name=result.name,
-                value=result.score,
+                value=float(result.score),
                 signature=str(metric.get_signature()),
                 details=result._verbose,
-                mean=result._mean if bootstrap else None,
-                interval=result._ci if bootstrap else None,
+                mean=float(result._mean) if bootstrap else None,
+                interval=float(result._ci) if bootstrap else None,
             )
         )
     return scores
@@ -95,12 +95,19 @@ def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str
             raise ValueError(f"there are {len(hypotheses)} translations and {len(text)} references")
 
 
-def build_metrics(names: Sequence[str], settings: Settings, sentence_level: bool = False) -> list[Any]:
-    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`."""
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError for an unknown metric, for one that is named twice, and for none at all."""
     unknown = [name for name in names if name not in KNOWN_METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
-    return [_build(name, settings, sentence_level) for name in dict.fromkeys(names)]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"name each metric once, and at least one; given: {', '.join(names) or 'none'}")
+
+
+def build_metrics(names: Sequence[str], settings: Settings, sentence_level: bool = False) -> list[Any]:
+    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`."""
+    check_names(names)
+    return [_build(name, settings, sentence_level) for name in names]
 
 
 def _build(name: str, settings: Settings, sentence_level: bool) -> Any:

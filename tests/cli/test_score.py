@@ -211,3 +211,48 @@ def test_a_mistake_is_named_and_exits_with_2(files, flags, message, tmp_path, mo
     assert result.exit_code == 2
     assert message in result.stderr.replace("\n", " ")
     assert result.stdout == ""
+
+
+ACTS = {  # a value of every flag, and what it belongs to
+    "--gen-subset": (["test"], ["--data"]),
+    "--tokenize": (["char"], ["bleu"]),
+    "--lowercase": ([], ["bleu", "chrf", "chrf++"]),
+    "--target-lang": (["de"], ["tokenized-bleu"]),
+    "--src": (["ref"], ["comet"]),
+    "--comet-model": (["any"], ["comet"]),
+    "--test": (["randomization"], ["several"]),
+    "--samples": (["50"], ["several", "--confidence"]),
+    "--width": (["3"], ["text"]),
+}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "chrf++", "ter"])
+@pytest.mark.parametrize("flag", ACTS)
+def test_a_flag_that_would_do_nothing_is_refused(flag, metric, several, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("ref", "ein Hund läuft da ."), ("one", "ein hund läuft ."), ("two", "Hund läuft da hin .")):
+        write(tmp_path / name, [text] * 3)
+    values, belongs = ACTS[flag]
+    systems = ["--sys", "one", *(["--sys", "two"] if several else [])]
+    for extra in ([], ["--confidence"], ["--format", "json"]):
+        present = {metric, *extra, "several" if several else "", "" if "json" in extra else "text"}
+        result = nmtkit_score("--ref", "ref", *systems, "--metric", metric, flag, *values, *extra)
+        assert result.exit_code == (0 if present & set(belongs) else 2), result.output
+        if result.exit_code == 2:
+            assert flag in result.stderr and "does nothing without" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--metric", "ter"]])
+def test_json_holds_confidence_intervals(flags, tmp_path):
+    reference = write(tmp_path / "ref", ["ein Hund läuft da .", "eine Katze schläft ."])
+    result = nmtkit_score("--ref", reference, "--sys", reference, "--confidence", "--format", "json", *flags)
+    assert result.exit_code == 0, result.output
+    assert all(row["interval"] == 0 for row in json.loads(result.stdout))
+
+
+@pytest.mark.parametrize("metric", ["bleu,bleu", "", ","])
+def test_each_metric_is_named_once(metric, tmp_path):
+    reference = write(tmp_path / "ref", ["ein Hund"])
+    result = nmtkit_score("--ref", reference, "--sys", reference, "--metric", metric)
+    assert result.exit_code == 2 and "name each metric once" in result.stderr
