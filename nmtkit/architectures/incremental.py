@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.architectures.interface import Architecture, DecoderState
+from nmtkit.architectures.interface import Architecture, DecoderState, layer_index
 from nmtkit.layers.recurrent import LayerStates
 from nmtkit.packed import Layout, Packed
 
@@ -104,6 +104,16 @@ class IncrementalArchitecture(Architecture):
         assert isinstance(state, IncrementalState)
         one_token_each = Layout(torch.ones_like(tokens), 1, len(tokens))
         return self.output_projection(self.extract_features(Packed(tokens, one_token_each), state))
+
+    def forward_with_attention(
+        self, source: Packed, target_input: Packed, layer: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        state = IncrementalState(self.encode(source), 1)
+        state.recorded_weights = []
+        features = self.extract_features(target_input, state)
+        if not state.recorded_weights:
+            return super().forward_with_attention(source, target_input, layer)
+        return features, state.recorded_weights[layer_index(layer, len(state.recorded_weights))]
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         state = IncrementalState(self.encode(source), 1)

@@ -78,6 +78,16 @@ class Architecture(nn.Module, ABC):
         """
         raise ValueError(f"{type(self).__name__} has no attention to show")
 
+    def forward_with_attention(
+        self, source: Packed, target_input: Packed, layer: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns features [T, D], and the cross-attention weights B H L M of a decoder layer, with gradients.
+
+        `layer` counts from 1; None takes the one below the top. The weights are None where this update leaves the layer
+        out. Raises ValueError for a layer that does not exist, or an architecture without attention.
+        """
+        raise ValueError(f"{type(self).__name__} has no cross-attention to supervise")
+
     def start(self, memory: Packed, beams: int) -> "DecoderState":
         """Returns the state before the first token of `beams` hypotheses for each of the memory's B sentences.
 
@@ -114,6 +124,13 @@ class Architecture(nn.Module, ABC):
         Shapes are to depend on the state and on `lengths` alone, the most positions that any slot has come to.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
+
+
+def layer_index(layer: int | None, layers: int) -> int:
+    """Returns the index of the decoder layer that `forward_with_attention` is asked for."""
+    if layer is not None and layer > layers:
+        raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last is {layers}")
+    return max(0, layers - 2) if layer is None else layer - 1
 
 
 class DecoderState(Protocol):

@@ -194,10 +194,6 @@ class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
         None, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
     )
 
-    def __post_init__(self) -> None:
-        TransformerConfig.__post_init__(self)
-        ExpertsConfig.__post_init__(self)
-
 
 TRANSFORMER = TransformerMoEConfig()
 

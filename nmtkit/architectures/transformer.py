@@ -1,15 +1,23 @@
 """The Transformer, in the order of section 3 of "Attention Is All You Need" (Vaswani et al. 2017)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, StaticState, Vocabulary
+from nmtkit.architectures.interface import (
+    ARCHITECTURES,
+    Architecture,
+    DecoderState,
+    StaticState,
+    Vocabulary,
+    layer_index,
+)
 from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
@@ -293,7 +301,17 @@ class Transformer(Architecture):
         return self._encode(source, PackedContext(source.layout))
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        return self._decode(target_input, PackedContext(target_input.layout, memory))
+        return self._decode(target_input, repeat(PackedContext(target_input.layout, memory)))
+
+    def forward_with_attention(
+        self, source: Packed, target_input: Packed, layer: int | None
+    ) -> tuple[Tensor, Tensor | None]:
+        memory, layout = self.encode(source), target_input.layout
+        weights: dict[str, list[Tensor]] = {"cross": []}
+        contexts = [PackedContext(layout, memory)] * len(self.decoder)
+        contexts[layer_index(layer, len(contexts))] = PackedContext(layout, memory, weights)
+        features = self._decode(target_input, contexts)
+        return features, next(iter(weights["cross"]), None)
 
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
@@ -302,10 +320,10 @@ class Transformer(Architecture):
             x = self._run(layer, x, context)
         return source.with_values(self.encoder_norm(x))
 
-    def _decode(self, target_input: Packed, context: PackedContext) -> Tensor:
+    def _decode(self, target_input: Packed, contexts: Iterable[PackedContext]) -> Tensor:
         layout = target_input.layout
         x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
-        for layer in self.decoder:
+        for layer, context in zip(self.decoder, contexts, strict=False):
             x = self._run(layer, x, context)
         return self.decoder_norm(x)
 
@@ -321,7 +339,7 @@ class Transformer(Architecture):
         encoder: dict[str, list[Tensor]] = {"self": []}
         decoder: dict[str, list[Tensor]] = {"self": [], "cross": []}
         memory = self._encode(source, PackedContext(source.layout, weights=encoder))
-        self._decode(target_input, PackedContext(target_input.layout, memory, decoder))
+        self._decode(target_input, repeat(PackedContext(target_input.layout, memory, decoder)))
         return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
 
     # --- search -------------------------------------------------------------------------------------------------------

@@ -118,8 +118,8 @@ class AttentionContext(Protocol):
 class PackedContext:
     """Whole sentences, as in teacher forcing, on one layout; `memory` is what cross-attention reads.
 
-    With `weights`, each layer adds its attention weights there under "self" or "cross": B H L M, zero beyond a
-    sentence's end.
+    With `weights`, each layer adds its attention weights to the lists "self" and "cross" that it has: B H L M, zero
+    beyond a sentence's end.
     """
 
     layout: Layout
@@ -138,7 +138,7 @@ class PackedContext:
     def _attend(
         self, kind: str, query: Tensor, key: Tensor, value: Tensor, key_layout: Layout, spec: AttentionSpec
     ) -> Tensor:
-        if self.weights is not None:
+        if self.weights is not None and kind in self.weights:
             weights = attention_weights(query, key, self.layout, key_layout, spec)
             self.weights[kind].append(weights * self.layout.mask[:, None, :, None])
         return attention(query, key, value, self.layout, key_layout, spec).flatten(1)

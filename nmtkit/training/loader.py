@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -146,7 +146,7 @@ class BatchLoader:
         """Returns a micro-batch in which no token counts."""
         batch = self.batch(pairs, 0)
         ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
-        return Batch(batch.source, batch.target_input, ignored, 0, batch.pairs)
+        return replace(batch, target_output=ignored, target_tokens=0)
 
     def _padded(self, pairs: Pairs) -> Batch:
         """Pads a batch with tokens that do not count, up to one of a few shapes."""
@@ -156,8 +156,8 @@ class BatchLoader:
         lengths = (int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
         source, target = (-(-(tokens + padding) // step) * step for tokens in lengths)
         batch = self.split.batch(pairs, source_tokens=source, target_tokens=target, sentences=sentences)
-        sides = _rounded_max_length(batch.source), _rounded_max_length(batch.target_input)
-        return Batch(*sides, batch.target_output, batch.target_tokens, batch.pairs)
+        source_side, target_side = _rounded_max_length(batch.source), _rounded_max_length(batch.target_input)
+        return replace(batch, source=source_side, target_input=target_side)
 
     def largest_micro_batch(self) -> Pairs:
         """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
@@ -188,6 +188,10 @@ def pinned(batch: Batch) -> Batch:
         layout = packed.layout
         return Packed(packed.values.pin_memory(), Layout(layout.lengths.pin_memory(), layout.max_length, layout.tokens))
 
-    return Batch(
-        pin(batch.source), pin(batch.target_input), batch.target_output.pin_memory(), batch.target_tokens, batch.pairs
+    return replace(
+        batch,
+        source=pin(batch.source),
+        target_input=pin(batch.target_input),
+        target_output=batch.target_output.pin_memory(),
+        alignments=None if batch.alignments is None else batch.alignments.pin_memory(),
     )

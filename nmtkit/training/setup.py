@@ -73,6 +73,8 @@ def build_trainer(
         log.info("%.1f M parameters are frozen", frozen / 1e6)
     if job.run.parallel == "fsdp":
         check_shardable(job)
+    if job.run.compile and criterion.name == "guided_alignment":
+        raise ValueError("--compile compiles the model's forward, which --criterion guided_alignment does not call")
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
     return Trainer(
         job,
@@ -91,7 +93,7 @@ def check_shardable(job: JobConfig) -> None:
             f"--optimizer {optimizer} needs whole parameters, and with --parallel fsdp a process has but its share; "
             f"give one of {', '.join(ELEMENTWISE)}, or --parallel ddp"
         )
-    if criterion == "expected_reward":
-        raise ValueError("--criterion expected_reward translates while it trains; it needs --parallel ddp")
+    if criterion in ("expected_reward", "guided_alignment"):  # which call other methods than the model's forward
+        raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
     if job.run.compile:
         raise ValueError("--compile does not go with --parallel fsdp; give one of them")

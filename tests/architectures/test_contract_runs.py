@@ -1,6 +1,7 @@
 """What every registered architecture owes to a whole run: criterions, optimizers, resume, averaging, ensembles."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,15 @@ def test_resume_is_exact_and_checkpoints_average_and_ensemble(mirror_data: Path,
 @pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: str) -> None:
     data = Dataset.open(mirror_data)
-    batch = data["train"].batch(torch.arange(3).numpy())
+    batch = replace(data["train"].batch(torch.arange(3).numpy()), alignments=torch.tensor([[0, 0, 0], [2, 1, 0]]))
     tokenizer = data.tokenizer
     torch.manual_seed(1)
     vocabulary = Vocabulary(source=tokenizer.source_size, target=tokenizer.target_size, joint=tokenizer.joint)
     fresh = ARCHITECTURES[name].factory(derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test"), vocabulary)
     optimizers = list(OPTIMIZERS.entries.values())
     for index, entry in enumerate(CRITERIONS.entries.values()):
+        if (name, entry.name) == ("bytenet_small", "guided_alignment"):  # it has no attention
+            continue
         model = copy.deepcopy(fresh).train()
         cheap = {"candidates_per_sentence": 2, "candidate_extra": 0} if entry.name == "expected_reward" else {}
         loss = entry.factory(derive(entry.preset, cheap, "test"), tokenizer).train()(model, batch)

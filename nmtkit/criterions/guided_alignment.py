@@ -1,0 +1,73 @@
+"""Guided alignment: cross-attention is supervised with given word alignments (Chen et al. 2016; Garg et al. 2019)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures import Architecture
+from nmtkit.criterions.cross_entropy import CrossEntropy, LabelSmoothedConfig
+from nmtkit.criterions.interface import CRITERIONS, Loss
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.layers.losses import output_cross_entropy
+from nmtkit.packed import Batch
+from nmtkit.registry import option
+
+# B sentences, H heads, L and M tokens of the longest target and source sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedAlignmentConfig(LabelSmoothedConfig):
+    alignment_weight: float = option(0.05, "Weight of the alignment loss beside the cross-entropy.", min=0)
+    alignment_layer: int | None = option(
+        None, "Decoder layer to supervise, counted from 1; none: the one below the top.", min=1, max=1000
+    )
+    alignment_head: int | None = option(
+        1, "Head of that layer to supervise, counted from 1; none: the mean of its heads.", min=1, max=1000
+    )
+
+
+@CRITERIONS.register("guided_alignment", GuidedAlignmentConfig())
+class GuidedAlignment(CrossEntropy):
+    """Smoothed cross-entropy, and that of the cross-attention of one head with the alignments of the training pairs.
+
+    A target token that is aligned to n source tokens should give each 1 / n of its attention (Garg et al. 2019, section
+    4.2); tokens without alignment are left out. A validation set without alignments is scored by cross-entropy alone.
+    """
+
+    def __init__(self, config: GuidedAlignmentConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(config, tokenizer)
+        self.config = config
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        config = self.config
+        if batch.alignments is None:
+            if self.training:
+                raise ValueError(
+                    "--criterion guided_alignment needs word alignments of the training pairs: run preprocess with "
+                    "--alignments (pairs that are segmented anew, by --subword-alpha, have none)"
+                )
+            return super().compute_loss(model, batch)
+        features, weights = model.forward_with_attention(batch.source, batch.target_input, config.alignment_layer)
+        loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
+        if weights is None:  # this update leaves the layer out
+            return Loss(loss, {"nll": nll})
+        alignment = alignment_loss(weights, batch.alignments, config.alignment_head)
+        return Loss(loss + config.alignment_weight * alignment, {"nll": nll, "alignment": alignment.detach()})
+
+
+def alignment_loss(weights: Tensor, alignments: Tensor, head: int | None) -> Tensor:
+    """Returns the cross-entropy of attention weights [B, H, L, M] with alignments, summed over aligned target tokens.
+
+    `alignments` [links, 3] are rows of sentence, source and target position; `head` counts from 1, None takes the mean
+    of all. Raises ValueError for a head that does not exist.
+    """
+    if head is not None and head > weights.shape[1]:
+        raise ValueError(f"--alignment-head is {head}; the layer has {weights.shape[1]} heads")
+    attention = (weights.mean(1) if head is None else weights[:, head - 1]).float()
+    sentence, source, target = alignments.unbind(1)
+    token = sentence * weights.shape[2] + target
+    links = attention.new_zeros(attention.shape[0] * attention.shape[1])
+    links = links.index_add(0, token, links.new_ones(len(token)))  # of each target token
+    log_p = attention[sentence, target, source].clamp(min=torch.finfo(torch.float32).tiny).log()
+    return -(log_p / links[token]).sum()
