@@ -119,18 +119,18 @@ def marian_contestant(name: str, config: TransformerConfig, vocabulary: int, dty
 
     def loss(batch: Batch) -> Tensor:
         logits = model(
-            input_ids=rectangle(batch.source, vocabulary),
+            input_ids=padded(batch.source, vocabulary),
             attention_mask=batch.source.layout.mask.long(),
-            decoder_input_ids=rectangle(batch.target_input, vocabulary),
+            decoder_input_ids=padded(batch.target_input, vocabulary),
         ).logits
-        target = rectangle(batch.target_input.with_values(batch.target_output), IGNORE_INDEX)
+        target = padded(batch.target_input.with_values(batch.target_output), IGNORE_INDEX)
         options: dict[str, Any] = {"label_smoothing": SMOOTHING, "ignore_index": IGNORE_INDEX, "reduction": "sum"}
         return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), **options)
 
     return Contestant(name, model, loss, dtype)
 
 
-def rectangle(packed: Packed, fill: int) -> Tensor:
+def padded(packed: Packed, fill: int) -> Tensor:
     """B L, int64, `fill` beyond a sentence's end."""
     return packed.to_padded(fill).long()
 

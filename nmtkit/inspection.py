@@ -154,7 +154,7 @@ def longest(side: Side) -> int:
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
-    """What became of each pair of training files, over all shards of the dataset."""
+    """Counts the pairs of each training corpus, read and dropped, over all parts of the dataset."""
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:

@@ -1,4 +1,4 @@
-"""What README promises is there: the plug-in trains, the links lead somewhere, the commands set up what they say."""
+"""README and the pages keep their promises: the plug-in trains, links lead somewhere, commands and flags exist."""
 
 import dataclasses
 import re

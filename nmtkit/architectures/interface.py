@@ -134,7 +134,7 @@ def layer_index(layer: int | None, layers: int) -> int:
 
 
 class DecoderState(Protocol):
-    """What a search carries from step to step. Its methods change it in place."""
+    """The state of a search between two steps. Its methods change it in place."""
 
     beams: int
 
@@ -152,7 +152,7 @@ class DecoderState(Protocol):
 
 
 class StaticState(Protocol):
-    """What a search over a fixed number of slots carries. Its methods change tensors in place, and no shape."""
+    """The state of a search over a fixed number of slots. Its methods change tensors in place, and no shape."""
 
     @property
     def nbytes(self) -> int: ...

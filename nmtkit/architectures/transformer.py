@@ -83,7 +83,7 @@ BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 
 
 class Layer(nn.Module):
-    """What the layers of both stacks share: the residual connection around a sub-layer."""
+    """Base of the layers of both stacks: the residual connection around a sub-layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every subcommand shares: sections on its help page, how loud it is, and how it reports a user's mistake."""
+"""Base of every subcommand: sections of its help page, its log level, and its report of a user's mistake."""
 
 import logging
 import os

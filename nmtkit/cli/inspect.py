@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--verify", is_flag=True, help="Recompute a dataset's checksums and decode its first pairs.")
 @click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Output.  [default: text]")
 def command(path: Path, verify: bool, format: str) -> None:
-    """What FILE is, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
+    """Describe FILE, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
 
     \b
     nmtkit inspect checkpoints/last.pt

@@ -121,7 +121,7 @@ def command(
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
-    """One process's part; gives the exit code."""
+    """Runs the training of one process and returns its exit code."""
     from nmtkit import distributed
     from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
@@ -155,7 +155,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
 
 
 def _finished(job: JobConfig, data: Path, ending: "StopReason") -> list[str]:
-    """What to say at the end of a run: that it is finished, and the commands that follow."""
+    """Returns the last lines of a run: that it is finished, and the commands that follow."""
     from nmtkit import checkpoint
 
     folder = job.run.save_dir

@@ -1,4 +1,4 @@
-"""What architectures are made of: each layer a fast path per device beside its plain reference."""
+"""Layers of architectures: fast paths per device, each beside its plain reference."""
 
 import torch
 from torch import Tensor

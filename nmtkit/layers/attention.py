@@ -100,7 +100,7 @@ def _capability(device: int) -> tuple[int, int]:
 
 
 class AttentionContext(Protocol):
-    """What the attention of one layer attends to: packed sentences, or a KV cache of the tokens before.
+    """The keys and values that the attention of one layer sees: packed sentences, or a KV cache of the tokens before.
 
     Both methods return what the queries attend to, T H*Kv.
     """

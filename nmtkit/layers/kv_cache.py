@@ -174,7 +174,7 @@ class KVCache:
 
 @dataclass(frozen=True)
 class CachedContext:
-    """What one layer attends to in a step: an `attention.AttentionContext`."""
+    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
 
     cache: KVCache
     layer: int

@@ -122,7 +122,7 @@ class StaticKVCache:
 
 @dataclass(frozen=True)
 class StaticContext:
-    """What one layer attends to in one step: an `attention.AttentionContext`."""
+    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
 
     cache: StaticKVCache
     layer: int

@@ -123,7 +123,7 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """What to train and how: the config of the run, its components by table, and the plug-ins they come from."""
+    """One training: the config of the run, those of its components by table, and the plug-ins they come from."""
 
     run: RunConfig
     components: dict[str, Component]

@@ -1,4 +1,4 @@
-"""What every registered architecture owes to a whole run: criterions, optimizers, resume, averaging, ensembles."""
+"""Every registered architecture in a whole run: criterions, optimizers, resume, averaging, ensembles."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What inspect says of checkpoints and datasets is what is in them."""
+"""`nmtkit inspect` reports the contents of checkpoints and datasets as they are."""
 
 import json
 import shlex

@@ -25,7 +25,7 @@ LINES = st.lists(
 
 
 def survives(line: str) -> str:
-    """What is promised of a line: NFC, and single spaces."""
+    """Returns the line as the tokenizer promises to restore it: NFC, and single spaces."""
     return " ".join(part for part in unicodedata.normalize("NFC", line).split(" ") if part)
 
 

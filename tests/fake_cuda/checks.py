@@ -104,7 +104,7 @@ def static_step(architecture: str, dtype: str, config: dict[str, Any]) -> None:
 
 
 def graph_search(architecture: str, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
-    """What a CUDA graph records, and what is done between two of its runs."""
+    """Checks the operations that a CUDA graph records, and those between two of its runs."""
     with fake_gpu(), precisions.autocast(precision, DEVICE):
         ensemble = [model_on_gpu(architecture, dtype) for _ in range(models)]
         search = GraphBeamSearch(ensemble, SearchOptions(**options), 4, 32, 32, DEVICE)

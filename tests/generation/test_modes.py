@@ -108,7 +108,7 @@ def test_a_prefix_longer_than_the_limit_is_the_translation(model):
 
 
 def test_a_prefix_scores_as_the_search_that_chose_it(model):
-    """What the search finds anyway, forced from the start, keeps its score: the prefix counts in full."""
+    """A translation that the search finds anyway keeps its score when it is forced: the prefix counts in full."""
     free = beam_search([model], SOURCE, SearchOptions())
     constraints = [Constraints(prefix=tuple(found[0].tokens)) for found in free]
     for before, found in zip(free, beam_search([model], SOURCE, SearchOptions(), constraints), strict=True):

@@ -1,4 +1,4 @@
-"""What a run costs, against formulas."""
+"""The cost estimate of a run, against formulas."""
 
 from typing import Any
 

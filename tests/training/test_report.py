@@ -1,4 +1,4 @@
-"""What a run says: log lines for people, the page of curves."""
+"""Log lines for people, and the page of curves."""
 
 import json
 import re
