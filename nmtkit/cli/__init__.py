@@ -53,8 +53,8 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             from nmtkit.cli.command import fail
 
-            place = error.ctx.command_path if error.ctx else "nmtkit"
-            fail(f"{error.format_message().rstrip('.')}. See {place} --help")
+            command = error.ctx.command_path if error.ctx else "nmtkit"
+            fail(f"{error.format_message().rstrip('.')}. See {command} --help")
         except click.Abort:
             sys.exit(130)
         sys.exit(status if isinstance(status, int) else 0)

@@ -199,7 +199,7 @@ class Trainer:
         self.engine.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that the next update depends on beside `weights()`. Whole on rank 0; every rank must call it."""
+        """Returns the state of the run beside `weights()`. Whole on rank 0; every rank must call it."""
         gather = self.engine.gather
         state: dict[str, Any] = {}
         if self.ema:
