@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 TRAINER_SPEC, NORMALIZER_SPEC = 2, 3  # fields of ModelProto
-MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 22, 24, 35  # of TrainerSpec
+MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35  # of TrainerSpec
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
@@ -41,6 +41,13 @@ def model_facts(model: bytes) -> ModelFacts:
     # SentencePiece merges adjacent unknown pieces into one, across words.
     by_word = spaces_mark_words and not rewrites and byte_fallback and model_type in ("bpe", "char")
     return ModelFacts(model_type, byte_fallback, rewrites, by_word)
+
+
+def user_defined_symbols(model: bytes) -> list[str]:
+    """Returns the symbols that a model was trained to keep whole, tags among them."""
+    fields = dict(_fields(model, only=(TRAINER_SPEC,)))
+    trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
+    return [_message(value).decode() for _, value in trainer]
 
 
 def _message(value: int | bytes) -> bytes:

@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.spm_model import model_facts
+from nmtkit.data.spm_model import model_facts, user_defined_symbols
 
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = frozenset((UNK, BOS, EOS))
@@ -185,6 +186,12 @@ class Tokenizer:
 
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._target.id_to_piece(int(token)) for token in ids]
+
+    @cached_property
+    def source_tags(self) -> frozenset[int]:
+        """Ids of the tags: symbols trained with --tag, which stand before a source line as a word of their own."""
+        symbols = user_defined_symbols(self.source_model)
+        return frozenset(self._source.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL))
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""

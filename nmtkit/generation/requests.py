@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
@@ -66,6 +67,7 @@ class Line:
     id: int
     source: str
     parts: list[Sentence]
+    tags: int = 0  # pieces at the beginning of the line that begin every part
     hypotheses: list[list[Hypothesis] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +95,7 @@ class Preprocessor:
         for id, request in enumerate(requests, first_id):
             ids = next(new).tolist() if request.ids is None else request.ids
             try:
-                lines.append(Line(id, request.source, self.parts(request, ids[:-1], id)))
+                lines.append(Line(id, request.source, self.parts(request, ids[:-1], id), self.tags(ids)))
             except ValueError as error:
                 raise ValueError(f"line {id + 1}: {error}") from error
         return lines
@@ -118,20 +120,25 @@ class Preprocessor:
             for index, part in enumerate(self.cut(ids, id))
         ]
 
+    def tags(self, ids: list[int]) -> int:
+        return next(count for count, id in enumerate(ids) if id not in self.tokenizer.source_tags)
+
     def target_ids(self, text: str) -> list[int]:
         return [] if not text else self.tokenizer.encode_target([text]).ids[:-1].tolist()
 
     def cut(self, ids: list[int], id: int) -> list[list[int]]:
-        """Returns the parts of a line that a model can read."""
+        """Returns the parts of a line that a model can read; each begins with the line's tags."""
         if len(ids) <= self.max_source_len:
             return [ids]
-        ends = part_ends(self.tokenizer.source_pieces(ids), self.max_source_len)
+        pieces, count = len(ids), self.tags([*ids, EOS])
+        tags, ids = ids[:count], ids[count:]
+        ends = part_ends(self.tokenizer.source_pieces(ids), max(1, self.max_source_len - count))
         if self.long_lines == "cut":
-            logger.warning("line %d has %d pieces; all after the first %d are cut off", id + 1, len(ids), ends[0])
+            logger.warning("line %d has %d pieces; all after the first %d are cut off", id + 1, pieces, ends[0] + count)
             ends = ends[:1]
         else:
-            logger.warning("line %d has %d pieces; it is translated in %d parts", id + 1, len(ids), len(ends))
-        return [ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+            logger.warning("line %d has %d pieces; it is translated in %d parts", id + 1, pieces, len(ends))
+        return [tags + ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def part_ends(pieces: list[str], limit: int) -> list[int]:
@@ -172,7 +179,7 @@ class Postprocessor:
     def output(self, line: Line, hypotheses: list[Hypothesis]) -> Output:
         """Returns the translation that consists of one hypothesis for each part of the line."""
         tokens = [token for hypothesis in hypotheses for token in hypothesis.tokens]
-        weights = joined_alignment([hypothesis.alignment for hypothesis in hypotheses], line.parts)
+        weights = joined_alignment([hypothesis.alignment for hypothesis in hypotheses], line)
         if self.options.replace_unknown and UNK in tokens:
             assert weights is not None
             text = self.with_source_pieces(line, tokens, weights)
@@ -182,7 +189,7 @@ class Postprocessor:
         if weights is not None and self.options.alignment == "soft":
             alignment = [[round(weight, 5) for weight in row] for row in weights]
         elif weights is not None and self.options.alignment == "hard":
-            alignment = [[aligned_source(row, line.parts), target] for target, row in enumerate(weights)]
+            alignment = [[aligned_source(row, line), target] for target, row in enumerate(weights)]
         return Output(
             text=text,
             pieces=self.tokenizer.target_pieces(tokens),
@@ -200,28 +207,37 @@ class Postprocessor:
             if token != UNK:
                 known.append(token)
                 continue
-            source = min(aligned_source(row, line.parts), len(surfaces) - 1)
+            source = min(aligned_source(row, line), len(surfaces) - 1)
             words += [self.tokenizer.decode_target(known), surfaces[source]]
             known = []
         words.append(self.tokenizer.decode_target(known))
         return " ".join(word for word in words if word)
 
 
-def joined_alignment(alignments: list[list[list[float]] | None], parts: list[Sentence]) -> list[list[float]] | None:
-    """Returns the alignments of a line's parts as one; its source is the parts end to end, eos of each included."""
-    widths = [len(part.ids) for part in parts]
+def joined_alignment(alignments: list[list[list[float]] | None], line: Line) -> list[list[float]] | None:
+    """Returns the alignments of a line's parts as one; its source is the parts end to end, eos of each included.
+
+    The tags of a part are those of the first, and so are their weights.
+    """
+    widths = part_widths(line)
     rows: list[list[float]] = []
     for index, alignment in enumerate(alignments):
         if alignment is None:
             return None
         before, after = sum(widths[:index]), sum(widths[index + 1 :])
-        rows += [[0.0] * before + row + [0.0] * after for row in alignment]
+        tags = line.tags if index else 0
+        rows += [row[:tags] + [0.0] * (before - tags) + row[tags:] + [0.0] * after for row in alignment]
     return rows
 
 
-def aligned_source(weights: list[float], parts: list[Sentence]) -> int:
-    """Returns the source piece that weighs most, eos aside, counted over the parts without their eos."""
-    ends = {sum(len(part.ids) for part in parts[: index + 1]) - 1 for index in range(len(parts))}
+def part_widths(line: Line) -> list[int]:
+    """Returns the tokens of each part, eos included, without the tags that a later part repeats."""
+    return [len(part.ids) - (line.tags if index else 0) for index, part in enumerate(line.parts)]
+
+
+def aligned_source(weights: list[float], line: Line) -> int:
+    """Returns the source piece that weighs most, eos aside, counted over the whole line."""
+    ends = {end - 1 for end in accumulate(part_widths(line))}
     best = max((index for index in range(len(weights)) if index not in ends), key=weights.__getitem__, default=0)
     return best - sum(end < best for end in ends)
 

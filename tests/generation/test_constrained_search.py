@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from testing import tiny_transformer
 
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.constrained_search import PhraseAutomaton
@@ -12,7 +13,6 @@ from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
-from tests.testing import tiny_transformer
 
 Phrases = tuple[tuple[int, ...], ...]
 LONGEST = 4

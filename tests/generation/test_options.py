@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from testing import WORDS, tiny_tokenizer, tiny_transformer
 
 from nmtkit.data.tokenizer import EOS, UNK
 from nmtkit.generation.options import GENERATE_RULES, SearchOptions, TranslatorOptions
 from nmtkit.generation.translator import Request, Translator
 from nmtkit.registry import check_flags, flag_of
-from tests.testing import WORDS, tiny_tokenizer, tiny_transformer
 
 LINES = [("a dog runs", "two men sleeps"), ("the cat in the park", "a street .")]
 # A value of every option that differs from its default enough to change translations of LINES.

@@ -6,15 +6,15 @@ import signal
 
 import pytest
 import torch
-from testing import save_tiny_transformer, tiny_tokenizer, tiny_transformer
+from testing import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
 from nmtkit import Translator, checkpoint
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
-from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.parallel import Workers
-from nmtkit.generation.requests import utilities
+from nmtkit.generation.requests import Preprocessor, utilities
 from nmtkit.generation.translator import WINDOW, Request
 from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
@@ -253,3 +253,30 @@ def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
     for given, translation in enumerate(Instant(loaded.models, loaded.tokenizer).stream(lines(), SearchOptions())):
         assert translation.id == given and taken - given <= WINDOW
     assert given == 99_999
+
+
+def test_every_part_of_a_split_line_begins_with_its_language_tag():
+    text = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
+    tokenizer = Tokenizer(train_model(text, 340, tags=["<2de>", "<2fr>"]))
+    options = SearchOptions(alignment="hard", max_len_a=0, max_len_b=8)
+    preprocessor = Preprocessor(tokenizer, options, 6, "split")
+    tag = tokenizer.encode_source(["<2fr>"]).ids[0]
+    lines = preprocessor.lines([Request("<2fr> " + "a dog runs . " * 4), Request("a dog runs . " * 4)], 0)
+    for line, first in zip(lines, (tag, None), strict=True):
+        assert len(line.parts) > 2 and all(len(part.ids) <= 7 for part in line.parts)
+        assert [part.ids[0] == tag for part in line.parts] == [first == tag] * len(line.parts)
+    pieces = [[id for part in line.parts for id in part.ids[line.tags : -1]] for line in lines]
+    assert pieces[0] == pieces[1] == tokenizer.encode_source(["a dog runs . " * 4]).ids[:-1].tolist()
+
+    model = tiny_transformer(vocabulary_of(tokenizer))
+    translator = Translator([model], tokenizer, TranslatorOptions(max_source_len=6))
+    for line in lines:
+        for settings in ({"alignment": "soft"}, {"alignment": "hard"}):
+            output = translator.translate([line.source], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
+            source = len(tokenizer.encode_source([line.source]).ids) - 1
+            if settings["alignment"] == "soft":
+                assert {len(row) for row in output.alignment} == {source + len(line.parts)}
+                assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in output.alignment)
+            else:
+                assert max(index for index, _ in output.alignment) < source
+                assert max(index for index, _ in output.alignment) >= 5
