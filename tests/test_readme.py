@@ -69,6 +69,19 @@ def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
 
 
+def test_every_file_and_name_of_the_walks_in_contributing_is_true() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walks = re.search(r"## Three walks.*?(?=\n## )", text, re.DOTALL)
+    assert walks
+    steps = re.findall(r"^\d\. .*(?:\n   .*)*", walks[0], re.MULTILINE)
+    assert len(steps) == 15
+    for step in steps:
+        files = [ROOT / "nmtkit" / name for name in re.findall(r"`([\w/]+\.py)`", step)]
+        sources = "".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`([A-Za-z_]\w*)`", step):
+            assert re.search(rf"\b{name}\b", sources), f"{name} is in none of the files of: {step}"
+
+
 def known_flags() -> set[str]:
     """Returns the flags of every command, those of every registered component among them."""
     context = click.Context(main)
