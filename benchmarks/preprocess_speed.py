@@ -81,7 +81,7 @@ def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: 
         "--spm-model",
         str(model),
     ]
-    flags += ["--destdir", str(out), "--workers", str(workers), "--overwrite", "--quiet"]
+    flags += ["--destdir", str(out), "--workers", str(workers), "--overwrite", "--quiet", "--max-ratio", "1000"]
     return [sys.executable, "-m", "nmtkit", "preprocess", *flags]
 
 
@@ -114,11 +114,12 @@ def main() -> None:
     add_flags(parser)
     parser.add_argument("--pairs", type=int, default=600_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--spm-model", type=Path, help="a .model file to use; by default one is trained on the text")
     arguments = parser.parse_args()
     languages = arguments.source_lang, arguments.target_lang
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = train_tokenizer(arguments, folder)
+        model = arguments.spm_model or train_tokenizer(arguments, folder)
         text = make_text(arguments.text, languages, arguments.pairs, arguments.perturb, folder)
         plain_out = folder / "plain"
         plain_out.mkdir()
@@ -144,6 +145,8 @@ def main() -> None:
         shown = ", ".join(f"{time:.1f}" for time in times)
         rate = arguments.pairs / statistics.median(times)
         print(f"{kind:10} {rate:10,.0f} pairs/s ({shown} s); {core:9,.0f} per core-second")
+    cores = [plain / one for plain, one in zip(used["plain"], used["1 worker"], strict=True)]
+    print(f"1 worker / plain, per core-second: {statistics.median(cores):.2f}")
     for title, slow, fast in (("2 workers / plain", "plain", "2 workers"), ("2 workers / 1", "1 worker", "2 workers")):
         ratios = [a / b for a, b in zip(taken[slow], taken[fast], strict=True)]
         print(f"{title}: {statistics.median(ratios):.2f} (rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)})")

@@ -1,14 +1,17 @@
 """Text to ids, many lines at a time: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
-Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces and has byte
-fallback), words are looked up in a dictionary from word to the bytes of its ids. New words go to SentencePiece in one
-call per block. Measured on 29,000 English and as many German lines of 12 words, one core: 0.7 M lines/s when all words
-are known, against 0.11 M lines/s of SentencePiece's batch call; benchmarks/preprocess_speed.py measures the whole.
+Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces, whatever its
+normaliser), words are looked up in a dictionary from word to the bytes of its ids. New words go to SentencePiece in one
+call per block. A unigram model encodes whole lines: the rounding of its sums along a line decides ties, and at 4 µs a
+line, where BPE takes 11, there is little to gain. Measured on 29,000 English and as many German lines of 12 words, one
+core: 0.7 M lines/s when all words are known, against 0.11 M lines/s of SentencePiece's batch call;
+benchmarks/preprocess_speed.py measures the whole.
 """
 
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data.spm_model import model_facts
@@ -29,10 +32,14 @@ class BatchEncoder:
         self._words = self._empty_cache()
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
         self._starts_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in pieces])
+        facts = model_facts(model)
+        self._rewrites = facts.rewrites
+        space = self._processor.piece_to_id(SPACE_SYMBOL)
         self.encodes_by_word = (
-            model_facts(model).encodes_by_word
-            and SPACE_SYMBOL in pieces  # so that every word begins with a piece that begins with it
-            and not any(SPACE_SYMBOL in piece[1:] for piece in pieces)
+            facts.encodes_by_word
+            # every word begins with a known piece that begins with the symbol, and no piece goes on to the next word
+            and not (self._processor.is_unknown(space) or self._processor.is_unused(space))
+            and not any(SPACE_SYMBOL in piece[1:] or " " in piece for piece in pieces)
         )
 
     def _empty_cache(self) -> dict[str, bytes]:
@@ -53,10 +60,10 @@ class BatchEncoder:
         if len(self._words) > self._capacity:
             self._words = self._empty_cache()
         known = self._words
-        unknown = list(set(words).difference(known))
-        known.update(zip(unknown, self._encode_words(unknown), strict=True))
+        new = list(set(words).difference(known))
+        known.update(zip(new, self._encode_words(new), strict=True))
         ids = np.frombuffer(b"".join(map(known.__getitem__, words)), self._dtype)
-        for word in unknown:
+        for word in new:
             if len(word) > CACHED_WORD_LENGTH:
                 del known[word]
         ends = np.flatnonzero(ids == EOS) + 1  # no text is encoded as eos
@@ -66,8 +73,21 @@ class BatchEncoder:
         """Returns the ids of each word, encoded as lines of many words and cut where a word begins."""
         if not words:
             return []
-        lines = [" ".join(words[start : start + WORDS_PER_LINE]) for start in range(0, len(words), WORDS_PER_LINE)]
+        groups = [words[start : start + WORDS_PER_LINE] for start in range(0, len(words), WORDS_PER_LINE)]
+        lines = list(map(" ".join, groups))
         ids = np.concatenate(self._processor.encode(lines, return_type="numpy", num_threads=1)).astype(self._dtype)
-        cuts = (np.append(np.flatnonzero(self._starts_word[ids]), len(ids)) * self._dtype.itemsize).tolist()
+        begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids)) * self._dtype.itemsize
+        last = np.cumsum(self._normalized_words(groups, lines))  # of each word, in words as normalised
         flat = ids.tobytes()
-        return [flat[start:end] for start, end in pairwise(cuts)]
+        return [flat[start:end] for start, end in pairwise([0, *begins[last].tolist()])]
+
+    def _normalized_words(self, groups: list[list[str]], lines: list[str]) -> npt.NDArray[np.int64]:
+        """Returns the number of words that the model's normaliser makes of each word: one but for exotic ones."""
+        counts = np.ones(sum(map(len, groups)), np.int64)
+        if self._rewrites:
+            for index, (line, normalized) in enumerate(zip(lines, self._processor.normalize(lines), strict=True)):
+                if normalized != SPACE_SYMBOL + line.replace(" ", SPACE_SYMBOL):
+                    start = index * WORDS_PER_LINE
+                    for row, word in enumerate(self._processor.normalize(groups[index]), start):
+                        counts[row] = word.count(SPACE_SYMBOL)
+        return counts

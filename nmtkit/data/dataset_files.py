@@ -119,10 +119,15 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"files has {name!r}, which is outside the folder")
     splits: dict[str, Any] = _entry(manifest, "splits", dict, "")
+    for name in files:
+        if name.split(".")[0] not in splits and not name.startswith(TOKENIZER_FOLDER):
+            raise ValueError(f"splits lacks that of {name}")
     for split in splits:
         facts = _entry(splits, split, dict, "splits.")
         pairs = _entry(facts, "pairs", int, f"splits.{split}.")
         for side in SIDES:
+            if split != "train" and text_file(split, side) not in files:
+                raise ValueError(f"files lacks {text_file(split, side)}")
             described = _entry(facts, side, dict, f"splits.{split}.")
             _entry(described, "tokens", int, f"splits.{split}.{side}.")
             dtype = _entry(described, "dtype", str, f"splits.{split}.{side}.")

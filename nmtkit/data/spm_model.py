@@ -8,6 +8,8 @@ bytes, and byte strings.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 TRAINER_SPEC, NORMALIZER_SPEC = 2, 3  # fields of ModelProto
 MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35  # of TrainerSpec
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
@@ -35,12 +37,34 @@ def model_facts(model: bytes) -> ModelFacts:
         and not trainer.get(WHITESPACE_AS_SUFFIX, 0)
         and all(normalizer.get(field, 1) for field in (DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES))
     )
-    rewrites = bool(normalizer.get(CHARSMAP, b""))
+    charsmap = _message(normalizer.get(CHARSMAP, b""))
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
-    # A unigram model adds up scores along the line, and their rounding may decide near-ties; without byte fallback
-    # SentencePiece merges adjacent unknown pieces into one, across words.
-    by_word = spaces_mark_words and not rewrites and byte_fallback and model_type in ("bpe", "char")
-    return ModelFacts(model_type, byte_fallback, rewrites, by_word)
+    # A unigram model adds up scores along the line, and their rounding decides ties such as x|xx and xx|x; a model of
+    # words merges adjacent unknown words into one piece.
+    by_word = spaces_mark_words and model_type in ("bpe", "char") and not _rules_contain_space(charsmap)
+    return ModelFacts(model_type, byte_fallback, bool(charsmap), by_word)
+
+
+def _rules_contain_space(charsmap: bytes) -> bool:
+    """Returns whether a normalisation rule applies to text with a space in it, so that words affect their neighbours.
+
+    The rules' keys are in a double array of 32-bit units, as in the library darts-clone, after its size in bytes. From
+    a node whose unit has the offset o, a byte b leads to the node at its index ^ o ^ b, if the label there is b.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    units = np.frombuffer(charsmap[4 : 4 + size // 4 * 4], "<u4").astype(np.int64)
+    if not len(units):
+        return False
+    labels = np.where(units >> 31, -1, units & 0xFF)  # a unit with the highest bit is no node, but a value
+    index = np.arange(len(units))
+    children_of = index ^ ((units >> 10) << ((units & (1 << 9)) >> 6))  # without the label of the child
+    reached = index == 0
+    while True:
+        bases = np.unique(children_of[reached])
+        grown = reached | ((labels > 0) & np.isin(index ^ labels, bases))
+        if (grown == reached).all():
+            return bool((reached & (labels == ord(" "))).any())
+        reached = grown
 
 
 def user_defined_symbols(model: bytes) -> list[str]:

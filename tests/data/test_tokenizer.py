@@ -1,11 +1,12 @@
 import io
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nmtkit.data.batch_encoder import BatchEncoder
@@ -91,6 +92,80 @@ def test_the_word_cache_gives_the_ids_of_whole_lines(
         encoded = encoder.encode("".join(line + "\n" for line in lines))
         assert encoded.ids.tolist() == plain.ids.tolist()
         assert encoded.lengths.tolist() == plain.lengths.tolist()
+
+
+def foreign_model(**settings: Any) -> bytes:
+    """A model as others train them, by SentencePiece's defaults: nmt_nfkc, and no byte fallback."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(["a man walks home", "the woman sees ein grünes Haus", "…½ ﬁ ¨a"] * 20),
+        model_writer=model,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"vocab_size": 50, "model_type": "bpe", **settings},
+    )
+    return model.getvalue()
+
+
+FOREIGN = {
+    "nmt_nfkc": {},
+    "case folding and bytes": {"normalization_rule_name": "nmt_nfkc_cf", "byte_fallback": True, "vocab_size": 310},
+    "characters": {"model_type": "char"},
+    "symbols": {"user_defined_symbols": ["<2de>", "man", "▁ho"], "vocab_size": 60},
+}
+
+
+@pytest.fixture(scope="module", params=FOREIGN)
+def foreign(request: pytest.FixtureRequest) -> Tokenizer:
+    return Tokenizer(foreign_model(**FOREIGN[request.param]))
+
+
+WORDS_OF_RULES = [
+    "¨",
+    "a¨b",
+    "\xa0",
+    "\u200b",
+    "\u0344",
+    "\u0308",
+    "½½",
+    "Ǆ",
+    "\u3000a",
+    "A\u030a",
+    "ＨＡＵＳ",
+    "x",
+    "日本",
+    "日",
+]
+NORMALIZED = st.lists(
+    st.sampled_from([*ODD, *WORDS_OF_RULES, " "]) | st.characters(exclude_categories=["Cs"]), max_size=30
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(NORMALIZED.map("".join).map(lambda line: line.replace("\n", " ")), max_size=8), st.sampled_from([0, 1000])
+)
+def test_words_of_a_model_with_a_normaliser_have_the_ids_of_whole_lines(
+    foreign: Tokenizer, lines: list[str], cached_words: int
+) -> None:
+    encoder = BatchEncoder(foreign.source_model, "uint16", cached_words)
+    assert encoder.encodes_by_word
+    plain = foreign.encode_source(lines)
+    for _ in range(2):  # with words new, and with words known
+        encoded = encoder.encode("".join(line + "\n" for line in lines))
+        assert encoded.ids.tolist() == plain.ids.tolist()
+        assert encoded.lengths.tolist() == plain.lengths.tolist()
+
+
+@pytest.mark.parametrize("name", ["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf"])
+def test_rules_about_spaces_are_found(name: str, tmp_path: Path) -> None:
+    model = foreign_model(normalization_rule_name=name)
+    rules = sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()
+    assert model_facts(model).encodes_by_word == (not any(" " in key for key, _ in rules))
+    for key, by_word in (("61 62", True), ("61 20 62", False), ("20 308", False), ("61 20", False)):
+        (tmp_path / "rules.tsv").write_text(f"41\t61\n{key}\t63\n")
+        model = foreign_model(normalization_rule_tsv=str(tmp_path / "rules.tsv"))
+        assert model_facts(model).encodes_by_word == by_word
 
 
 def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:
@@ -179,8 +254,8 @@ def test_sampled_segmentation_is_a_function_of_line_and_seed(joint_tokenizer: To
     [
         ("word", {}, "word vocabulary"),
         ("char", {"byte_fallback": True}, "char vocabulary"),
-        ("bpe", {}, "no byte fallback"),
-        ("unigram", {}, "no byte fallback"),
+        ("bpe", {}, "without byte fallback"),
+        ("unigram", {}, "without byte fallback"),
         ("bpe", {"byte_fallback": True}, None),
         ("unigram", {"byte_fallback": True}, None),
     ],
