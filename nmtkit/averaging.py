@@ -9,19 +9,22 @@ from nmtkit import checkpoint
 from nmtkit.checkpoint import Checkpoint
 
 
-def last_of(folder: Path, count: int) -> list[Path]:
-    """Returns the newest `count` checkpoints of a run's folder that were saved at its intervals.
+def members(folder: Path) -> list[Path]:
+    """Returns the checkpoints of a run that were saved at its intervals, oldest first: they lie equally far apart.
 
-    Those of the run's end, of the clock and of a signal do not count, unless there are no others: the members of an
-    average lie equally far apart. Raises OSError or ValueError when there are fewer.
+    Those of the run's end, of the clock and of a signal do not count, unless there are no others. Raises OSError or
+    ValueError where there are none.
     """
     paths = _numbered(folder)
-    scheduled = [path for path in paths if checkpoint.load(path, mmap=True).get("scheduled", False)]
-    paths = scheduled or paths
+    return [path for path in paths if checkpoint.load(path, mmap=True).get("scheduled", False)] or paths
+
+
+def last_of(folder: Path, count: int) -> list[Path]:
+    """Returns the newest `count` of the `members` of a folder. Raises OSError or ValueError when there are fewer."""
+    paths = members(folder)
     if len(paths) < count:
-        at_intervals = " saved at its intervals" if scheduled else ""
         raise ValueError(
-            f"{folder}: {count} checkpoints asked for, {len(paths)}{at_intervals} there; give --last {len(paths)}"
+            f"{folder}: {count} checkpoints asked for, {len(paths)} saved at its intervals; give --last {len(paths)}"
         )
     return paths[-count:]
 

@@ -82,7 +82,7 @@ def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class AdafactorConfig(Config):
-    beta2_decay: float = option(-0.8, "Exponent of the second moment's decay, 1 - update^X.", max=0)
+    beta2_decay: float = option(-0.8, "Exponent of the second moment's decay, 1 - update^X.", min=-10, max=0)
     update_clip: float = option(1.0, "Largest root mean square of an update, before the learning rate.", min=1)
     weight_decay: float = option(0.0, "Share of a weight taken off per update and unit of learning rate.", min=0)
 

@@ -87,7 +87,7 @@ def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
         write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scheduled=scheduled)
     last = [checkpoint.load(path)["update"] for path in averaging.last_of(tmp_path, 3)]
     assert last == [2, 4, 6]
-    with pytest.raises(ValueError, match="4 checkpoints asked for, 3 saved at its intervals there; give --last 3"):
+    with pytest.raises(ValueError, match="4 checkpoints asked for, 3 saved at its intervals; give --last 3"):
         averaging.last_of(tmp_path, 4)
 
 
@@ -99,7 +99,7 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
-    with pytest.raises(ValueError, match="5 checkpoints asked for, 4 there"):
+    with pytest.raises(ValueError, match="5 checkpoints asked for, 4 saved at its intervals"):
         averaging.last_of(tmp_path, 5)
     with pytest.raises(ValueError, match="4 checkpoints with a validation loss asked for, 3 there"):
         averaging.best_of(tmp_path, 4, "loss")

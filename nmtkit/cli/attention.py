@@ -12,7 +12,9 @@ from nmtkit.cli.command import Command, stderr
 @click.argument("sentence")
 @click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
 @click.option("--target", metavar="TEXT", help="A translation to look at instead of the model's own.")
-@click.option("--beam", type=click.IntRange(1), default=4, metavar="N", help="Beam of that translation.  [default: 4]")
+@click.option(
+    "--beam", type=click.IntRange(1, 1000), default=4, metavar="N", help="Beam of that translation.  [default: 4]"
+)
 @click.option(
     "--output",
     type=Path,

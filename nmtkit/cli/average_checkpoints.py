@@ -9,8 +9,8 @@ from nmtkit.cli.command import Command
 
 @click.command(cls=Command)
 @click.argument("inputs", type=Path, nargs=-1, required=True, metavar="FOLDER | FILE…")
-@click.option("--last", type=click.IntRange(1), metavar="N", help="The newest N checkpoints of the folder.")
-@click.option("--best", type=click.IntRange(1), metavar="N", help="The N with the best validation score.")
+@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="The newest N checkpoints of the folder.")
+@click.option("--best", type=click.IntRange(1, 10_000), metavar="N", help="The N with the best validation score.")
 @click.option(
     "--best-checkpoint-metric",
     type=click.Choice(["loss", "bleu"]),

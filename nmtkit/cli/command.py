@@ -56,6 +56,11 @@ class Command(click.Command):
             if ctx.meta.get("debug"):
                 raise
             fail(str(error))
+        except (MemoryError, RuntimeError) as error:
+            # torch says on a CPU "can't allocate memory: you tried to allocate N bytes", after its own source lines
+            if ctx.meta.get("debug") or not (isinstance(error, MemoryError) or "allocate" in str(error)):
+                raise
+            fail("out of memory: the model, or what is computed at once, is too large for this machine")
         except KeyboardInterrupt:
             fail("interrupted", code=130)
 

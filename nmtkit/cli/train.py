@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from nmtkit.cli.command import Command, fail, stderr
-from nmtkit.registry import flags, on_command_line
+from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_command_line
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
 
 if TYPE_CHECKING:
     from nmtkit.training.run import StopReason
+
+DRY_RUN_RULES = (
+    FlagRule("--dry-run-updates", needs=("--dry-run",)),
+    FlagRule("--vocab-size", needs=("--dry-run",)),
+    FlagRule("--vocab-size", excludes=("DATA",), reason="the dataset has a vocabulary"),
+)
 
 
 def given(arguments: Sequence[str], flag: str) -> list[str]:
@@ -77,9 +83,11 @@ class TrainCommand(Command):
 @click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with further components.")
 @click.option("--dry-run", is_flag=True, help="Print what the run would take, and make no update.")
 @click.option(
-    "--dry-run-updates", type=click.IntRange(1, 10_000), metavar="N", help="With --dry-run: make and time N updates."
+    "--dry-run-updates", type=click.IntRange(1, 1_000_000), metavar="N", help="With --dry-run: make and time N updates."
 )
-@click.option("--vocab-size", type=click.IntRange(3), metavar="N", help="With --dry-run: pieces, without a dataset.")
+@click.option(
+    "--vocab-size", type=click.IntRange(3, 10_000_000), metavar="N", help="With --dry-run: pieces, without a dataset."
+)
 @click.pass_obj
 def command(
     parsed: tuple[JobTemplate, list[str]],
@@ -101,13 +109,12 @@ def command(
     for name in ("arch", "criterion", "optimizer", "lr_scheduler", "config", "plugin"):
         settings.pop(name)
     job = template.job(on_command_line(settings))
+    check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.training.estimate import dry_run as estimated
 
         click.echo("\n".join(estimated(job, data, vocab_size, dry_run_updates or 0)))
         return
-    if dry_run_updates or vocab_size:
-        raise ValueError("--dry-run-updates and --vocab-size go with --dry-run")
     if data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
     from nmtkit.distributed import launch
@@ -121,18 +128,18 @@ def command(
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
-    """Runs the training of one process and returns its exit code."""
+    """Runs one process's part and returns its exit code."""
     from nmtkit import distributed
     from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
 
-    first = distributed.is_rank_zero()
-    if not first:
+    rank_zero = distributed.is_rank_zero()
+    if not rank_zero:
         logging.getLogger("nmtkit").setLevel(logging.WARNING)
     quiet = logging.getLogger("nmtkit").level > logging.INFO
-    display = LiveLine(stderr) if stderr.is_terminal and first and not quiet else Lines()
+    display = LiveLine(stderr) if stderr.is_terminal and rank_zero and not quiet else Lines()
     try:
-        ending = Run(job, data, display).run()
+        end = Run(job, data, display).run()
     except BaseException as error:
         if distributed.launched():
             display.close()
@@ -141,35 +148,33 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     finally:
         display.close()
     distributed.destroy_process_group()
-    if not first:
+    if not rank_zero:
         return 0
-    if ending.received is None:
-        for line in _finished(job, data, ending):
+    if end.received is None:
+        for line in _next_commands(job, data, end):
             logging.getLogger("nmtkit").info("%s", line)
         return 0
-    again = shlex.join(["nmtkit", "train", *arguments])
-    # also under --quiet: nobody asked for the end of the run but the one who sent the signal
-    saved = f"{ending.reason}: saved after update {ending.updates}"
-    stderr.print(f"{saved}. To resume: {again}", markup=False, soft_wrap=True)
-    return 130 if ending.received.name == "SIGINT" else 0
+    resume = shlex.join(["nmtkit", "train", *arguments])
+    saved = f"{end.reason}: saved after update {end.updates}"
+    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # also under --quiet
+    return 130 if end.received.name == "SIGINT" else 0
 
 
-def _finished(job: JobConfig, data: Path, ending: "StopReason") -> list[str]:
-    """Returns the last lines of a run: that it is finished, and the commands that follow."""
-    from nmtkit import checkpoint
+def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
+    """Returns lines that say why the run is finished, and which commands follow."""
+    from nmtkit import averaging
 
     folder = job.run.save_dir
-    there = len(checkpoint.numbered(folder))
-    model = folder / "last.pt"
-    lines = [f"training is finished: {ending.reason} after update {ending.updates:,}"]
-    if there > 1:
-        model = folder / "averaged.pt"
-        average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(there), "--output", str(model)]
-        lines.append(f"next: {shlex.join(average)}")
-    plugins = [part for plugin in job.plugins for part in ("--plugin", plugin)]
+    count = len(averaging.members(folder))
+    model = folder / ("averaged.pt" if count > 1 else "last.pt")
+    average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
+    plugins = [word for plugin in job.plugins for word in ("--plugin", plugin)]
     generate = ["nmtkit", "generate", str(data), "--path", str(model), "--gen-subset", "test", *plugins]
-    lines.append(f"{'then' if there > 1 else 'next'}: {shlex.join(generate)}")
-    return lines
+    steps = [average, generate] if count > 1 else [generate]
+    return [
+        f"training is finished: {end.reason} after update {end.updates:,}",
+        *(f"{word}: {shlex.join(step)}" for word, step in zip(("next", "then"), steps, strict=False)),
+    ]
 
 
 def _fail_together(error: BaseException) -> NoReturn:

@@ -5,7 +5,7 @@ Settings come from three places; the first that has one wins: flags, a TOML file
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,20 @@ import click
 from nmtkit import registry
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
-from nmtkit.lr_schedulers import LR_SCHEDULERS
+from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.registry import COMMAND_LINE, Config, Registry, derive, option, plain
+from nmtkit.registry import (
+    COMMAND_LINE,
+    Config,
+    FlagRule,
+    Registry,
+    changed_flags,
+    check_flags,
+    derive,
+    flag_of,
+    option,
+    plain,
+)
 
 # table of the TOML file -> registry; a table's `name` says which entry it was written for
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -31,6 +42,13 @@ DEFAULTS = {
     "optimizer": "adam",
     "lr-scheduler": "inverse_sqrt",
 }
+
+VALIDATION = ("--validate-interval", "--validate-interval-updates")
+RUN_RULES = (
+    *(FlagRule(name, needs=VALIDATION) for name in ("--patience", "--best-checkpoint-metric", "--valid-subset")),
+    *(FlagRule(name, needs=("--valid-bleu",)) for name in ("--valid-beam", "--best-checkpoint-metric bleu")),
+    FlagRule("--valid-beam", needs=VALIDATION),
+)
 
 Tables = Mapping[str, Mapping[str, Any]]
 
@@ -109,8 +127,13 @@ class RunConfig(Config):
         super().__post_init__()
         if self.batch_tokens is not None and self.update_freq is not None:
             raise ValueError("--batch-tokens and --update-freq both set the size of an update; give one")
-        if self.best_checkpoint_metric == "bleu" and not self.valid_bleu:
-            raise ValueError("--best-checkpoint-metric bleu needs --valid-bleu")
+        on = {flag_of(field) for field in fields(self) if getattr(self, field.name) not in (None, False)}
+        given = changed_flags(self) | {f"--best-checkpoint-metric {self.best_checkpoint_metric}"}
+        check_flags(RUN_RULES, given, on)
+
+    @property
+    def validates(self) -> bool:
+        return self.validate_interval is not None or self.validate_interval_updates is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +151,12 @@ class JobConfig:
     run: RunConfig
     components: dict[str, Component]
     plugins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        scheduler = self.components["lr-scheduler"].name
+        observe = getattr(LR_SCHEDULERS[scheduler].factory, "observe", LRScheduler.observe)
+        if observe is not LRScheduler.observe and not self.run.validates:
+            raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it."""

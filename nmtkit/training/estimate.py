@@ -55,8 +55,8 @@ def _route_in_turn(layer: Experts) -> None:
         layer.logits(x, layer.gate, layer.noise)
         if layer.groups:
             layer.logits(x, layer.group_gate, layer.group_noise)
-        chosen = torch.arange(len(x) * active).view(len(x), active) % layer.gate.shape[1]
-        return x.new_ones(len(x), active), chosen
+        indices = torch.arange(len(x) * active).view(len(x), active) % layer.gate.shape[1]
+        return x.new_ones(len(x), active), indices
 
     layer.gates = gates  # type: ignore[method-assign]
 
