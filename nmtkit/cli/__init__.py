@@ -45,18 +45,25 @@ class LazyGroup(click.Group):
         """As click has it, but a wrong flag or command is reported as every other mistake: in one line, exit code 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        from nmtkit.cli.command import end_quietly, fail, flush_output
+
+        if sys.stdout is None:  # a file that is opened next would take its place
+            fail("standard output is closed; redirect it to a file or to /dev/null")
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+            flush_output()
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(error.exit_code)
         except click.UsageError as error:
-            from nmtkit.cli.command import fail
-
             command = error.ctx.command_path if error.ctx else "nmtkit"
             fail(f"{error.format_message().rstrip('.')}. See {command} --help")
         except click.Abort:
             sys.exit(130)
+        except BrokenPipeError:
+            end_quietly()
+        except OSError as error:
+            fail(str(error))
         sys.exit(status if isinstance(status, int) else 0)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,10 +1,11 @@
 """Base of every subcommand: sections of its help page, its log level, and its report of a user's mistake."""
 
+import contextlib
 import logging
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import click
 from rich.console import Console
@@ -49,9 +50,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # The reader of our stdout has gone (`| head`): nothing is wrong, and nobody is left to tell.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(1)
+            end_quietly()
         except (ValueError, OSError, ImportError) as error:
             if ctx.meta.get("debug"):
                 raise
@@ -120,6 +119,36 @@ class _Formatter(logging.Formatter):
 def fail(message: str, code: int = 2) -> None:
     """Prints `nmtkit: error: …` and exits; `code` 2 is a mistake of the user's."""
     prefix = "[bold red]error:[/] " if stderr.is_terminal else "error: "
-    stderr.print(f"nmtkit: {prefix}", end="")
-    stderr.print(message, markup=False, soft_wrap=not stderr.is_terminal)
+    with contextlib.suppress(OSError):  # nobody may be left to tell
+        stderr.print(f"nmtkit: {prefix}", end="")
+        stderr.print(message, markup=False, soft_wrap=not stderr.is_terminal)
+    with contextlib.suppress(OSError):
+        if sys.stdout is not None:
+            flush_output()
     sys.exit(code)
+
+
+def flush_output() -> None:
+    """Writes what stdout has buffered. What cannot be written is dropped, so that Python does not try again at exit.
+
+    Raises OSError, such as BrokenPipeError, if it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def end_quietly() -> NoReturn:
+    """Exits as if SIGPIPE had ended this process: the reader of stdout has gone (`| head`)."""
+    with contextlib.suppress(OSError):
+        flush_output()
+    sys.exit(141)
+
+
+def standard_input() -> BinaryIO:
+    """Returns stdin as bytes. Raises ValueError if it is closed."""
+    if sys.stdin is None:
+        raise ValueError("standard input is closed; give the text as a file")
+    return sys.stdin.buffer

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit import registry
-from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.generation.options import GENERATE_RULES, SearchOptions, TranslatorOptions
 
 if TYPE_CHECKING:
@@ -152,11 +152,12 @@ def generate(
         if data is not None:
             split = open_split(data, config.gen_subset, translator, paths[0])
             requests = inputs.dataset_requests(split, WINDOW * ranks, search.score_reference)
-        elif not files and sys.stdin.isatty() and not beside and ranks == 1:
+        elif not files and not beside and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
             prompt(translator, search, config.source_tag)
             return
         else:
-            requests = inputs.text_requests(files, sys.stdin.buffer, WINDOW * ranks, config.source_tag)
+            stream = None if files else standard_input()
+            requests = inputs.text_requests(files, stream, WINDOW * ranks, config.source_tag)
         if config.workers > 1:
             decoder = stack.enter_context(Workers(translator, search, config.workers)).decode
         translations = translator.run(inputs.with_fields(requests, beside), search, decoder)

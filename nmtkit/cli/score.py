@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit import registry
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, standard_input
 from nmtkit.registry import Config, FlagRule, option
 from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names
 
@@ -101,7 +100,8 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
     from nmtkit.scoring import metrics, significance
     from nmtkit.scoring.texts import read_texts
 
-    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, sys.stdin.buffer)
+    stream = None if systems else standard_input()
+    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, stream)
     settings = metrics.Settings(
         tokenize=config.tokenize,
         lowercase=config.lowercase,

@@ -72,10 +72,10 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 
 def text_requests(
-    paths: Sequence[Path], stream: BinaryIO, window: int, tag: str | None = None
+    paths: Sequence[Path], stream: BinaryIO | None, window: int, tag: str | None = None
 ) -> Iterator[list[Request]]:
-    """Yields the lines of the files one after the other, or of `stream` (standard input) if there is none."""
-    if paths:
+    """Yields the lines of `stream` (standard input), or of the files one after the other if it is None."""
+    if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
     else:
         windows = lines_of_stream(stream, "standard input", window)

@@ -162,14 +162,31 @@ def padded_tokens(sentence: Sentence) -> int:
 
 
 def prepare(model: Architecture, device: str, precision: Precision) -> Architecture:
-    """Returns the model on its device, its weights laid out for inference. Raises ValueError for int8 off the CPU."""
-    on_cpu = torch.device(device).type == "cpu"
+    """Returns the model on its device, its weights laid out for inference.
+
+    Raises ValueError for int8 off the CPU, and for a device that cannot be used.
+    """
+    if precision == "int8" and not device.startswith("cpu"):
+        raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
+    on_cpu = usable_device(device).type == "cpu"
     if precision == "auto":
         precision = "fp32" if on_cpu else "bf16"
     if on_cpu:
         with torch.inference_mode():
             prepack(model, precision)
         return model
-    if precision == "int8":
-        raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
     return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def usable_device(name: str) -> torch.device:
+    """Returns the device of this name. Raises ValueError if it cannot be used, saying why."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        gpus = torch.cuda.device_count()
+        raise ValueError(f"--device {name} cannot be used: {reason}. GPUs here: {gpus}") from error
+    return device

@@ -52,7 +52,7 @@ def read_texts(
     subset: str,
     system_paths: Sequence[Path],
     source: Path | None,
-    stream: BinaryIO,
+    stream: BinaryIO | None,
 ) -> Texts:
     """Reads references, from files or a dataset's subset, systems, or one from `stream`, and perhaps a source.
 
@@ -74,7 +74,7 @@ def read_texts(
         references[f"{data} ({subset})"] = split.references()
         sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
         target_lang = dataset.target_lang
-    if not systems:
+    if stream is not None:
         systems["standard input"] = lines_of(stream.read(), Path("standard input"))
     check_equal_counts({**systems, **references, **sources})
     return Texts(

@@ -1,5 +1,6 @@
 """Walks every command and every flag, and every command that README, CONTRIBUTING and examples/ show."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -219,3 +220,32 @@ def test_help_pages_fit_into_80_columns(name: str) -> None:
     result = CliRunner().invoke(main, [*([name] if name else []), "--help"], prog_name="nmtkit", terminal_width=80)
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if len(line) > 80] == []
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("score --ref ref --sys ref > /dev/full", 2, "No space left on device"),
+        ("score --ref ref --sys ref >&-", 2, "standard output is closed"),
+        ("score --ref ref <&-", 2, "standard input is closed"),
+        ("score --ref ref --sys ref --sentence-level | head -c 0", 141, None),
+        ("score --help > /dev/full", 2, "No space left on device"),
+        ("score --ref ref --sys nowhere 2> /dev/full", 2, None),
+        ("score --ref ref --sys nowhere 2>&-", 2, None),
+        ("generate --path nowhere.pt >&-", 2, "standard output is closed"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_one_line_and_no_traceback(
+    command: str, code: int, message: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "ref").write_text("ein Hund\n" * 20_000)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m nmtkit {command}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == (message is not None), done.stderr
+    assert message is None or message in done.stderr

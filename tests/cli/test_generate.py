@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from testing import save_tiny_transformer, tiny_tokenizer
 
@@ -202,3 +203,23 @@ def test_a_slow_writer_gets_its_lines_while_it_waits(folder):
         process.stdin.close()
         assert process.stdout.read() == b""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:9", "tpu", "meta", "cpu:x", ""])
+def test_a_device_that_is_not_there_is_one_clear_line(folder, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("it is there")
+    result = run("--path", folder / "model.pt", "--device", device, text="a\n")
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1
+    assert f"--device {device} cannot be used: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--lenpen", "nan"), ("--lenpen", "inf"), ("--max-len-b", "1e12"), ("--max-len-b", "999999999999"),
+     ("--min-len", "1000000"), ("--beam", "99999999"), ("--temperature", "inf"), ("--threads", "100000"),
+     ("--workers", "0"), ("--max-tokens", "99999999999999999999"), ("--seed", "-1"), ("--max-source-len", "0")],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused_before_anything_is_loaded(flag, value):
+    result = CliRunner().invoke(main, ["generate", "--path", "nowhere.pt", flag, value])
+    assert result.exit_code == 2 and flag in result.stderr and result.stderr.count("\n") == 1
