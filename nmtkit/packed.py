@@ -103,8 +103,16 @@ class Layout:
         """The cell of a flattened padded [B, L] that each token is in: T, int64."""
         return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
+    @property
+    def host_lengths(self) -> list[int]:
+        """The lengths as Python integers. Synchronises, unless the layout was moved here from the CPU."""
+        return self.derived("host_lengths", self.lengths.tolist)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":
-        return Layout(self.lengths.to(device, non_blocking=non_blocking), self.max_length, self.tokens)
+        layout = Layout(self.lengths.to(device, non_blocking=non_blocking), self.max_length, self.tokens)
+        if self.lengths.device.type == "cpu":
+            layout.derived("host_lengths", lambda: self.host_lengths)
+        return layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +155,7 @@ class Packed:
 
     def split(self) -> tuple[Tensor, ...]:
         """Returns the values of each sentence: B tensors [tokens, …]."""
-        return self.values.split(self.layout.lengths.tolist())
+        return self.values.split(self.layout.host_lengths)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Packed":
         return Packed(self.values.to(device, non_blocking=non_blocking), self.layout.to(device, non_blocking))

@@ -45,3 +45,9 @@ def test_padding_passes_gradients_to_the_tokens_alone() -> None:
 def test_moving_a_layout_keeps_what_python_knows_of_it() -> None:
     layout = Layout.of(torch.tensor([2, 3])).to("cpu")
     assert (layout.tokens, layout.max_length, layout.lengths.tolist()) == (5, 3, [2, 3])
+
+
+def test_the_host_keeps_the_lengths_of_a_layout_that_moves() -> None:
+    layout = Layout.of(torch.tensor([3, 1, 2]))
+    moved = layout.to("meta")  # whose tensors have no values
+    assert moved.lengths.is_meta and moved.host_lengths == [3, 1, 2]

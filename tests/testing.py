@@ -61,7 +61,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_layers": 3,
         "d_model": 8,
         "d_hidden": 12,
-        "d_expert": 9,
+        "d_expert": 16,
         "initial_range": 0.4,
         "experts": 9,
         "expert_groups": 3,

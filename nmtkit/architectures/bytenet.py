@@ -33,7 +33,7 @@ class ByteNetConfig(Config):
         (1, 2, 4, 8, 16), "dilation of each block of a set; sets repeat (section 3.5)", min=1, max=65_536
     )
     unfold_factor: float = option(
-        1.2, "columns of the source representation per source token (equation 2, a)", min=1, max=100
+        1.2, "columns of the source representation per source token, to 0.001 (equation 2, a)", min=1, max=100
     )
     unfold_extra: int = option(0, "further columns of the source representation (equation 2, b)", min=0, max=65_536)
     dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1)
@@ -55,10 +55,15 @@ PUBLISHED = ByteNetConfig()
 
 
 def unfold(source: Packed, factor: float, extra: int) -> Packed:
-    """Stretches values [S, D] to ceil(factor |s|) + extra columns a sentence, the new ones zero (equation 2)."""
-    lengths = source.layout.lengths
-    layout = Layout.of((lengths * factor).ceil().long() + extra)
-    inside = layout.position_ids < lengths[layout.segment_ids]
+    """Stretches values [S, D] to ceil(factor |s|) + extra columns a sentence, the new ones zero (equation 2).
+
+    The factor is taken in thousandths, since integers are the same on the host and on the device.
+    """
+    thousandths = round(1000 * factor)
+    columns = [(length * thousandths + 999) // 1000 + extra for length in source.layout.host_lengths]
+    lengths = (source.layout.lengths * thousandths + 999) // 1000 + extra
+    layout = Layout(lengths, max(columns), sum(columns))
+    inside = layout.position_ids < source.layout.lengths[layout.segment_ids]
     column = source.layout.cu_seqlens.long()[layout.segment_ids] + torch.where(inside, layout.position_ids, 0)
     return Packed(torch.where(inside[:, None], source.values[column], 0), layout)
 

@@ -29,7 +29,11 @@ def ids(*shape: int) -> torch.Tensor:
 
 
 def packed(tokens: int) -> Packed:
-    return Packed(ids(tokens), Layout(ids(SENTENCES), LONGEST, tokens))
+    layout = Layout(ids(SENTENCES), LONGEST, tokens)
+    layout.derived(
+        "host_lengths", lambda: [LONGEST, LONGEST - 1, tokens - 2 * LONGEST + 1]
+    )  # as of a batch of the loader
+    return Packed(ids(tokens), layout)
 
 
 def micro_batch() -> Batch:
@@ -83,7 +87,7 @@ def updates(architecture: str, settings: dict[str, Any], count: int = 2) -> None
         tokens = 2 * TARGET
         for index in range(count):
             batches = [(number, micro_batch()) for number in range(2)]
-            update = Update(Position(0, index), np.arange(2 * SENTENCES), tokens, tokens, 2, batches, False)
+            update = Update(Position(0, index), np.arange(2 * SENTENCES), tokens, tokens, batches, False)
             with StepRules():
                 metrics = of_run.step(update)
         assert of_run.done == count

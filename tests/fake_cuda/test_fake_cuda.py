@@ -17,8 +17,7 @@ from testing import TINY_CONFIGS, tiny_model
 Runner = Callable[..., Any]
 
 waits = pytest.mark.xfail(reason="it reads the device")
-READS = {"transformer_moe_tiny", "moe_small", "bytenet_small"}
-EVERY_ARCHITECTURE = [pytest.param(name, marks=[waits] if name in READS else []) for name in TINY_CONFIGS]
+EVERY_ARCHITECTURE = list(TINY_CONFIGS)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +60,8 @@ def test_what_no_step_may_do_is_noticed(run: Runner, deed: str, error: str) -> N
 @pytest.mark.parametrize("architecture", EVERY_ARCHITECTURE)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_every_architecture_goes_forward_and_backward(run: Runner, architecture: str, precision: str) -> None:
+    if precision == "fp32" and "moe" in architecture:
+        pytest.xfail("torch's grouped products are for 16 bits; others read the number of tokens of each expert")
     run(checks.forward_and_backward, architecture, precision, {})
 
 
