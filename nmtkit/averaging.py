@@ -56,6 +56,16 @@ def _numbered(folder: Path) -> list[Path]:
     return paths
 
 
+def check_files(paths: list[Path], output: Path) -> None:
+    """Raises ValueError when `output` is one of the members, or two of them are the same file, a link say."""
+    for index, path in enumerate(paths):
+        if output.resolve() == path.resolve():
+            raise ValueError(f"--output {output} is one of the checkpoints to average, {path}; give another name")
+        for other in paths[:index]:
+            if path.resolve() == other.resolve():
+                raise ValueError(f"{other} and {path} are one file, which would count twice; leave one out")
+
+
 def average(paths: list[Path]) -> Checkpoint:
     """Returns a complete checkpoint, without training state, of the mean of the weights, summed in fp32.
 

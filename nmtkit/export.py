@@ -1,8 +1,9 @@
-"""A checkpoint as other programs read it: a CTranslate2 model, or safetensors with the config and the tokenizer beside.
+"""Checkpoints for other programs: a CTranslate2 model, or safetensors with the config and the tokenizer beside.
 
 Neither package is needed to use nmtkit; each function says which one to install.
 """
 
+import dataclasses
 import json
 import shutil
 import tempfile
@@ -14,15 +15,23 @@ import torch
 from torch import nn
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures.transformer import (
-    CrossAttention,
-    Embedding,
-    SelfAttention,
-    Transformer,
-)
+from nmtkit.architectures import Architecture
+from nmtkit.architectures.transformer import CrossAttention, Embedding, SelfAttention, Transformer, TransformerConfig
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 
 CONFIG_FILE, WEIGHTS_FILE = "nmtkit.json", "model.safetensors"
+
+# Settings of a Transformer and CTranslate2: those that its models have too, those that matter in training alone, and
+# those that must be as given here, in terms of the config.
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
+SAME |= {"share_embeddings"}
+TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
+TRAINING |= {"gradient_checkpointing"}
+FIXED: dict[str, Callable[[TransformerConfig], Any]] = {
+    "window": lambda config: None,
+    "d_key": lambda config: config.d_model // config.heads,
+    "d_value": lambda config: config.d_model // config.heads,
+}
 POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
 
 
@@ -88,9 +97,11 @@ def from_safetensors(source: Path, destination: Path) -> None:
         weights = load_file(source / WEIGHTS_FILE)
         weights |= {name: weights[original] for name, original in facts["shared"].items()}
         contents = {key: facts[key] for key in ("architecture", "config", "plugins", "update")}
-    except (ValueError, KeyError, SafetensorError) as error:
-        raise ValueError(f"{source} is damaged: {error}") from error
-    checkpoint.save(destination, {**contents, "tokenizer": Tokenizer.load(source).state(), "model": weights})
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ValueError(f"{source} is damaged: {error!r}") from error
+    contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
+    checkpoint.check_contents({"nmtkit": facts.get("nmtkit"), **contents}, source / CONFIG_FILE)
+    checkpoint.save(destination, contents)
 
 
 # --- CTranslate2 ----------------------------------------------------------------------------------------------------
@@ -109,14 +120,9 @@ def to_ctranslate2(source: Path, destination: Path, quantization: Literal["float
     except ImportError as error:
         raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'") from error
     model, tokenizer = models.from_checkpoint(source)
-    if not isinstance(model, Transformer):
-        raise ValueError(f"{source} is a {type(model).__name__}; CTranslate2 is exported to from Transformers only")
+    check_expressible(model, source)
+    assert isinstance(model, Transformer)
     config = model.config
-    width = config.d_model // config.heads
-    for name, value, needed in (("window", config.window, None), ("d_key", config.key_width, width),
-                                ("d_value", config.value_width, width)):  # fmt: skip
-        if value != needed:
-            raise ValueError(f"{source} has {name} {value}; CTranslate2 has no such Transformer")
     spec = TransformerSpec.from_config(
         (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.pre_norm
     )
@@ -134,6 +140,28 @@ def to_ctranslate2(source: Path, destination: Path, quantization: Literal["float
         tokenizer.save(folder)
 
     write_folder(destination, fill)
+
+
+def check_expressible(model: Architecture, source: Path) -> None:
+    """Raises ValueError with the reason unless CTranslate2 has a model that computes the same as `model`.
+
+    A subclass may compute anything, and so may a setting that this module does not know: neither passes.
+    """
+    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
+        raise ValueError(
+            f"{source} is a {type(model).__name__}, and CTranslate2 has no such model: one exports to it the plain "
+            "Transformer only; or give --format safetensors"
+        )
+    config = model.config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in SAME | TRAINING:
+            continue
+        needed = FIXED[field.name](config) if field.name in FIXED else field.default
+        if value is not None and value != needed:
+            raise ValueError(
+                f"{source} has {field.name} {value}, and CTranslate2 has no such Transformer; give --format safetensors"
+            )
 
 
 def _fill(spec: Any, model: Transformer) -> None:

@@ -1,19 +1,24 @@
 """Exports: what another program reads gives what nmtkit gives, and what comes back is what went out."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
-from testing import tiny_transformer
+from testing import TINY_CONFIGS, tiny_model, tiny_tokenizer, tiny_transformer
 
 from nmtkit import Translator, checkpoint
+from nmtkit import export as export_module
+from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.cli import main
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.requests import Request
 from nmtkit.models import to_checkpoint, vocabulary_of
+from nmtkit.registry import derive, option
 
 # the beginning of the Universal Declaration of Human Rights: real sentences of several lengths, free to copy
 LINES = [
@@ -91,6 +96,60 @@ def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
         key: after[key] for key in ("architecture", "config", "plugins", "update")
     }
     assert Tokenizer.from_state(before["tokenizer"]).fingerprint == Tokenizer.from_state(after["tokenizer"]).fingerprint
+
+
+def test_every_setting_of_the_transformer_is_known_to_the_export() -> None:
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)}
+    assert export_module.SAME | export_module.TRAINING | export_module.FIXED.keys() == fields
+
+
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES.names() if "tiny" in name or "small" in name])
+def test_what_ctranslate2_does_not_have_is_refused_with_the_reason(name: str, tmp_path) -> None:
+    pytest.importorskip("ctranslate2")
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(name, vocabulary_of(tokenizer))
+    config = derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test")
+    checkpoint.save(tmp_path / "model.pt", to_checkpoint(model, name, config, tokenizer, [], 7))
+    result = CliRunner().invoke(
+        main, ["export", "--format", "ctranslate2", str(tmp_path / "model.pt"), str(tmp_path / "out")]
+    )
+    if name == "transformer_tiny":
+        assert result.exit_code == 0, result.output
+    else:
+        assert result.exit_code == 2 and "plain Transformer only" in result.stderr
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
+    class Other(Transformer):
+        pass
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Wider(TransformerConfig):
+        gates: int = option(1, "gates", min=1)
+
+    vocabulary = Vocabulary(source=30, target=30, joint=True)
+    for model in (Other(TransformerConfig(d_model=16, heads=2, d_ff=8), vocabulary), tiny_model("transformer_tiny")):
+        if type(model) is Transformer:
+            model.config = Wider(d_model=16, heads=2, d_ff=8)
+        with pytest.raises(ValueError, match="plain Transformer only"):
+            export_module.check_expressible(model, Path("model.pt"))
+
+
+def test_a_damaged_folder_is_refused(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    model = save_model(tmp_path / "model.pt")
+    export("--format", "safetensors", model, tmp_path / "folder")
+    text = (tmp_path / "folder/nmtkit.json").read_text()
+    facts = json.loads(text)
+    for wrong in ([], 3, {}, facts | {"config": None}, facts | {"shared": []}, facts | {"update": "7"},
+                  facts | {"nmtkit": 1}, facts | {"shared": {"a": "b"}}):  # fmt: skip
+        (tmp_path / "folder/nmtkit.json").write_text(json.dumps(wrong))
+        result = CliRunner().invoke(
+            main, ["export", "--format", "checkpoint", str(tmp_path / "folder"), str(tmp_path / "back.pt")]
+        )
+        assert (result.exit_code == 2 and "nmtkit.json" in result.stderr) or "is damaged" in result.stderr, wrong
+        assert not (tmp_path / "back.pt").exists()
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,10 @@ def command(
 
     if last is not None and best is not None:
         raise ValueError("--last and --best both choose the checkpoints; give one")
-    chosen = last is not None or best is not None
-    if chosen and len(inputs) > 1:
+    selects = last is not None or best is not None
+    if selects and len(inputs) > 1:
         raise ValueError(f"--last and --best choose among one folder's checkpoints; {len(inputs)} paths were given")
-    if not chosen and inputs[0].is_dir():
+    if not selects and inputs[0].is_dir():
         raise ValueError(f"{inputs[0]} is a folder; say which of its checkpoints with --last N or --best N")
     if last is not None:
         paths = averaging.last_of(inputs[0], last)
@@ -45,6 +45,7 @@ def command(
         paths = averaging.best_of(inputs[0], best, best_checkpoint_metric)
     else:
         paths = list(inputs)
+    averaging.check_files(paths, output)
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
     checkpoint.save(output, averaging.average(paths))

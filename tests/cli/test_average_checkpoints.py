@@ -54,3 +54,15 @@ def test_mistakes_exit_with_2_and_write_nothing(folder: Path, arguments: list[ob
     assert result.exit_code == 2
     assert said in result.stderr
     assert not (folder / "averaged.pt").exists()
+
+
+def test_a_member_is_never_overwritten_or_counted_twice(folder: Path) -> None:
+    first, second = (folder / checkpoint.file_name(update) for update in (1, 2))
+    (folder / "last.pt").symlink_to(second.name)
+    before = second.read_bytes()
+    for output in (second, folder / "last.pt", folder / "." / second.name):
+        result = average(first, second, "--output", output)
+        assert result.exit_code == 2 and "is one of the checkpoints to average" in result.stderr
+    result = average(first, second, folder / "last.pt", "--output", folder / "averaged.pt")
+    assert result.exit_code == 2 and "are one file, which would count twice" in result.stderr
+    assert second.read_bytes() == before
