@@ -30,9 +30,8 @@ def ids(*shape: int) -> torch.Tensor:
 
 def packed(tokens: int) -> Packed:
     layout = Layout(ids(SENTENCES), LONGEST, tokens)
-    layout.derived(
-        "host_lengths", lambda: [LONGEST, LONGEST - 1, tokens - 2 * LONGEST + 1]
-    )  # as of a batch of the loader
+    # the lengths that a batch of the loader knows on the host
+    layout.derived("host_lengths", lambda: [LONGEST, LONGEST - 1, tokens - 2 * LONGEST + 1])
     return Packed(ids(tokens), layout)
 
 
