@@ -32,12 +32,30 @@ class Criterion(nn.Module, ABC):
     def forward(self, model: Architecture, batch: Batch) -> Loss:
         """Returns `compute_loss` and the architecture's auxiliary losses, which are also logged by name."""
         model.auxiliary_losses()  # drops what gradient checkpointing's recomputation of the last batch has left
-        loss = self.compute_loss(model, batch)
+        loss = self._checked(self.compute_loss(model, batch))
         total, counts = loss.sum, dict(loss.counts)
         for name, value in model.auxiliary_losses().items():
             total = total + value * batch.target_tokens
             counts[name] = value.detach() * batch.target_tokens
         return Loss(total, counts)
+
+    def _checked(self, loss: object) -> Loss:
+        """Raises ValueError naming what a criterion has returned, if it is not a summed loss with its counts."""
+        name = type(self).__name__
+        if not isinstance(loss, Loss):
+            raise ValueError(f"criterion {name} returned a {type(loss).__name__}; it must return Loss(sum, counts)")
+        if "nll" not in loss.counts:
+            raise ValueError(
+                f"criterion {name} returned counts {sorted(loss.counts)} without 'nll', the summed negative "
+                "log-likelihood that perplexity is computed from"
+            )
+        for key, value in {"sum": loss.sum, **loss.counts}.items():
+            if not isinstance(value, Tensor) or value.dim():
+                shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                raise ValueError(
+                    f"criterion {name} returned {key!r} {shape}; it must be a tensor without dimensions, a sum"
+                )
+        return loss
 
 
 CRITERIONS: Registry[Criterion] = Registry("criterion", "--criterion")

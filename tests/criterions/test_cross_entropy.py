@@ -113,3 +113,28 @@ class Forgetful(Criterion):
 def test_no_criterion_can_drop_auxiliary_losses() -> None:
     loss = Forgetful()(cast(Architecture, Fixed()), batch())
     assert float(loss.sum) == 2.75 and float(loss.counts["balance"]) == 0.75
+
+
+class Returning(Criterion):
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        return self.value  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.tensor(1.0), r"Returning returned a Tensor; it must return Loss\(sum, counts\)"),
+        (None, "Returning returned a NoneType"),
+        (Loss(torch.tensor(1.0), {"own": torch.tensor(1.0)}), r"counts \['own'\] without 'nll'"),
+        (Loss(torch.ones(3), {"nll": torch.tensor(1.0)}), r"'sum' of shape \(3,\); it must be a tensor without"),
+        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"'nll' of shape \(1,\)"),
+        (Loss(torch.tensor(1.0), {"nll": 1.0}), "'nll' a float"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_criterion_that_returns_something_else_is_told_what(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Returning(value)(cast(Architecture, Fixed()), batch())
