@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class CrossEntropy(Criterion):
-    def forward(self, model: Architecture, batch: Batch) -> Loss:
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         features = model(batch.source, batch.target_input)
         return Loss(output_cross_entropy(model.output_projection, features, batch.target_output, 0.1)[0], {})
 

@@ -4,6 +4,7 @@ A launcher (torchrun, or `launch` here) starts the processes and describes them 
 LOCAL_RANK, MASTER_ADDR, … Collectives are no-ops in a single process.
 """
 
+import contextlib
 import datetime
 import os
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -76,6 +77,19 @@ def heartbeat(stage: int | None = None) -> None:
     """Tells the watchdog that this process is alive, and how far it has come: `stage` counts updates."""
     if _watchdog:
         _watchdog.beat(stage)
+
+
+@contextlib.contextmanager
+def long_operation(seconds: float = 3600.0) -> Iterator[None]:
+    """The context of a call without heartbeats, such as compiling or writing a file: the watchdog waits for longer."""
+    if _watchdog:
+        _watchdog.busy_until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        if _watchdog:
+            _watchdog.busy_until = 0.0
+            _watchdog.beat(None)
 
 
 def is_connection_error(error: BaseException) -> bool:
@@ -159,6 +173,7 @@ class Watchdog:
         self.timeout = timeout
         self.stage = 0
         self.beats = 0
+        self.busy_until = 0.0  # until then, this thread's own beats say that the process is alive
         self.parent = os.getppid()
         self.seen: dict[int, tuple[bytes, float]] = {}  # rank -> its last message, and when it came
         self.closed = threading.Event()
@@ -180,6 +195,8 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self.closed.wait(self.INTERVAL):
+            if time.monotonic() < self.busy_until:
+                self.beats += 1
             try:
                 self.store.set(f"beat {rank()}", f"{self.stage} {self.beats}")
                 if self.store.check(["failed"]):

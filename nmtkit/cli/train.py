@@ -149,7 +149,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
         display.close()
     distributed.destroy_process_group()
     if not rank_zero:
-        return 0
+        return 128 + end.received if end.received else 0
     if end.received is None:
         for line in _next_commands(job, data, end):
             logging.getLogger("nmtkit").info("%s", line)
@@ -157,7 +157,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
     stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # also under --quiet
-    return 130 if end.received.name == "SIGINT" else 0
+    return 128 + end.received
 
 
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:

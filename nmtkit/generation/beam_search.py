@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.constraints import Constraints, LogitsProcessor
@@ -114,6 +115,7 @@ class Scorer:
 
         A row that is not finite (a model overflowed) has no continuation: it is all -inf.
         """
+        distributed.heartbeat()
         logits = [model.step(tokens, state) for model, state in zip(self.models, self.states, strict=True)]
         mean = mean_log_probabilities(logits)
         overflowed = mean[:, :1].isnan()  # one NaN spoils its whole row

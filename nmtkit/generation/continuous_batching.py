@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.generation.beam_search import Hypothesis, nonempty
 from nmtkit.generation.constraints import NO_CONSTRAINTS
@@ -164,6 +165,7 @@ class ContinuousBatching:
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, BatchHypotheses]]:
         """Runs a few steps; returns the batches that are complete."""
+        distributed.heartbeat()
         if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
         self.refill()

@@ -1,9 +1,11 @@
 """A training run: set up or resume, then update, log, validate and save until it ends or a signal stops it."""
 
+import contextlib
 import logging
 import math
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +26,7 @@ from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, resume_requirements
 from nmtkit.training.trainer import probe_memory
-from nmtkit.training.validation import Validator
+from nmtkit.training.validation import StopRequestedError, Validator
 
 log = logging.getLogger("nmtkit")
 
@@ -49,6 +51,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._raises = False
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -59,12 +62,25 @@ class StopSignal:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """The context in which the signal raises StopRequestedError, at once if it has come before."""
+        self._raises = True
+        try:
+            if self.received is not None:
+                raise StopRequestedError
+            yield
+        finally:
+            self._raises = False
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         if self.received is None:
             self.received = signal.Signals(number)
-            log.info("%s: stopping after this update; Ctrl-C stops at once", self.received.name)
+            log.info("%s: saving and stopping; Ctrl-C stops at once", self.received.name)
+            if self._raises:
+                raise StopRequestedError
 
 
 class Run:
@@ -98,6 +114,9 @@ class Run:
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since the best
+        self.validation_due = False  # a signal kept the last one from being made
+        self.scheduled = False  # whether the checkpoint resumed from is one of those at regular intervals
+        self.stop = StopSignal()
         if newest:
             self._resume(*newest)
         self.validator = self._validator()
@@ -140,6 +159,7 @@ class Run:
         self._announce_jump()
         self.position = Position(*state["position"])
         self.best, self.waited = state["best"], state["waited"]
+        self.validation_due, self.scheduled = state["validation_due"], contents["scheduled"]
 
     def _announce_jump(self) -> None:
         """Warns if the learning rate of this run's schedule is not what the resumed run had reached."""
@@ -162,7 +182,7 @@ class Run:
         if not len(split):
             raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
         beam = config.valid_beam if config.valid_bleu else None
-        return Validator(split, config.max_tokens, self.device, self.trainer.precision, beam)
+        return Validator(split, config.max_tokens, self.device, self.trainer.precision, beam, self.stop.interrupting)
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -172,7 +192,7 @@ class Run:
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             (self.checkpoints.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
             self._announce()
-        end = self._stop_reason(None)
+        end = None if self.validation_due else self._stop_reason(None)
         if end:
             return end
         loader = self._loader()
@@ -181,15 +201,18 @@ class Run:
         if self.device.type == "cuda":
             probe_memory(self.trainer, loader)
         try:
-            with StopSignal() as stop:
-                for update in loader.updates(self.position):
-                    end = self._update(update, stop)
+            with self.stop:
+                if self.validation_due:
+                    end = self._validate_and_save(True, False, self.scheduled, None)
+                for update in () if end else loader.updates(self.position):
+                    end = self._update(update)
                     if end:
-                        return end
+                        break
         finally:
             loader.close()
             self.log.close()
-        raise AssertionError("the loader is endless")
+        assert end is not None
+        return end
 
     def _loader(self) -> BatchLoader:
         config = self.job.run
@@ -222,7 +245,7 @@ class Run:
             )
         self.log.write("resume" if done else "start", update=done, config=self.job.tables())
 
-    def _update(self, update: Update, stop: StopSignal) -> StopReason | None:
+    def _update(self, update: Update) -> StopReason | None:
         """Makes one update and what is due after it. Returns why the run ends here, if it does."""
         metrics = self.trainer.step(update)
         self.position = update.next
@@ -231,17 +254,29 @@ class Run:
         self.display.tick(self._progress(update) | self.meter.latest())
         minutes = config.save_interval_minutes
         save_by_clock = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
-        signalled, save = self.agreement.maximum(stop.received or 0, save_by_clock)
+        signalled, save = self.agreement.maximum(self.stop.received or 0, save_by_clock)
         received = signal.Signals(signalled) if signalled else None
         end = self._stop_reason(received)
         if end or number % config.log_interval == 0:
             self._log_line(update)
+        validate = bool(end and not received) or self._interval_ends(update, "validate_interval")
+        return self._validate_and_save(validate, bool(save), self._interval_ends(update, "save_interval"), received)
+
+    def _validate_and_save(
+        self, validate: bool, save: bool, scheduled: bool, received: signal.Signals | None
+    ) -> StopReason | None:
+        """Validates and saves if due; saves at the end and for a best score too. Returns why the run ends.
+
+        A checkpoint is `scheduled` if it is one of those at regular intervals.
+        """
         scores = None
-        if self.validator and not received and (end or self._interval_ends(update, "validate_interval")):
-            scores = self._validate(number)
-            end = end or self._stop_reason(received)
+        if validate and self.validator and not received:
+            scores = self._validate(self.validator)
+            if scores is None:
+                received = signal.Signals(max(distributed.all_gather_object(int(self.stop.received or 0))))
+        self.validation_due = validate and self.validator is not None and scores is None
+        end = self._stop_reason(received)
         best = scores and distributed.broadcast(self.checkpoints.is_best(self._objective(scores)))
-        scheduled = self._interval_ends(update, "save_interval")
         if save or end or best or scheduled:
             self._save(scores, scheduled, must=bool(end))
         return end
@@ -290,12 +325,14 @@ class Run:
         metric = self.job.run.best_checkpoint_metric
         return objective(metric, scores[metric])
 
-    def _validate(self, number: int) -> dict[str, float]:
-        assert self.validator is not None
-        started = time.monotonic()
+    def _validate(self, validator: Validator) -> dict[str, float] | None:
+        """Returns the scores of a validation, None when a stop signal interrupted it."""
+        started, number = time.monotonic(), self.trainer.done
         self.display.note(f"validating at update {number} …")
         with self.trainer.evaluated_weights():
-            scores = self.validator.scores(self.trainer.model, self.trainer.criterion)
+            scores = validator.scores(self.trainer.model, self.trainer.criterion)
+        if scores is None:
+            return None
         value = self._objective(scores)
         better = math.isfinite(value) and (self.best is None or value < self.best)
         self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
@@ -305,13 +342,12 @@ class Run:
         if distributed.is_rank_zero():
             epoch = self.position.epoch + (self.position.index > 0)
             self.log.write("valid", update=number, epoch=epoch, **scores, best=better, seconds=round(seconds, 3))
-            self._report()
+            self._report(validator)
         return scores
 
-    def _report(self) -> None:
-        assert self.validator is not None
+    def _report(self, validator: Validator) -> None:
         try:
-            report.write(self.checkpoints.folder, self.job.toml(), self.validator.worst)
+            report.write(self.checkpoints.folder, self.job.toml(), validator.worst)
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -332,12 +368,14 @@ class Run:
             "position": [self.position.epoch, self.position.index],
             "best": self.best,
             "waited": self.waited,
+            "validation_due": self.validation_due,
             "identity": resume_requirements(self.job, self.dataset),
             "run": self.job.tables(),
             "data": str(self.data),
         }
         try:
-            path = self.checkpoints.save(contents)
+            with distributed.long_operation():
+                path = self.checkpoints.save(contents)
             self.log.write("checkpoint", update=self.trainer.done, file=path.name)
         except OSError as error:
             if must:

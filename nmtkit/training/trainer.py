@@ -157,7 +157,8 @@ class Trainer:
         torch._dynamo.config.optimize_ddp = False  # which would split the graph at the buckets of gradients
         self.model.compile()
         try:
-            self.warm_up(batch)
+            with distributed.long_operation():
+                self.warm_up(batch)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler raises any kind

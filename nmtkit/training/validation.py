@@ -1,6 +1,9 @@
 """Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,25 +17,58 @@ from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
 from nmtkit.training.metrics import perplexity
 
+T = TypeVar("T")
+
 EXAMPLES = 20  # worst translations that the report shows
+
+
+class StopRequestedError(Exception):
+    """A stop signal came while this rank was at its share of a validation."""
 
 
 @dataclass(eq=False)
 class Validator:
-    """Scores a model on `split`. Every rank takes a share of the work, and gets all scores."""
+    """Scores a model on `split`. Every rank takes a share of the work, and gets all scores.
+
+    Ranks work on their shares, without collectives, in the context `interruptible`; it may raise StopRequestedError.
+    """
 
     split: Split
     max_tokens: int
     device: torch.device
     precision: str
     beam: int | None  # of the translation behind BLEU; None leaves BLEU out
+    interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     worst: list[tuple[str, str, str, float]] = field(default_factory=list)
     """Source, translation, reference and chrF of the last validation's sentences with the lowest chrF, on rank 0."""
 
-    def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float]:
-        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and bleu."""
+    def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
+        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and bleu.
+
+        Returns None, on all ranks, when one was interrupted.
+        """
         model.eval()
         criterion.eval()
+        sums = self._share(lambda: self._sums(model, criterion))
+        if sums is None:
+            return None
+        means = self._means(sums)
+        scores = means | {"ppl": perplexity(means["nll"])}
+        if self.beam is not None:
+            bleu = self.bleu(model)
+            if bleu is None:
+                return None
+            scores["bleu"] = bleu
+        return scores
+
+    def _share(self, work: Callable[[], T]) -> T | None:
+        """Returns the result of this rank's share of work; None, on all ranks, when one was interrupted."""
+        result = None
+        with contextlib.suppress(StopRequestedError), self.interruptible():
+            result = work()
+        return None if distributed.all_reduce(torch.tensor(int(result is None))) else result
+
+    def _sums(self, model: Architecture, criterion: Criterion) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         with torch.no_grad():
             for pairs in self.micro_batches():
@@ -43,11 +79,7 @@ class Validator:
                 for name, value in {"loss": loss.sum, **loss.counts}.items():
                     value = value.double()
                     sums[name] = sums[name] + value if name in sums else value
-        means = self._means(sums)
-        result = means | {"ppl": perplexity(means["nll"])}
-        if self.beam is not None:
-            result["bleu"] = self.bleu(model)
-        return result
+        return sums
 
     def micro_batches(self) -> list[np.ndarray]:
         """Returns this rank's pairs in parts of at most `max_tokens`, or of one longer sentence."""
@@ -63,8 +95,8 @@ class Validator:
         tokens = int(np.asarray(self.split.target.lengths).sum())
         return {name: value / tokens for name, value in zip(names, total, strict=True)}
 
-    def bleu(self, model: Architecture) -> float:
-        """Returns BLEU of translations by beam search, from the raw source lines."""
+    def bleu(self, model: Architecture) -> float | None:
+        """Returns BLEU of translations by beam search, from the raw source lines; None when a rank was interrupted."""
         from nmtkit.generation.translator import Translator
         from nmtkit.scoring.metrics import score
 
@@ -75,7 +107,10 @@ class Validator:
         # on the CPU single rows gain nothing from bf16
         precision = self.precision if self.device.type == "cuda" else "fp32"
         with precisions.autocast(precision, self.device):
-            texts = [translation.text for translation in translator.translate(lines[rank::ranks], beam=self.beam)]
+            translations = self._share(lambda: translator.translate(lines[rank::ranks], beam=self.beam))
+        if translations is None:
+            return None
+        texts = [translation.text for translation in translations]
         hypotheses = [""] * len(lines)
         for other, share in enumerate(distributed.all_gather_object(texts)):
             hypotheses[other::ranks] = share

@@ -56,7 +56,7 @@ def terminate_after(save_dir: Path, updates: int) -> None:
 
 def test_two_ranks_then_one_then_two_equal_one_throughout(mirror_data: Path, tmp_path: Path) -> None:
     terminate_after(tmp_path / "parts", 3)
-    assert launch(train_flags(mirror_data, tmp_path / "parts"), 2) == 0
+    assert launch(train_flags(mirror_data, tmp_path / "parts"), 2) == 128 + signal.SIGTERM
     saved = checkpoint.load(tmp_path / "parts" / "last.pt")["update"]
     assert saved >= 3
     assert run(mirror_data, tmp_path / "parts", "--max-update", saved + 3) == 0
@@ -136,6 +136,44 @@ def test_a_rank_that_hangs_is_named_and_all_end(
     assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) != 0
     assert time.monotonic() - started < 120
     assert re.search(r"process 1 hangs after update \d+: no sign of life for 0.25 minutes", capfd.readouterr().err)
+
+
+SLOW = """
+import os, time
+from nmtkit.criterions import CRITERIONS
+from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+
+@CRITERIONS.register("slow", CrossEntropyConfig())
+class Slow(CrossEntropy):
+    def forward(self, model, batch):
+        if not self.training and "SLOW" in os.environ:
+            print("validating", flush=True)
+            time.sleep(1000)
+        return super().forward(model, batch)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_signal_ends_a_validation_which_is_made_up_for(mirror_data: Path, tmp_path: Path, processes: int) -> None:
+    (tmp_path / "plugin.py").write_text(SLOW)
+    flags = ("--plugin", tmp_path / "plugin.py", "--criterion", "slow", "--validate-interval-updates", 3)
+    flags += ("--lr-scheduler", "plateau", "--nproc-per-node", processes)
+    command = [sys.executable, "-m", "nmtkit", *train_flags(mirror_data, tmp_path / "run", *flags)]
+    process = subprocess.Popen(command, env=os.environ | {"SLOW": "1"}, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "validating\n"
+    process.terminate()
+    signalled = time.monotonic()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - signalled < 40  # on a busy machine; 10 seconds on an idle one
+    assert checkpoint.load(tmp_path / "run" / "last.pt")["update"] == 3
+    for name in ("run", "whole"):
+        assert run(mirror_data, tmp_path / name, *flags, "--max-update", 6) == 0
+    whole, stopped = ((tmp_path / name / "log.jsonl").read_text().splitlines() for name in ("whole", "run"))
+    scores = [[line for line in map(json.loads, lines) if line["kind"] == "valid"] for lines in (whole, stopped)]
+    assert [line["update"] for line in scores[1]] == [3, 6]
+    for one, other in zip(*scores, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
 # The n-th call of a function of os ends the process at once, as kill -9 would.
@@ -240,6 +278,25 @@ def test_two_machines_under_torchrun_equal_one_process(
     one, two = (checkpoint.load(tmp_path / name / "last.pt") for name in ("one", "two"))
     for name, tensor in one["model"].items():
         torch.testing.assert_close(two["model"][name], tensor, atol=2e-4, rtol=1e-3)
+
+
+def test_a_long_operation_beats_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    monkeypatch.setattr(store, "set", store.__setitem__, raising=False)
+    monkeypatch.setattr(distributed.Watchdog, "INTERVAL", 0.01)
+    watchdog = distributed.Watchdog(store, 60.0)
+    monkeypatch.setattr(distributed, "_watchdog", watchdog)
+    try:
+        time.sleep(0.1)
+        assert store["beat 0"] == "0 0"
+        with distributed.long_operation():
+            time.sleep(0.1)
+            assert int(store["beat 0"].split()[1]) > 1
+        last = watchdog.beats
+        time.sleep(0.1)
+        assert watchdog.beats == last
+    finally:
+        watchdog.close()
 
 
 class FakeStore(dict[str, bytes]):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint
+from nmtkit import checkpoint, distributed
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run, StopReason
@@ -112,6 +112,18 @@ def test_the_best_checkpoint_stays_though_it_is_old(mirror_data: Path, tmp_path:
     best = min(valid, key=lambda update: valid[update])
     assert (tmp_path / "run" / "best.pt").resolve().name == checkpoint.file_name(best)
     assert checkpoint.load(tmp_path / "run" / "best.pt")["scores"]["loss"] == pytest.approx(valid[best], rel=1e-5)
+
+
+def test_a_validation_gives_a_heartbeat_for_every_token(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[int | None] = []
+    run = Run(job(tmp_path / "run", max_update=1, validate_interval=1, valid_bleu=True), mirror_data, Lines())
+    monkeypatch.setattr(distributed, "heartbeat", lambda stage=None: beats.append(stage))
+    assert run.validator is not None
+    run.validator.bleu(run.trainer.model)
+    longest = int(run.dataset["valid"].target.lengths.max())
+    assert len(beats) >= longest
 
 
 def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
