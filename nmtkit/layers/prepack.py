@@ -8,15 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-# R rows, K inputs, N outputs
+Precision = Literal["fp32", "bf16", "int8"]
 
 ROWS = 128  # rows that the packed layout is chosen for; any number of rows works
+MIN_INT8_INPUTS = 512  # with 128 or 256, scaling the inputs takes what the product saves over bf16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-INT8_PAYS = 512  # inputs; with 128 or 256, scaling them takes what the product saves over bf16
 
 
-def prepack(model: nn.Module, precision: Literal["fp32", "bf16", "int8"]) -> None:
-    """Replaces every `nn.Linear` of `model`, which must be on the CPU, in place. The model can be trained no more.
+def prepack(model: nn.Module, precision: Precision) -> None:
+    """Replaces every `nn.Linear` of `model`, which must be on the CPU, in place; it can no longer be trained.
 
     Embeddings and norms stay in fp32, and so do inputs and outputs of the layers. A result for one row does not depend
     on the other rows, but for rounding in the last place of fp32.
@@ -43,12 +43,10 @@ def keep_freed_memory() -> None:
             mallopt(parameter, 1 << 30)
 
 
-def prepacked_linear(linear: nn.Linear, precision: Literal["fp32", "bf16", "int8"]) -> "FixedLinear":
-    if precision != "int8":
-        return PrepackedLinear(linear, precision)
-    if linear.in_features < INT8_PAYS and multiplies_in_bf16():
-        return PrepackedLinear(linear, "bf16")
-    return Int8Linear(linear)
+def prepacked_linear(linear: nn.Linear, precision: Precision) -> "InferenceLinear":
+    if precision == "int8" and (linear.in_features >= MIN_INT8_INPUTS or not multiplies_in_bf16()):
+        return Int8Linear(linear)
+    return PrepackedLinear(linear, "fp32" if precision == "fp32" else "bf16")
 
 
 def multiplies_in_bf16() -> bool:
@@ -56,20 +54,21 @@ def multiplies_in_bf16() -> bool:
 
 
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
-    """The type a search keeps keys and values in that `linear` makes: that of its numbers, but bf16 for 8 bits.
+    """Returns the type in which a search keeps the keys and values that `linear` computes.
 
-    Batched products in bf16 take a quarter of the time, for half the memory is moved. A processor without instructions
-    for them is given fp32.
+    It is that of the weights, but bf16 for int8: batched products in bf16 take a quarter of the time, for half the
+    memory is moved. A processor without instructions for bf16 keeps fp32.
     """
-    if isinstance(linear, PrepackedLinear | Int8Linear):
-        short = getattr(linear, "dtype", None) is not torch.float32
-        return torch.bfloat16 if short and multiplies_in_bf16() else torch.float32
+    if isinstance(linear, InferenceLinear):
+        return torch.bfloat16 if linear.dtype != torch.float32 and multiplies_in_bf16() else torch.float32
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return weight.dtype
 
 
-class FixedLinear(nn.Module, ABC):
-    """An `nn.Linear` whose weights are laid out for inference."""
+class InferenceLinear(nn.Module, ABC):
+    """An `nn.Linear` whose weights, of type `dtype`, are laid out for inference."""
+
+    dtype: torch.dtype
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -77,14 +76,14 @@ class FixedLinear(nn.Module, ABC):
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
-        """R K -> R N."""
+        """[rows, inputs] -> [rows, outputs]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x.reshape(-1, self.inputs)).view(*x.shape[:-1], self.outputs)
 
 
-class PrepackedLinear(FixedLinear):
-    """`nn.Linear` with weights in oneDNN's own order; in bf16 it takes the products in bf16 and sums in fp32."""
+class PrepackedLinear(InferenceLinear):
+    """`nn.Linear` with weights in oneDNN's own order; in bf16 it multiplies in bf16 and sums in fp32."""
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:
         super().__init__(linear)
@@ -97,36 +96,38 @@ class PrepackedLinear(FixedLinear):
         return y.to(x.dtype)
 
 
-class Int8Linear(FixedLinear):
+class Int8Linear(InferenceLinear):
     """`nn.Linear` in 8 bits: weights scaled by output, inputs by row, so that a row's result is its own.
 
     Inputs become round(127 x / largest of the row) + 128, unsigned as the processor's instruction wants them (by way of
-    signed numbers, whose conversion is the fast one). Sums are whole numbers, hence exact.
+    signed numbers, whose conversion is the fast one). Sums are of integers, hence exact.
     """
+
+    dtype = torch.int8
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(1).clamp_min(1e-30) / 127
-        whole = (weight / scale[:, None]).round().to(torch.int8)
-        self.packed = torch.ops.onednn.qlinear_prepack(whole, [ROWS, self.inputs])
-        self.scale = scale / 127  # N; of weight and input
-        self.zero = torch.zeros(self.outputs, dtype=torch.int64)
+        quantized = (weight / scale[:, None]).round().to(torch.int8)
+        self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.inputs])
+        self.scale = scale / 127  # [outputs]: of weight and input
+        self.zero_point = torch.zeros(self.outputs, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
     def product(self, x: Tensor) -> Tensor:
-        largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)  # R 1; a vector norm takes ten times as long
-        whole = torch.empty(few_shapes(len(x)), self.inputs, dtype=torch.int8)
-        whole[: len(x)].copy_((x * (127 / largest)).round_())  # what the rows after them hold does not matter
+        largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)  # [rows, 1]; a vector norm takes ten times as long
+        quantized = torch.empty(round_up_rows(len(x)), self.inputs, dtype=torch.int8)
+        quantized[: len(x)].copy_((x * (127 / largest)).round_())  # the rows behind them are cut off again
         y: Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole.bitwise_xor_(-128).view(torch.uint8), 1.0, 128, self.packed, self.scale, self.zero, None,
+            quantized.bitwise_xor_(-128).view(torch.uint8), 1.0, 128, self.packed, self.scale, self.zero_point, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         y = y[: len(x)].mul_(largest)
         return y if self.bias is None else y.add_(self.bias)  # one addcmul would take three times as long
 
 
-def few_shapes(rows: int) -> int:
-    """`rows` or a few more: for each new number of rows oneDNN builds a kernel, which takes 2 ms in 8 bits."""
+def round_up_rows(rows: int) -> int:
+    """Returns `rows` or a few more, since oneDNN builds a kernel for each new number of rows, which takes 2 ms in 8 bits."""
     multiple = 4 if rows <= 32 else 32
     return -(-rows // multiple) * multiple

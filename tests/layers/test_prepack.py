@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, few_shapes, prepack
+from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, round_up_rows, prepack
 
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -66,5 +66,5 @@ def test_int8_is_for_layers_where_it_pays(has_bf16, monkeypatch):
 
 
 def test_numbers_of_rows_come_in_few_kinds():
-    kinds = {few_shapes(rows) for rows in range(1, 1025)}
-    assert all(few_shapes(rows) >= rows for rows in range(1, 1025)) and len(kinds) == 8 + 31
+    kinds = {round_up_rows(rows) for rows in range(1, 1025)}
+    assert all(round_up_rows(rows) >= rows for rows in range(1, 1025)) and len(kinds) == 8 + 31
