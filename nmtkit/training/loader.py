@@ -149,15 +149,24 @@ class BatchLoader:
         return replace(batch, target_output=ignored, target_tokens=0)
 
     def _padded(self, pairs: Pairs) -> Batch:
-        """Pads a batch with tokens that do not count, up to one of a few shapes."""
-        sentences = 1 << len(pairs).bit_length()  # more than there are
-        padding = sentences - len(pairs)
+        """Pads a batch with sentences that do not count, none longer than the longest that do, to one of a few shapes."""
+        sides = self.split.source.lengths, self.split.target.lengths
+        tokens = [int(lengths[pairs].sum()) for lengths in sides]
+        bounds = [_length_bound(int(lengths[pairs].max()), int(lengths.max())) for lengths in sides]
         step = max(1, self.max_tokens // 4)
-        lengths = (int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
-        source, target = (-(-(tokens + padding) // step) * step for tokens in lengths)
-        batch = self.split.batch(pairs, source_tokens=source, target_tokens=target, sentences=sentences)
-        source_side, target_side = _rounded_max_length(batch.source), _rounded_max_length(batch.target_input)
-        return replace(batch, source=source_side, target_input=target_side)
+        sentences = 1 << len(pairs).bit_length()  # more than there are
+        while True:
+            padding = sentences - len(pairs)
+            shape = [-(-(count + padding) // step) * step for count in tokens]
+            if all(total - count <= padding * bound for total, count, bound in zip(shape, tokens, bounds, strict=True)):
+                break
+            sentences *= 2
+        batch = self.split.batch(pairs, source_tokens=shape[0], target_tokens=shape[1], sentences=sentences)
+        source, target_input = (
+            Packed(packed.values, Layout(packed.layout.lengths, bound, packed.layout.tokens))
+            for packed, bound in zip((batch.source, batch.target_input), bounds, strict=True)
+        )
+        return replace(batch, source=source, target_input=target_input)
 
     def largest_micro_batch(self) -> Pairs:
         """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
@@ -174,11 +183,12 @@ class BatchLoader:
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 
 
-def _rounded_max_length(packed: Packed) -> Packed:
-    """Returns the sequence with its bound of the longest sentence rounded up to a power of two, at least 32."""
-    layout = packed.layout
-    bound = max(32, 1 << (layout.max_length - 1).bit_length())
-    return Packed(packed.values, Layout(layout.lengths, bound, layout.tokens))
+def _length_bound(longest: int, longest_of_all: int) -> int:
+    """Returns the bound of a batch's longest sentence: a power of two, at least 32, or the longest of the training set.
+
+    Learned positions go no further than that one.
+    """
+    return max(2, min(max(32, 1 << (longest - 1).bit_length()), longest_of_all))
 
 
 def pinned(batch: Batch) -> Batch:

@@ -277,6 +277,16 @@ def test_few_shapes_are_made_of_many_micro_batches(mirror_data: Path) -> None:
     assert all(int(it.source.layout.lengths.max()) <= it.source.layout.max_length for it in batches)
 
 
+def test_no_padding_sentence_is_longer_than_the_longest_of_the_training_set(mirror_data: Path) -> None:
+    """Learned positions go no further."""
+    for max_tokens in (60, 400, 4000):
+        loader = loader_of(mirror_data, max_tokens, fixed_shapes=True)
+        longest = int(loader.split.source.lengths.max()), int(loader.split.target.lengths.max())
+        batch = loader.batch(loader.largest_micro_batch(), 0)
+        for packed, limit in zip((batch.source, batch.target_input), longest, strict=True):
+            assert packed.layout.lengths.max() <= packed.layout.max_length <= limit
+
+
 def test_a_model_that_cannot_be_compiled_trains_all_the_same(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
