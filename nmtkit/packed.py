@@ -39,9 +39,10 @@ class Layout:
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
         """Returns `compute()`, which is called once for each `key` and kept as long as the layout.
 
-        Indices and masks that every layer needs are kept here. `key` must not hold the layout itself, which would then
-        outlive its last use.
+        Indices and masks that every layer needs are kept here. A key must not hold a layout, which it would keep alive.
         """
+        if torch.compiler.is_compiling():  # compilers share equal computations themselves, and stop at side effects
+            return compute()
         if key not in self._derived:
             self._derived[key] = compute()
         value: Derived = self._derived[key]

@@ -255,6 +255,7 @@ class Transformer(Architecture):
     """
 
     output_projection: nn.Linear
+    kept: Tensor
 
     def __init__(self, config: TransformerConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -275,6 +276,8 @@ class Transformer(Architecture):
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
         self.dropped: frozenset[nn.Module] = frozenset()
+        # the complement of `dropped`, encoder layers first: what a compiled model reads
+        self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
 
     def initialise(self, module: nn.Module) -> None:
@@ -292,10 +295,13 @@ class Transformer(Architecture):
 
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws the layers that this update leaves out (LayerDrop, Fan et al. 2020)."""
-        rated: list[tuple[nn.Module, float]] = [(layer, self.config.encoder_layerdrop) for layer in self.encoder]
-        rated += [(layer, self.config.decoder_layerdrop) for layer in self.decoder]
-        draws = torch.rand(len(rated), generator=generator).tolist()
-        self.dropped = frozenset(layer for (layer, rate), draw in zip(rated, draws, strict=True) if draw < rate)
+        layers: list[nn.Module] = [*self.encoder, *self.decoder]
+        rates = [self.config.encoder_layerdrop] * len(self.encoder)
+        rates += [self.config.decoder_layerdrop] * len(self.decoder)
+        kept = torch.rand(len(layers), generator=generator) >= torch.tensor(rates)
+        self.dropped = frozenset(layer for layer, keep in zip(layers, kept.tolist(), strict=True) if not keep)
+        if self._compiled_call_impl is not None and self.find_unused_parameters:
+            self.kept.copy_(kept, non_blocking=True)
 
     def encode(self, source: Packed) -> Packed:
         return self._encode(source, PackedContext(source.layout))
@@ -316,24 +322,31 @@ class Transformer(Architecture):
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
         x = self.source_embedding(source.values, layout.position_ids, layout.max_length)
-        for layer in self.encoder:
-            x = self._run(layer, x, context)
+        for index, layer in enumerate(self.encoder):
+            x = self._run(layer, index, x, context)
         return source.with_values(self.encoder_norm(x))
 
     def _decode(self, target_input: Packed, contexts: Iterable[PackedContext]) -> Tensor:
         layout = target_input.layout
         x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
-        for layer, context in zip(self.decoder, contexts, strict=False):
-            x = self._run(layer, x, context)
+        for index, (layer, context) in enumerate(zip(self.decoder, contexts, strict=False), len(self.encoder)):
+            x = self._run(layer, index, x, context)
         return self.decoder_norm(x)
 
-    def _run(self, layer: Layer, x: Tensor, context: AttentionContext) -> Tensor:
-        """Returns a layer's output, or while training its input when this update drops the layer."""
-        if self.training and layer in self.dropped:
+    def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
+        """Returns the output of a layer, the `index`-th of both stacks, or while training its input when it is dropped.
+
+        A compiled model computes dropped layers too: branches would compile it once for each draw.
+        """
+        compiling = torch.compiler.is_compiling()
+        if self.training and not compiling and layer in self.dropped:
             return x
         if self.training and self.config.gradient_checkpointing:
-            return checkpoint(layer, x, context, use_reentrant=False)
-        return layer(x, context)
+            y = checkpoint(layer, x, context, use_reentrant=False)
+        else:
+            y = layer(x, context)
+        drops = self.training and compiling and self.find_unused_parameters
+        return torch.where(self.kept[index], y, x) if drops else y
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         encoder: dict[str, list[Tensor]] = {"self": []}

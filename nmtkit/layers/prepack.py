@@ -128,6 +128,6 @@ class Int8Linear(InferenceLinear):
 
 
 def round_up_rows(rows: int) -> int:
-    """Returns `rows` or a few more, since oneDNN builds a kernel for each new number of rows, which takes 2 ms in 8 bits."""
+    """Returns `rows` or a few more: for each new number of rows oneDNN builds a kernel, 2 ms in int8."""
     multiple = 4 if rows <= 32 else 32
     return -(-rows // multiple) * multiple

@@ -335,6 +335,28 @@ def test_a_dropped_layer_passes_its_input_on_while_training_alone() -> None:
     torch.testing.assert_close(model.eval().encode(source).values, whole)
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layerdrop_compiles_once_for_every_draw(checkpointed: bool) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    drops = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5, "gradient_checkpointing": checkpointed}
+    eager, counter = model_of(dropout=0.0, **drops), CompileCounter()
+    compiled = copy.deepcopy(eager)
+    compiled.compile(backend=counter)
+    patterns = set()
+    for seed in range(8):
+        results = []
+        for model in (eager, compiled):
+            model.begin_update(torch.Generator().manual_seed(seed))
+            features = model(sentences(4, 6), sentences(5, 3, seed=2))
+            (gradient,) = torch.autograd.grad(features.square().sum(), model.output_projection.weight)
+            results.append((features.detach(), gradient))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+        patterns.add(tuple(compiled.kept.tolist()))
+    assert len(patterns) > 4 and counter.frame_count == 1
+
+
 def test_attention_dropout_falls_while_training_alone() -> None:
     model = model_of(dropout=0.0, attention_dropout=0.5)
     source, target = sentences(4, 9), sentences(5, 7, seed=2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, round_up_rows, prepack
+from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, prepack, round_up_rows
 
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
