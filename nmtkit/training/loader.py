@@ -149,7 +149,7 @@ class BatchLoader:
         return replace(batch, target_output=ignored, target_tokens=0)
 
     def _padded(self, pairs: Pairs) -> Batch:
-        """Pads a batch to one of a few shapes, with sentences that do not count and are no longer than those that do."""
+        """Pads a batch to one of a few shapes by sentences that do not count, none longer than the batch's bound."""
         sides = self.split.source.lengths, self.split.target.lengths
         tokens = [int(lengths[pairs].sum()) for lengths in sides]
         bounds = [_length_bound(int(lengths[pairs].max()), int(lengths.max())) for lengths in sides]
