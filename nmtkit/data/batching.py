@@ -36,11 +36,15 @@ class BatchSampler:
         self.pairs = len(source_lengths)
         self.windows = _windows(self.pairs, window_pairs)
         source_tokens = target_tokens = 0
+        max_source = max_target = 0
         for start, end in self.windows:
             source, target = source_lengths[start:end], target_lengths[start:end]
             check_sizes(range(start, end), source, target, batch_tokens, "--batch-tokens")
+            max_source = max(max_source, int(source.max(initial=0)))
+            max_target = max(max_target, int(target.max(initial=0)))
             source_tokens += int(source.sum(dtype=np.int64))
             target_tokens += int(target.sum(dtype=np.int64))
+        self.max_lengths = max_source, max_target  # tokens of the longest source and target
         self._tokens = max(source_tokens, target_tokens)
 
     @cached_property

@@ -152,7 +152,8 @@ class BatchLoader:
         """Pads a batch to one of a few shapes by sentences that do not count, none longer than the batch's bound."""
         sides = self.split.source.lengths, self.split.target.lengths
         tokens = [int(lengths[pairs].sum()) for lengths in sides]
-        bounds = [_length_bound(int(lengths[pairs].max()), int(lengths.max())) for lengths in sides]
+        longest = [int(lengths[pairs].max()) for lengths in sides]
+        bounds = list(map(_length_bound, longest, self.sampler.max_lengths))
         step = max(1, self.max_tokens // 4)
         sentences = 1 << len(pairs).bit_length()  # more than there are
         while True:
