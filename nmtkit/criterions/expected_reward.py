@@ -59,6 +59,8 @@ class ExpectedReward(Criterion):
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
         if not self.training:
             return Loss(loss, {"nll": nll})
+        if not batch.target_tokens:  # a dummy micro-batch has no sentence to translate
+            return Loss(loss, {"nll": nll, "reward": torch.zeros_like(nll)})
         sentences = real_sentences(batch)
         candidates = self.candidates(model, batch.source.select(sentences))
         rewards, owner = self.rewards(candidates, references(batch, sentences))

@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,16 @@ def test_padding_earns_nothing() -> None:
             torch.manual_seed(5)
             losses.append(loss_of(net, batch(padding)).sum)
         torch.testing.assert_close(*losses)
+
+
+def test_a_dummy_micro_batch_has_no_reward() -> None:
+    """As a process gets that has fewer micro-batches than others: no token of it counts."""
+    net, loss_of = model().train(), criterion(candidates_per_sentence=4).train()
+    dummy = replace(batch(), target_output=torch.full((6,), IGNORE_INDEX), target_tokens=0)
+    loss = loss_of(net, dummy)
+    loss.sum.backward()
+    assert float(loss.sum.detach()) == float(loss.counts["reward"]) == 0.0
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in net.parameters())
 
 
 def test_autocast_loses_no_gradient() -> None:
