@@ -8,6 +8,7 @@ core: 0.7 M lines/s when all words are known, against 0.11 M lines/s of Sentence
 benchmarks/preprocess_speed.py measures the whole.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,15 @@ from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Encoded, normalize
 CACHED_WORDS = 1 << 17  # words of a cache, about 30 MB
 CACHED_WORD_LENGTH = 64  # longer ones (whole lines, in scripts without spaces) would not repeat
 WORDS_PER_LINE = 64  # in a call; SentencePiece's heap grows with the line
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The words of lines, which spaces separate: their number in each line, and the first piece and pieces of each."""
+
+    per_line: npt.NDArray[np.int64]
+    first_piece: npt.NDArray[np.int64]
+    pieces: npt.NDArray[np.int64]
 
 
 class BatchEncoder:
@@ -35,12 +45,16 @@ class BatchEncoder:
         facts = model_facts(model)
         self._rewrites = facts.rewrites
         space = self._processor.piece_to_id(SPACE_SYMBOL)
-        self.encodes_by_word = (
-            facts.encodes_by_word
-            # every word begins with a known piece that begins with the symbol, and no piece goes on to the next word
+        # Every word begins with a known piece that begins with the symbol, and no piece spans words, as it does where a
+        # model of words merges unknown ones.
+        self.splits_at_spaces = (
+            facts.splits_at_spaces
+            and facts.model_type != "word"
             and not (self._processor.is_unknown(space) or self._processor.is_unused(space))
             and not any(SPACE_SYMBOL in piece[1:] or " " in piece for piece in pieces)
         )
+        # a unigram model adds up scores along the line, and their rounding decides ties such as x|xx and xx|x
+        self.encodes_by_word = self.splits_at_spaces and facts.model_type in ("bpe", "char")
 
     def _empty_cache(self) -> dict[str, bytes]:
         # a line feed between spaces is the word that ends a sentence; runs of spaces make empty words
@@ -73,21 +87,45 @@ class BatchEncoder:
         """Returns the ids of each word, encoded as lines of many words and cut where a word begins."""
         if not words:
             return []
-        groups = [words[start : start + WORDS_PER_LINE] for start in range(0, len(words), WORDS_PER_LINE)]
+        groups = _groups(words)
         lines = list(map(" ".join, groups))
         ids = np.concatenate(self._processor.encode(lines, return_type="numpy", num_threads=1)).astype(self._dtype)
         begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids)) * self._dtype.itemsize
-        last = np.cumsum(self._normalized_words(groups, lines))  # of each word, in words as normalised
+        last = np.cumsum(self._normalized_words(groups))  # of each word, in words as normalised
         flat = ids.tobytes()
         return [flat[start:end] for start, end in pairwise([0, *begins[last].tolist()])]
 
-    def _normalized_words(self, groups: list[list[str]], lines: list[str]) -> npt.NDArray[np.int64]:
+    def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
         """Returns the number of words that the model's normaliser makes of each word: one but for exotic ones."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
+            lines = list(map(" ".join, groups))
             for index, (line, normalized) in enumerate(zip(lines, self._processor.normalize(lines), strict=True)):
                 if normalized != SPACE_SYMBOL + line.replace(" ", SPACE_SYMBOL):
                     start = index * WORDS_PER_LINE
                     for row, word in enumerate(self._processor.normalize(groups[index]), start):
                         counts[row] = word.count(SPACE_SYMBOL)
         return counts
+
+    def words(self, text: str, encoded: Encoded) -> Words:
+        """Returns the words of lines that each end in \\n, and the pieces of each word in the encoded lines."""
+        assert self.splits_at_spaces
+        lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
+        normalized = self._normalized_words(_groups([word for words in lines for word in words]))
+        starts = np.flatnonzero(self._starts_word[encoded.ids])  # of words as normalised
+        assert len(starts) == normalized.sum()
+        line_ends = np.cumsum(encoded.lengths) - 1  # the position of eos
+        line = np.searchsorted(line_ends, starts)
+        ends = np.minimum(np.append(starts[1:], len(encoded.ids)), line_ends[line])
+        first_piece, pieces = np.zeros_like(normalized), np.zeros_like(normalized)
+        present = normalized > 0  # the normaliser removes some words
+        last = (np.cumsum(normalized) - 1)[present]
+        first = last + 1 - normalized[present]
+        first_piece[present] = starts[first] - (line_ends + 1 - encoded.lengths)[line[first]]
+        pieces[present] = ends[last] - starts[first]
+        return Words(np.array(list(map(len, lines)), np.int64), first_piece, pieces)
+
+
+def _groups(words: list[str]) -> list[list[str]]:
+    """Returns the words in groups of WORDS_PER_LINE."""
+    return [words[start : start + WORDS_PER_LINE] for start in range(0, len(words), WORDS_PER_LINE)]

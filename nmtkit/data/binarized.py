@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from nmtkit.data.corpus import decode
 from nmtkit.data.dataset_files import (
+    ALIGNMENTS,
+    LINK_DTYPE,
     SIDES,
     SMALL_FILE,
     TOKENIZER_FOLDER,
@@ -90,7 +92,7 @@ class Side:
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
         index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-        return Encoded(self.ids[index].astype(np.int32), lengths)
+        return Encoded(self.ids[index].astype(np.int64 if self.ids.dtype == np.uint32 else np.int32), lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,7 @@ class Split:
     target: Side
     tokenizer: Tokenizer
     folder: Path
+    alignments: Side | None = None  # links of pieces, see alignments.py
 
     def __len__(self) -> int:
         return len(self.source.lengths)
@@ -133,6 +136,8 @@ class Split:
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
+        It has the alignments of the pairs, if these have any and are not segmented at random.
+
         With `source_tokens`, `target_tokens` and `sentences`, both sides are padded to this fixed shape by sentences of
         eos whose target is IGNORE_INDEX and whose pair is -1; there must be room for at least one.
 
@@ -147,6 +152,7 @@ class Split:
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
         if source.ids.max() >= sizes[0] or target.ids.max() >= sizes[1]:
             raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
+        links = self._links(pairs, source, target) if resample is None else None
         if resample is not None:
             source, target = self._resampled(source, target, pairs, *resample)
         real_tokens, real_sentences = len(target.ids), len(pairs)
@@ -167,7 +173,19 @@ class Split:
             output,
             real_tokens,
             torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)),
+            None if links is None else torch.from_numpy(links),
         )
+
+    def _links(self, pairs: Pairs, source: Encoded, target: Encoded) -> npt.NDArray[np.int64] | None:
+        """Returns the alignments of the pairs, [links, 3]: sentence, source and target position."""
+        if self.alignments is None:
+            return None
+        links = self.alignments.gather(pairs)
+        sentence = np.repeat(np.arange(len(pairs)), links.lengths)
+        rows = np.column_stack((sentence, links.ids >> 16, links.ids & 0xFFFF)).astype(np.int64)
+        if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
+            raise ValueError(f"{self.folder}: {self.name} has alignments outside its sentences; run preprocess again")
+        return rows
 
     def _resampled(
         self, source: Encoded, target: Encoded, pairs: Pairs, alpha: float, seed: int
@@ -259,25 +277,38 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
     for side in SIDES:
         loaded = [_side(shard, name, side, facts[side]) for shard, facts in having]
         sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
-    return Split(name, sides[0], sides[1], tokenizer, having[0][0])
+    aligned = [(shard, facts[ALIGNMENTS]) for shard, facts in having if ALIGNMENTS in facts]
+    if aligned and len(aligned) < len(having):
+        raise ValueError(f"{aligned[0][0]} has alignments and others of its shards have none; preprocess all alike")
+    loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
+    alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
+    return Split(name, sides[0], sides[1], tokenizer, having[0][0], alignments)
 
 
 def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
     """Raises ValueError for lengths and offsets that do not lie within the ids, or contradict the manifest."""
     ids, offsets, lengths = (
         map_array(folder / array_file(split, side, array), dtype)
-        for array, dtype in (("ids", facts["dtype"]), ("offsets", "int64"), ("lengths", "int32"))
+        for array, dtype in (
+            ("ids", LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]),
+            ("offsets", "int64"),
+            ("lengths", "int32"),
+        )
     )
     tokens = 0
     for start in range(0, len(lengths), CHUNK_ROWS):
         length, offset = lengths[start : start + CHUNK_ROWS], offsets[start : start + CHUNK_ROWS]
         tokens += int(length.sum(dtype=np.int64))
-        if int(length.min()) < 1 or int(offset.min()) < 0 or bool((offset > len(ids) - length).any()):
+        if (
+            int(length.min()) < (0 if side == ALIGNMENTS else 1)
+            or int(offset.min()) < 0
+            or bool((offset > len(ids) - length).any())
+        ):
             raise ValueError(f"{folder}: the {side} side of {split} has rows outside its ids; run preprocess again")
     if tokens != facts["tokens"]:
         raise ValueError(
-            f"{folder}: the {side} side of {split} has {tokens:,} tokens, not the {facts['tokens']:,} of the manifest; "
-            "run preprocess again"
+            f"{folder}: the {side} side of {split} has {tokens:,} entries, not the {facts['tokens']:,} of its "
+            "manifest; run preprocess again"
         )
     return Side(ids, offsets, lengths)
 

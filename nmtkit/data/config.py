@@ -9,6 +9,7 @@ from typing import Any, Literal
 from nmtkit.registry import Config, option, plain
 
 MAX_SHARDS = 100_000
+MAX_ALIGNED = 65_000  # positions of aligned tokens are stored as 16 bits
 NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that the dataset does not depend on
 
 
@@ -28,6 +29,12 @@ class PreprocessConfig(Config):
     )
     test: tuple[str, ...] = option(
         (), "test sets, called test, test1, …; never filtered", flag="--testpref", metavar="PREFIX,…"
+    )
+    alignments: tuple[Path | None, ...] = option(
+        (),
+        "for each training corpus a file of word alignments, for --criterion guided_alignment: lines of pairs i-j of "
+        "source and target words, from 0, as fast_align writes; empty for none",
+        metavar="FILE,…",
     )
     destdir: Path = option(..., "folder to make")
     overwrite: bool = option(False, "replace --destdir if it is a dataset")
@@ -114,16 +121,19 @@ class PreprocessConfig(Config):
             )
         if self.strict and self.drop_duplicates:
             raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
-        for flag, tags, prefixes in (
+        for flag, items, prefixes in (
+            ("--alignments", self.alignments, self.train),
             ("--tag", self.tags, self.train),
             ("--valid-tag", self.valid_tags, self.valid),
             ("--test-tag", self.test_tags, self.test),
         ):
-            if tags and len(tags) != len(prefixes):
-                raise ValueError(f"{flag} has {len(tags)} tags for {len(prefixes)} corpora; give one for each")
-            for tag in tags:
-                if tag is not None and any(character.isspace() for character in tag):
-                    raise ValueError(f"{flag} {tag!r} has white space in it")
+            if items and len(items) != len(prefixes):
+                raise ValueError(f"{flag} has {len(items)} items for {len(prefixes)} corpora; give one for each")
+            for item in items:
+                if isinstance(item, str) and any(character.isspace() for character in item):
+                    raise ValueError(f"{flag} {item!r} has white space in it")
+        if any(self.alignments) and self.max_len > MAX_ALIGNED:
+            raise ValueError(f"--alignments needs a --max-len of at most {MAX_ALIGNED:,}")
         self.shard_of()
         if self.shard is not None and not self.spm_model:
             raise ValueError(

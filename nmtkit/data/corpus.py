@@ -30,11 +30,15 @@ log = logging.getLogger("nmtkit")
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """The two files of a corpus, and the tag that goes before its source lines."""
+    """The two files of a corpus, the tag that goes before its source lines, and the word alignments of its pairs."""
 
     source: Path
     target: Path
     tag: str | None = None
+    alignments: Path | None = None
+
+    def paths(self) -> list[Path]:
+        return [self.source, self.target, *([] if self.alignments is None else [self.alignments])]
 
 
 def locate(prefix: str, language: str) -> Path:
@@ -173,6 +177,7 @@ class Block:
     lines: int
     source: Span
     target: Span
+    alignments: Span | None = None
     over_long: bool = False
 
 
@@ -269,33 +274,33 @@ def blocks(files: ParallelFiles, folder: Path, longest: int, shard: tuple[int, i
     Raises ValueError when one file has more lines than the other, with both counts.
     """
     longest = max(longest, BLOCK_BYTES)
-    sides = LineReader(files.source, longest), LineReader(files.target, longest)
+    readers = [LineReader(path, longest) for path in files.paths()]
     try:
         for index in range(1 << 62):
-            ends = [side.look_ahead() for side in sides]
-            lines = min(len(ends[0]), len(ends[1]))
+            ends = [reader.look_ahead() for reader in readers]
+            lines = min(map(len, ends))
             if lines == 0:
                 break
             lines = max(1, min(int(np.searchsorted(end[:lines], BLOCK_BYTES, side="right")) for end in ends))
-            first_line, sizes = sides[0].taken_lines + 1, [int(end[lines - 1]) for end in ends]
+            first_line, sizes = readers[0].taken_lines + 1, [int(end[lines - 1]) for end in ends]
             over_long = lines == 1 and max(sizes) > longest
             in_shard = index % shard[1] == shard[0] - 1
-            source, target = [
-                side.take(lines, size, folder / f"{index}.{name}" if in_shard and not over_long else None)
-                for side, size, name in zip(sides, sizes, ("source", "target"), strict=True)
+            spans = [
+                reader.take(lines, size, folder / f"{index}.{number}" if in_shard and not over_long else None)
+                for number, (reader, size) in enumerate(zip(readers, sizes, strict=True))
             ]
             if in_shard:
-                yield Block(first_line, lines, source, target, over_long)
-        check_line_counts(files, [side.count_lines() for side in sides])
+                yield Block(first_line, lines, spans[0], spans[1], spans[2] if len(spans) > 2 else None, over_long)
+        check_line_counts(files.paths(), [reader.count_lines() for reader in readers])
     finally:
-        for side in sides:
-            side.close()
+        for reader in readers:
+            reader.close()
 
 
-def check_line_counts(files: ParallelFiles, lines: list[int]) -> None:
-    """Raises ValueError unless both files have the same number of lines."""
-    if lines[0] != lines[1]:
-        raise ValueError(
-            f"{files.source} has {lines[0]:,} lines, but {files.target} has {lines[1]:,}: "
-            "line i of one must be the translation of line i of the other"
-        )
+def check_line_counts(paths: list[Path], lines: list[int]) -> None:
+    """Raises ValueError unless all files have the same number of lines."""
+    for path, count in zip(paths[1:], lines[1:], strict=True):
+        if count != lines[0]:
+            raise ValueError(
+                f"{paths[0]} has {lines[0]:,} lines, but {path} has {count:,}: line i of each must belong to pair i"
+            )

@@ -5,6 +5,7 @@
     train.source.ids.bin      ids of all sentences, end to end, uint16 (uint32 above 65,536 entries)
     train.source.offsets.bin  int64, where each sentence begins
     train.source.lengths.bin  int32, its tokens, eos included
+    train.alignments.….bin    the same for links of pieces, uint32, if alignments were given; see alignments.py
     valid.source.txt          the raw lines of valid and test sets
 
 Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
@@ -30,12 +31,14 @@ TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # of files that are gone when the dataset is finished
 UNFINISHED = ".nmtkit-unfinished"  # an empty file that marks a folder which preprocess makes, or is about to remove
 SIDES = ("source", "target")
-ARRAY_DTYPES = {"ids": ("uint16", "uint32"), "offsets": ("int64",), "lengths": ("int32",)}
+ALIGNMENTS = "alignments"  # in the place of a side, in the names of files
+ID_DTYPES = ("uint16", "uint32")
+LINK_DTYPE = "uint32"
 SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
 SMALL_FILE = 1 << 20  # bytes; checksums of files up to this size are checked whenever a dataset is opened
 
 _OWN_NAME = re.compile(
-    r"(train|valid\d*|test\d*)\.(source|target)\.((ids|offsets|lengths)\.bin|txt)"
+    r"(train|valid\d*|test\d*)\.(source|target|alignments)\.((ids|offsets|lengths)\.bin|txt)"
     rf"|{re.escape(MANIFEST)}|{TOKENIZER_FOLDER}|{SCRATCH_FOLDER}|{re.escape(UNFINISHED)}"
 )
 
@@ -131,15 +134,24 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             described = _entry(facts, side, dict, f"splits.{split}.")
             _entry(described, "tokens", int, f"splits.{split}.{side}.")
             dtype = _entry(described, "dtype", str, f"splits.{split}.{side}.")
-            if dtype not in ARRAY_DTYPES["ids"]:
-                raise ValueError(f"splits.{split}.{side}.dtype is {dtype!r}, not {' or '.join(ARRAY_DTYPES['ids'])}")
-            for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
-                name = array_file(split, side, array)
-                if name not in files:
-                    raise ValueError(f"files lacks {name}")
-                size = files[name]["bytes"]
-                if size % width or (array != "ids" and size != pairs * width):
-                    raise ValueError(f"{name} has {size:,} bytes, which are not {pairs:,} pairs")
+            if dtype not in ID_DTYPES:
+                raise ValueError(f"splits.{split}.{side}.dtype is {dtype!r}, not {' or '.join(ID_DTYPES)}")
+            _check_arrays(split, side, dtype, pairs, files)
+        if ALIGNMENTS in facts:
+            _entry(_entry(facts, ALIGNMENTS, dict, f"splits.{split}."), "tokens", int, f"splits.{split}.{ALIGNMENTS}.")
+            _check_arrays(split, ALIGNMENTS, LINK_DTYPE, pairs, files)
+        elif array_file(split, ALIGNMENTS, "ids") in files:
+            raise ValueError(f"splits.{split}.{ALIGNMENTS} is missing")
+
+
+def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any]) -> None:
+    for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
+        name = array_file(split, side, array)
+        if name not in files:
+            raise ValueError(f"files lacks {name}")
+        size = files[name]["bytes"]
+        if size % width or (array != "ids" and size != pairs * width):
+            raise ValueError(f"{name} has {size:,} bytes, which are not {pairs:,} pairs")
 
 
 def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data import cleaning, corpus, duplicates
+from nmtkit.data import alignments, cleaning, corpus, duplicates
 from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.cleaning import LONG_LINE, OVERLAP, CleaningStatistics, Example, LineBytes, Mask, Rows
 from nmtkit.data.config import PreprocessConfig
@@ -30,11 +30,12 @@ class EncodedBlock:
     target: Encoded
     hashes: Hashes  # [pairs, 2], see duplicates.py
     statistics: CleaningStatistics
+    links: Encoded  # the word alignments, see alignments.py
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """Pairs, source tokens, target tokens."""
-        return len(self.source.lengths), len(self.source.ids), len(self.target.ids)
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Pairs, source tokens, target tokens, and links of their alignments."""
+        return len(self.source.lengths), len(self.source.ids), len(self.target.ids), len(self.links.ids)
 
 
 class PairEncoder:
@@ -47,6 +48,13 @@ class PairEncoder:
         self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
         self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
         self._tag_ids: dict[str, int] = {}
+
+    def check_alignable(self) -> None:
+        """Raises ValueError when it is not known which pieces make up a word, as --alignments needs."""
+        if not (self._source.splits_at_spaces and self._target.splits_at_spaces):
+            raise ValueError(
+                "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; this one does not"
+            )
 
     def encode(
         self, block: Block, files: ParallelFiles, config: PreprocessConfig, held_out_keys: Hashes
@@ -71,8 +79,26 @@ class PairEncoder:
             reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
             raise ValueError(_strict_error(files, block.first_line + row, reason))
         statistics = _statistics(rows, lines, block, files, config)
+        links = self._links(texts, source, target, keep, block, files)
         source = self.tagged(source.select(keep), files.tag)
-        return EncodedBlock(source, target.select(keep), hashes[keep], statistics)
+        return EncodedBlock(source, target.select(keep), hashes[keep], statistics, links)
+
+    def _links(
+        self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
+        files: ParallelFiles,
+    ) -> Encoded:  # fmt: skip
+        """Returns the links between the pieces of each pair that is kept; none for a corpus without alignments."""
+        if block.alignments is None or files.alignments is None:
+            return no_links(int(keep.sum()))
+        path = files.alignments
+        links, rows = alignments.parse(
+            corpus.decode(block.alignments.read(), path, block.first_line), path, block.first_line
+        )
+        words = self._source.words(texts[0].decode(), source), self._target.words(texts[1].decode(), target)
+        result = alignments.links_of_pieces(links, rows, keep, words, lambda row: f"{path}:{block.first_line + row}")
+        if files.tag is not None:  # one piece before all others of the source
+            result = Encoded(result.ids + np.uint32(1 << 16), result.lengths)
+        return result
 
     def encode_texts(
         self, texts: tuple[bytes, bytes], files: ParallelFiles, first_line: int
@@ -106,7 +132,11 @@ def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> 
     statistics = CleaningStatistics()
     statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{block.first_line}", *sizes)], config)
     nothing = Encoded(np.empty(0, np.uint16), np.empty(0, np.int64))
-    return EncodedBlock(nothing, nothing, np.empty((0, 2), np.uint64), statistics)
+    return EncodedBlock(nothing, nothing, np.empty((0, 2), np.uint64), statistics, no_links(0))
+
+
+def no_links(pairs: int) -> Encoded:
+    return Encoded(np.empty(0, np.uint32), np.zeros(pairs, np.int64))
 
 
 def _in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
@@ -146,9 +176,13 @@ class BlockOffset:
     pair: int = 0
     source_token: int = 0
     target_token: int = 0
+    link: int = 0
 
-    def after(self, sizes: tuple[int, int, int]) -> "BlockOffset":
-        return BlockOffset(self.pair + sizes[0], self.source_token + sizes[1], self.target_token + sizes[2])
+    def after(self, sizes: tuple[int, int, int, int]) -> "BlockOffset":
+        pairs, source_tokens, target_tokens, links = sizes
+        return BlockOffset(
+            self.pair + pairs, self.source_token + source_tokens, self.target_token + target_tokens, self.link + links
+        )
 
 
 @dataclass
@@ -160,6 +194,8 @@ class SplitFiles:
     source_lengths: Path
     target_lengths: Path
     hashes: Path | None = None  # None where nobody looks for duplicates
+    links: Path | None = None  # None where no corpus has alignments
+    link_counts: Path | None = None
     _open: dict[Path, int] = field(default_factory=dict)
 
     def write(self, block: EncodedBlock, offset: BlockOffset) -> None:
@@ -169,6 +205,9 @@ class SplitFiles:
         self._write(self.target_lengths, block.target.lengths.astype(np.int32), offset.pair)
         if self.hashes is not None:
             self._write(self.hashes, block.hashes, 2 * offset.pair)
+        if self.links is not None and self.link_counts is not None:
+            self._write(self.links, block.links.ids, offset.link)
+            self._write(self.link_counts, block.links.lengths.astype(np.int32), offset.pair)
 
     def _write(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
         if path not in self._open:
@@ -201,7 +240,7 @@ class Worker:
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def encode(self, block: Block, files: ParallelFiles) -> tuple[tuple[int, int, int], CleaningStatistics]:
+    def encode(self, block: Block, files: ParallelFiles) -> tuple[tuple[int, int, int, int], CleaningStatistics]:
         """Encodes a block, keeps it until `write`, and returns its sizes and statistics."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
         if files.tag is not None:  # one pair under two tags is no duplicate

@@ -16,7 +16,9 @@ from nmtkit.data.cleaning import DUPLICATE, CleaningStatistics
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.corpus import ParallelFiles
 from nmtkit.data.dataset_files import (
+    ALIGNMENTS,
     FORMAT,
+    LINK_DTYPE,
     MANIFEST,
     SCRATCH_FOLDER,
     SIDES,
@@ -30,7 +32,7 @@ from nmtkit.data.dataset_files import (
     text_file,
     write_manifest,
 )
-from nmtkit.data.encoding import BlockOffset, EncodedBlock, PairEncoder, SplitFiles, Worker
+from nmtkit.data.encoding import BlockOffset, EncodedBlock, PairEncoder, SplitFiles, Worker, no_links
 from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport
 from nmtkit.data.spm_training import load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     `on_progress` is called with the number of training pairs read so far. Raises ValueError and OSError for a user's
     mistakes.
     """
-    train = _locate(config, config.train, config.tags)
+    train = _locate(config, config.train, config.tags, config.alignments)
     held_out = {
         f"{name}{index or ''}": files
         for name, prefixes, tags in (
@@ -71,12 +73,21 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     return writer.report
 
 
-def _locate(config: PreprocessConfig, prefixes: Sequence[str], tags: Sequence[str | None]) -> list[ParallelFiles]:
+def _locate(
+    config: PreprocessConfig,
+    prefixes: Sequence[str],
+    tags: Sequence[str | None],
+    alignments: Sequence[Path | None] = (),
+) -> list[ParallelFiles]:
+    for path in alignments:
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"--alignments {path}: no such file")
     return [
         ParallelFiles(
             corpus.locate(prefix, config.source_lang),
             corpus.locate(prefix, config.target_lang),
             tags[index] if tags else None,
+            alignments[index] if alignments else None,
         )
         for index, prefix in enumerate(prefixes)
     ]
@@ -106,6 +117,10 @@ class DatasetWriter:
             config.source_lang, config.target_lang, {"source": tokenizer.source_size, "target": tokenizer.target_size}
         )
         self._encoder = PairEncoder(tokenizer, self.dtypes)
+        self._train_sides: tuple[str, ...] = SIDES
+        if any(config.alignments):
+            self._encoder.check_alignable()
+            self._train_sides = (*SIDES, ALIGNMENTS)
         self._held_out_keys: list[npt.NDArray[np.uint64]] = []
         self._checksums: dict[str, dict[str, Any]] = {}
         self._scratch = folder / SCRATCH_FOLDER
@@ -139,7 +154,7 @@ class DatasetWriter:
             self._held_out_keys.append(duplicates.pair_keys(hashes))
             if written:
                 source = self._encoder.tagged(source, files.tag)
-                encoded = EncodedBlock(source, target, hashes, CleaningStatistics())
+                encoded = EncodedBlock(source, target, hashes, CleaningStatistics(), no_links(len(hashes)))
                 output.write(encoded, offset)
                 offset = offset.after(encoded.sizes)
                 texts[0].write(_with_tag(raw[0], files.tag))
@@ -173,7 +188,7 @@ class DatasetWriter:
                 dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
                 raise ValueError(f"no training pair is left: {dropped}")
             else:  # of a small corpus, some shards have nothing
-                for side in SIDES:
+                for side in self._train_sides:
                     for array in ("ids", "offsets", "lengths"):
                         self._path(TRAIN, side, array).touch()
             if self.config.report is not None:
@@ -233,7 +248,7 @@ class DatasetWriter:
         """Writes offsets and lengths in the order of training, from the lengths in the order of the text."""
         weights = self._weights()
         inputs, outputs = [], []
-        for side in SIDES:
+        for side in self._train_sides:
             lengths, offsets = self._scratch / f"train.{side}.lengths.bin", self._scratch / f"{side}.offsets"
             mixing.write_offsets(lengths, offsets)
             inputs += [offsets, lengths]
@@ -285,7 +300,7 @@ class DatasetWriter:
             name = str(path.relative_to(self.folder))
             if name not in self._checksums:  # workers compute those of the training set
                 self._checksums[name] = checksum(path)
-        splits = {
+        splits: dict[str, dict[str, Any]] = {
             split: {
                 "pairs": report.pairs,
                 **{
@@ -295,6 +310,9 @@ class DatasetWriter:
             }
             for split, report in self.report.splits.items()
         }
+        if ALIGNMENTS in self._train_sides:
+            links = int(map_array(self._path(TRAIN, ALIGNMENTS, "lengths"), "int32").sum(dtype=np.int64))
+            splits[TRAIN][ALIGNMENTS] = {"tokens": links, "dtype": LINK_DTYPE}
         manifest = {
             "nmtkit_dataset": FORMAT,
             "source_lang": self.config.source_lang,
@@ -311,12 +329,15 @@ class DatasetWriter:
         return self.folder / array_file(split, side, array)
 
     def _split_files(self, split: str, lengths_folder: Path, hashes: Path | None = None) -> SplitFiles:
+        aligned = split == TRAIN and ALIGNMENTS in self._train_sides
         return SplitFiles(
             self._path(split, "source", "ids"),
             self._path(split, "target", "ids"),
             lengths_folder / array_file(split, "source", "lengths"),
             lengths_folder / array_file(split, "target", "lengths"),
             hashes,
+            self._path(split, ALIGNMENTS, "ids") if aligned else None,
+            lengths_folder / array_file(split, ALIGNMENTS, "lengths") if aligned else None,
         )
 
 

@@ -23,7 +23,7 @@ class ModelFacts:
     model_type: str
     byte_fallback: bool
     rewrites: bool  # its normaliser changes text beyond runs of spaces
-    encodes_by_word: bool  # a word's pieces do not depend on its neighbours, as far as the settings can tell
+    splits_at_spaces: bool  # no piece and no rule of its normaliser spans a space, as far as the settings can tell
 
 
 def model_facts(model: bytes) -> ModelFacts:
@@ -39,10 +39,8 @@ def model_facts(model: bytes) -> ModelFacts:
     )
     charsmap = _message(normalizer.get(CHARSMAP, b""))
     byte_fallback = bool(trainer.get(BYTE_FALLBACK, 0))
-    # A unigram model adds up scores along the line, and their rounding decides ties such as x|xx and xx|x; a model of
-    # words merges adjacent unknown words into one piece.
-    by_word = spaces_mark_words and model_type in ("bpe", "char") and not _rules_contain_space(charsmap)
-    return ModelFacts(model_type, byte_fallback, bool(charsmap), by_word)
+    splits_at_spaces = spaces_mark_words and not _rules_contain_space(charsmap)
+    return ModelFacts(model_type, byte_fallback, bool(charsmap), splits_at_spaces)
 
 
 def _rules_contain_space(charsmap: bytes) -> bool:

@@ -177,5 +177,5 @@ def sample_pairs(
             for lines in corpus.line_lists(path, max_bytes):
                 counts[side] += len(lines)
                 samples[side].add(lines, max_bytes)
-        corpus.check_line_counts(files, counts)
+        corpus.check_line_counts([files.source, files.target], counts)
     return samples[0].lines(), samples[1].lines()

@@ -191,7 +191,7 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
         ("--weights has 2 numbers for 1 training corpora", ["--trainpref=train", "--weights", "1,2"]),
         ("--weights is 0.5; it must be at least 1", ["--trainpref=train", "--weights", "0.5"]),
         ("give one of them", ["--trainpref=train", "--weights", "2", "--temperature", "5"]),
-        ("--tag has 2 tags for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
+        ("--tag has 2 items for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
         ("no tag '<2yy>'", ["--trainpref=train", "--spm-model", "base", "--tag", "<2yy>"]),
         ("--shard needs --spm-model", ["--trainpref=train", "--shard", "1/2"]),
         ("'3/2' is not I/N", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),

@@ -86,7 +86,7 @@ def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, 
     files = ParallelFiles(tmp_path / "t.en", tmp_path / "t.de")
     encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"))
     encoded = encoder.encode(block, files, config(), np.empty(0, np.uint64))
-    assert encoded.sizes == (0, 0, 0)
+    assert encoded.sizes == (0, 0, 0, 0)
     assert encoded.statistics.dropped == {cleaning.LONG_LINE: 1}
 
 

@@ -29,12 +29,19 @@ FUZZ = {"derandomize": True, "deadline": None, "suppress_health_check": [HealthC
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("damaged")
     train, test = write_pair(here, "train", *parallel_lines(60)), write_pair(here, "test", *parallel_lines(8, 9))
-    languages = {"source_lang": "en", "target_lang": "de"}
-    preprocess(
-        PreprocessConfig(
-            **languages, train=(train,), test=(test,), destdir=here / "data", vocab_size=320, workers=1, weights=(1.5,)
-        )
+    (here / "train.align").write_text("0-0\n" * 60)
+    config = PreprocessConfig(
+        source_lang="en",
+        target_lang="de",
+        train=(train,),
+        test=(test,),
+        alignments=(here / "train.align",),
+        destdir=here / "data",
+        vocab_size=320,
+        weights=(1.5,),
+        workers=1,
     )
+    preprocess(config)
     return here / "data"
 
 
@@ -46,6 +53,7 @@ def contents(folder: Path) -> list[Any]:
     for name, split in dataset.splits.items():
         batch = split.batch(np.arange(len(split)))
         read += [name, batch.source.values.tolist(), batch.target_output.tolist()]
+        read += [] if batch.alignments is None else batch.alignments.tolist()
     return [*read, dataset["test"].source_lines(), dataset["test"].references()]
 
 

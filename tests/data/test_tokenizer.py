@@ -161,11 +161,11 @@ def test_words_of_a_model_with_a_normaliser_have_the_ids_of_whole_lines(
 def test_rules_about_spaces_are_found(name: str, tmp_path: Path) -> None:
     model = foreign_model(normalization_rule_name=name)
     rules = sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()
-    assert model_facts(model).encodes_by_word == (not any(" " in key for key, _ in rules))
+    assert model_facts(model).splits_at_spaces == (not any(" " in key for key, _ in rules))
     for key, by_word in (("61 62", True), ("61 20 62", False), ("20 308", False), ("61 20", False)):
         (tmp_path / "rules.tsv").write_text(f"41\t61\n{key}\t63\n")
         model = foreign_model(normalization_rule_tsv=str(tmp_path / "rules.tsv"))
-        assert model_facts(model).encodes_by_word == by_word
+        assert model_facts(model).splits_at_spaces == by_word
 
 
 def test_the_word_cache_is_left_out_where_it_would_not_be_exact(unigram_tokenizer: Tokenizer) -> None:

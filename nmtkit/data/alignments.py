@@ -1,0 +1,69 @@
+"""Word alignments of training pairs, mapped to pieces: data for guided alignment.
+
+A line of the file has the links i-j of one pair (Pharaoh format, as fast_align, eflomal and GIZA++'s scripts write it):
+i and j count the words of the source and target line from 0, where words are what spaces separate. A link of two words
+links every piece of the one to every piece of the other, so that the pieces of a target word share the alignment of the
+word. Links are stored as 32 bits, source position * 2^16 + target position; positions count the pieces of the
+sentence, a tag among them.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.data.batch_encoder import Words
+from nmtkit.data.dataset_files import SIDES
+from nmtkit.data.tokenizer import Encoded
+
+_LINE = re.compile(r"\s*(?:[0-9]{1,6}-[0-9]{1,6}(?:\s+|$))*")
+
+Links = npt.NDArray[np.int64]
+
+
+def parse(text: str, path: Path, first_line: int) -> tuple[Links, npt.NDArray[np.int64]]:
+    """Returns the links [links, 2] of all lines and the line of each, counted from 0.
+
+    Raises ValueError naming file and line for one in another format.
+    """
+    lines = text.split("\n")[:-1]
+    for row, line in enumerate(lines):
+        if not _LINE.fullmatch(line):
+            raise ValueError(f"{path}:{first_line + row}: {line[:60]!r} is no alignment; lines look like 0-0 1-2 2-1")
+    links = np.array(text.replace("-", " ").split(), np.int64).reshape(-1, 2)
+    return links, np.repeat(np.arange(len(lines)), [line.count("-") for line in lines])
+
+
+def links_of_pieces(
+    links: Links,
+    rows: npt.NDArray[np.int64],
+    keep: npt.NDArray[np.bool_],
+    sides: Sequence[Words],
+    location: Callable[[int], str],
+) -> Encoded:
+    """Maps the links of words to links of pieces, for the lines that `keep` says.
+
+    `location` names a line in errors. Raises ValueError for a link to a word that its line does not have.
+    """
+    distinct = np.unique(np.column_stack((rows, links))[keep[rows]], axis=0)
+    rows, links = distinct[:, 0], distinct[:, 1:]
+    first, count = [], []
+    for side, words in enumerate(sides):
+        outside = np.flatnonzero(links[:, side] >= words.per_line[rows])
+        if len(outside):
+            row, word = int(rows[outside[0]]), int(links[outside[0], side])
+            raise ValueError(
+                f"{location(row)} links word {word} of the {SIDES[side]} line, which has {words.per_line[row]} words "
+                "(counted from 0, separated by spaces)"
+            )
+        index = (np.cumsum(words.per_line) - words.per_line)[rows] + links[:, side]
+        first.append(words.first_piece[index])
+        count.append(words.pieces[index])
+    products = count[0] * count[1]  # links of pieces for each link of words
+    within = np.arange(products.sum()) - np.repeat(np.cumsum(products) - products, products)
+    source = np.repeat(first[0], products) + within // np.repeat(count[1], products)
+    target = np.repeat(first[1], products) + within % np.repeat(count[1], products)
+    per_line = np.bincount(np.repeat(rows, products), minlength=len(keep))[keep]
+    return Encoded(((source << 16) | target).astype(np.uint32), per_line)
