@@ -9,8 +9,9 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     model         parameter name -> tensor    update     updates done, an int
     scores        of the validation at that update by name, where there was one ("loss", "bleu", …)
     scheduled     whether it was saved at one of the run's intervals, and not at its end, by the clock or at a signal
+    run           of a run's: what it is made of, in plain types (setup.run_facts)
     averaged      of averaged checkpoints: names of the files
-    training      only in the newest of a run: optimizer, scheduler, data position, best scores, run config
+    training      only in the newest of a run: optimizer, scheduler, data position, best scores
 """
 
 import os

@@ -62,8 +62,8 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
     for name, value in contents.get("scores", {}).items():
         sections["Checkpoint"][f"validation {name}"] = value
-    if training:
-        sections |= of_run(training)
+    if "run" in contents:
+        sections |= of_run(contents["run"])
     return Description("checkpoint", path, sections, commands(path, contents))
 
 
@@ -96,12 +96,15 @@ def vocabulary(tokenizer: Tokenizer) -> Section:
     return {**sizes, "fingerprint": tokenizer.fingerprint}
 
 
-def of_run(training: Mapping[str, Any]) -> dict[str, Section]:
+def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     """Returns how the run was set up: its data and components, and those of its settings that are not the default."""
-    tables = training["run"]
+    tables = facts["settings"]
     default = plain(RunConfig())
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
-    sections: dict[str, Section] = {"Run (where it differs from the defaults)": {"data": training["data"], **run}}
+    sections: dict[str, Section] = {
+        "Made by": {name: value for name, value in facts.items() if name != "settings"},
+        "Run (where it differs from the defaults)": run,
+    }
     for table in ("criterion", "optimizer", "lr-scheduler"):
         sections[table.capitalize()] = dict(tables[table])
     return sections
@@ -110,10 +113,9 @@ def of_run(training: Mapping[str, Any]) -> dict[str, Section]:
 def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
     result = {"translate": shlex.join(["nmtkit", "generate", "--path", str(path), *plugins]) + " < source.txt"}
-    training = contents.get("training")
-    if training:
-        config = Path(training["run"]["run"]["save_dir"]) / "config.toml"
-        result["resume"] = shlex.join(["nmtkit", "train", training["data"], "--config", str(config)])
+    if "training" in contents:
+        config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
+        result["resume"] = shlex.join(["nmtkit", "train", contents["run"]["data"], "--config", str(config)])
     return result
 
 

@@ -157,7 +157,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
     stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # also under --quiet
-    return 128 + end.received
+    return 128 + end.received  # so that `train && …` does not go on with half a run
 
 
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:

@@ -24,7 +24,7 @@ from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.metrics import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
-from nmtkit.training.setup import build_trainer, resume_requirements
+from nmtkit.training.setup import build_trainer, resume_requirements, run_facts
 from nmtkit.training.trainer import probe_memory
 from nmtkit.training.validation import StopRequestedError, Validator
 
@@ -104,6 +104,7 @@ class Run:
         plan = resolve(job, distributed.world_size(), before)
         plan.set_threads()
         self.job = plan.job
+        self.facts = run_facts(plan, data, self.dataset)
         config = self.job.run
         self._check_pair_sizes()
         self.sampler = plan.sampler(self.train_split)
@@ -151,7 +152,7 @@ class Run:
         check_resumable(contents, requirements, path)
         state = contents["training"]
         if distributed.is_rank_zero():
-            changed = differences(state["run"], self.job.tables())
+            changed = differences(contents["run"]["settings"], self.job.tables())
             if changed:
                 log.info("other settings than before: %s", ", ".join(changed))
         self.trainer.load_weights(contents["model"])
@@ -243,7 +244,12 @@ class Run:
                 "them work",
                 *(parts, config.max_tokens, ranks, config.batch_tokens // ranks),
             )
-        self.log.write("resume" if done else "start", update=done, config=self.job.tables())
+        self.log.write(
+            "resume" if done else "start",
+            update=done,
+            config=self.job.tables(),
+            **{name: value for name, value in self.facts.items() if name != "settings"},
+        )
 
     def _update(self, update: Update) -> StopReason | None:
         """Makes one update and what is due after it. Returns why the run ends here, if it does."""
@@ -364,14 +370,13 @@ class Run:
         contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
         contents["model"] = weights
         contents["scores"], contents["scheduled"] = scores or {}, scheduled
+        contents["run"] = self.facts
         contents["training"] = state | {
             "position": [self.position.epoch, self.position.index],
             "best": self.best,
             "waited": self.waited,
             "validation_due": self.validation_due,
             "identity": resume_requirements(self.job, self.dataset),
-            "run": self.job.tables(),
-            "data": str(self.data),
         }
         try:
             with distributed.long_operation():

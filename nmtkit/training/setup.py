@@ -3,10 +3,17 @@
 import hashlib
 import json
 import logging
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import nmtkit
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS
@@ -15,6 +22,7 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.config import JobConfig
 from nmtkit.training.parameters import freeze, start_from
+from nmtkit.training.plan import RunPlan
 from nmtkit.training.trainer import Trainer
 
 log = logging.getLogger("nmtkit")
@@ -40,6 +48,32 @@ def resume_requirements(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
         "seed": job.run.seed,
         "batch tokens": job.run.batch_tokens,
     }
+
+
+def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
+    """Returns in plain types what a run is made of: its command, data, settings, versions and device."""
+    gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
+    return {
+        "command": shlex.join(["nmtkit", *sys.argv[1:]]),
+        "data": str(data.absolute()),
+        "dataset": fingerprint(dataset),
+        "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
+        "torch": str(torch.__version__),  # a subclass of str, which is no plain type
+        "python": platform.python_version(),
+        "device": gpu or f"{plan.device.type} of {platform.node()}",
+        "precision": plan.precision,
+        "processes": plan.world_size,
+        "settings": plan.job.tables(),
+    }
+
+
+def _commit() -> str | None:
+    """Returns the git commit of nmtkit's own source tree, None where it is installed without one."""
+    root = Path(nmtkit.__file__).parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    result = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return result.stdout.strip() or None
 
 
 def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:

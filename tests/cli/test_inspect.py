@@ -6,10 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
+import nmtkit
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.training.checkpoints import drop_training_state
 
 
 def inspect(*arguments: str) -> Result:
@@ -50,6 +53,25 @@ def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path, mi
     words = shlex.split(described["commands"]["resume"])
     assert words[:3] == ["nmtkit", "train", str(mirror_data)]
     assert CliRunner().invoke(main, words[1:]).exit_code == 0  # parses, and finds its files
+
+
+def test_a_run_says_what_it_ran_on_wherever_its_weights_go(run_folder: Path, mirror_data: Path, tmp_path: Path) -> None:
+    averaged, thinned = tmp_path / "averaged.pt", tmp_path / "thinned.pt"
+    average = ["average-checkpoints", str(run_folder), "--last", "1", "--output", str(averaged)]
+    assert CliRunner().invoke(main, average).exit_code == 0
+    shutil.copy(run_folder / "last.pt", thinned)
+    drop_training_state(thinned)
+    for path in (run_folder / "last.pt", averaged, thinned):
+        sections = json.loads(inspect(str(path), "--format", "json").output)["sections"]
+        made_by = sections["Made by"]
+        assert made_by["data"] == str(mirror_data.absolute()) and len(made_by["dataset"]) == 12
+        assert made_by["torch"] == torch.__version__ and made_by["nmtkit"].startswith(nmtkit.__version__)
+        assert {"command", "device", "processes", "precision"} <= made_by.keys()
+        assert sections["Run (where it differs from the defaults)"]["batch_tokens"] == 200
+        assert sections["Optimizer"]["name"] == "adam"
+    assert checkpoint.load(averaged)["run"]["settings"]["run"]["seed"] == 1
+    started = json.loads((run_folder / "log.jsonl").read_text().splitlines()[0])
+    assert started["dataset"] == made_by["dataset"] and started["config"]["run"]["seed"] == 1
 
 
 def test_a_checkpoint_of_an_unknown_architecture_is_described(run_folder: Path, tmp_path: Path) -> None:
