@@ -65,7 +65,9 @@ class LogitsProcessor:
             forced = self.prefix[:, length].repeat_interleave(rows).to(log_probs.device)[:, None]  # N 1
             kept = log_probs.gather(1, forced.clamp_min(0))
         log_probs[:, BOS] = -math.inf
-        if not self.options.replace_unknown:
+        if self.options.unkpen is not None:
+            log_probs[:, UNK] -= self.options.unkpen
+        elif not self.options.replace_unknown:
             log_probs[:, UNK] = -math.inf
         if length < self.options.min_len:
             log_probs[:, EOS] = -math.inf

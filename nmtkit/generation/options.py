@@ -84,6 +84,9 @@ class SearchOptions(Config):
         None, "cross-attention of each translation: for each target piece a source piece, or all weights"
     )
     score_reference: bool = option(False, "score the given reference translations instead of searching")
+    unkpen: float | None = option(
+        None, "let the model produce <unk>, this much below its log probability; none: never", min=0, max=1000
+    )
     replace_unknown: bool = option(False, "let the model produce <unk>, and put the source piece it attends to there")
 
     def __post_init__(self) -> None:

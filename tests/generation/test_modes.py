@@ -1,5 +1,6 @@
 """Sampling, diverse groups, prefixes, required and avoided phrases, repeated n-grams: on tiny random models."""
 
+import copy
 import itertools
 import math
 from collections import Counter
@@ -9,8 +10,9 @@ import torch
 from testing import tiny_transformer
 
 from nmtkit.architectures import Architecture
+from nmtkit.data.tokenizer import UNK
 from nmtkit.generation.constraints import Constraints
-from nmtkit.generation.decoding import beam_search
+from nmtkit.generation.decoding import beam_search, score_references
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import draw
 from nmtkit.packed import Packed
@@ -221,3 +223,27 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
 def test_constraints_that_cannot_be_met_are_refused_by_name(constraint, settings, message):
     with pytest.raises(ValueError, match=message):
         constraint.check(SearchOptions(**settings))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.3, 4.0])
+def test_an_unknown_token_costs_its_penalty_and_no_other_does(model, penalty):
+    """Against the model's own probabilities; a larger penalty makes it rarer."""
+    model = copy.deepcopy(model)
+    free = beam_search([model], SOURCE, SearchOptions(max_len_a=0, max_len_b=5))
+    usual = Counter(token for hypotheses in free for token in hypotheses[0].tokens).most_common(1)[0][0]
+    with torch.no_grad():
+        model.output_projection.weight[UNK] = model.output_projection.weight[usual]  # <unk> is as probable
+    options = SearchOptions(unkpen=penalty, max_len_a=0, max_len_b=5)
+    found = beam_search([model], SOURCE, options)
+    references = [hypotheses[0].tokens for hypotheses in found]
+    scored = score_references([model], SOURCE, references, options.lenpen)
+    for hypotheses, free in zip(found, scored, strict=True):
+        expected = free.log_probability - penalty * hypotheses[0].tokens.count(UNK)
+        assert hypotheses[0].log_probability == pytest.approx(expected, abs=1e-4)
+    unknown = sum(tokens.count(UNK) for tokens in references)
+    fewer = sum(
+        hypotheses[0].tokens.count(UNK)
+        for hypotheses in beam_search([model], SOURCE, SearchOptions(unkpen=penalty + 1, max_len_a=0, max_len_b=5))
+    )
+    assert fewer < unknown or unknown == 0
+    assert unknown > 0 or penalty > 0

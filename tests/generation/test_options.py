@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
     "mbr": "chrf",
     "alignment": "soft",
     "score_reference": True,
+    "unkpen": 0.5,
     "replace_unknown": True,
 }
 REQUEST_VALUES: dict[str, Any] = {
@@ -55,7 +56,7 @@ def translators() -> list[Translator]:
         model = tiny_transformer(tokenizer.target_size, decoder_layers=1, sharpness=2.0, seed=seed)
         with torch.no_grad():
             model.output_projection.weight[EOS] *= end  # some lines end early, others never
-            model.output_projection.weight[UNK] *= 3.0  # so that --replace-unknown has something to do
+            model.output_projection.weight[UNK] *= 3.0  # so that --replace-unknown and --unkpen have something to do
         result.append(Translator([model], tokenizer))
     return result
 
@@ -114,7 +115,7 @@ def test_every_rule_is_about_flags_that_there_are():
     from nmtkit.cli.generate import command
 
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    flags |= {"DATA", "--format jsonl", "--unkpen"}
+    flags |= {"DATA", "--format jsonl"}
     for rule in GENERATE_RULES:
         assert {rule.flag, *rule.needs, *rule.excludes} <= flags
 
