@@ -55,7 +55,10 @@ def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options
     requests = [Request(line) for line in lines]
 
     def run() -> Outputs:
-        return [translation.hypotheses[0].pieces for translation in translator.run([requests], options, workers.decode)]
+        return [
+            translation.hypotheses[0].pieces
+            for translation in translator.run([requests], options, workers.decode, PROCESSES)
+        ]
 
     return run
 

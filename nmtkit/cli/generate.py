@@ -160,7 +160,8 @@ def generate(
             requests = inputs.text_requests(files, stream, WINDOW * ranks, config.source_tag)
         if config.workers > 1:
             decoder = stack.enter_context(Workers(translator, search, config.workers)).decode
-        translations = translator.run(inputs.with_fields(requests, beside), search, decoder)
+        processes = max(ranks, config.workers)
+        translations = translator.run(inputs.with_fields(requests, beside), search, decoder, processes)
         write(translations, config.format, scores=search.score_reference)
 
 

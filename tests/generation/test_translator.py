@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import signal
 
 import pytest
@@ -15,7 +16,7 @@ from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.parallel import Workers
 from nmtkit.generation.requests import Preprocessor, utilities
-from nmtkit.generation.translator import WINDOW, Request
+from nmtkit.generation.translator import STEP_COST, WINDOW, Request, batch_ends
 from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
 
@@ -280,3 +281,26 @@ def test_every_part_of_a_split_line_begins_with_its_language_tag():
             else:
                 assert max(index for index, _ in output.alignment) < source
                 assert max(index for index, _ in output.alignment) >= 5
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8])
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 64, 1000])
+def test_work_is_split_evenly_between_processes(number, processes):
+    draw = random.Random(number)
+    lengths = sorted((min(200, 1 + int(draw.lognormvariate(3.0, 0.6))) for _ in range(number)), reverse=True)
+    ends = batch_ends(lengths, 2048, processes)
+    batches = [lengths[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    assert [length for batch in batches for length in batch] == lengths and all(batches)
+    assert all(len(batch) * batch[0] <= 2048 or len(batch) == 1 for batch in batches)
+    if processes == 1:
+        return
+    assert len(batches) >= min(number, processes)  # nobody is idle
+    costs = [(len(batch) + STEP_COST) * batch[0] for batch in batches]
+    load = [0] * processes
+    for cost in costs:  # as the processes take them
+        load[load.index(min(load))] += cost
+    if number >= 64:
+        alone = (1 + STEP_COST) * lengths[0]  # no batch costs less than its longest sentence
+        assert max(load) <= max(1.25 * sum(load) / processes, alone)
+    single = batch_ends(lengths, 2048, 1)
+    assert len(batches) <= -(-len(single) // processes) * processes  # and no batch is smaller than that needs
