@@ -52,11 +52,11 @@ for line in sys.stdin:
             code = end.code if isinstance(end.code, int) else 1 if end.code else 0
         except BaseException:
             traceback.print_exc()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BaseException as error:
-                code = 120  # as the interpreter does when it cannot flush at its end
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except OSError:
+            code = 120  # as the interpreter does when it cannot flush at its end
         os._exit(code)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     print(json.dumps(status), flush=True)

@@ -1,4 +1,4 @@
-"""Every command with a closed or full standard stream: exit code 2 and one line, or its work done; never a traceback."""
+"""Every command with a closed or full standard stream: its work done, or exit code 2 and one line; no traceback."""
 
 import os
 import shutil
@@ -85,11 +85,10 @@ def test_input_that_cannot_be_read_is_an_error(forks: Forks, folder: Path, comma
 
 
 @pytest.mark.parametrize("command", OTHERS.values(), ids=OTHERS)
-def test_commands_that_write_files_do_without_standard_output_and_input(
-    forks: Forks, folder: Path, command: str
-) -> None:
-    code, stderr = run(forks, folder, command, None, None, "stderr")
+def test_commands_that_write_files_do_without_standard_input(forks: Forks, folder: Path, command: str) -> None:
+    code, stderr = run(forks, folder, command, None, os.devnull, "stderr")
     assert code == 0, stderr
+    check_error(*run(forks, folder, command, None, None, "stderr"))  # a file would take the number of standard output
 
 
 @pytest.mark.parametrize("stream", [None, "/dev/full"], ids=["closed", "full"])
