@@ -75,6 +75,8 @@ class RunConfig(Config):
     finetune_from: Path | None = option(
         None, "Checkpoint to take weights from; pieces it does not know stay fresh.", section="Weights"
     )
+    encoder_embed_path: Path | None = option(None, "Text file of vectors of source pieces, as GloVe's, to start from.")
+    decoder_embed_path: Path | None = option(None, "The same of target pieces; with shared embeddings, of all.")
     freeze: tuple[str, ...] = option((), "Parameters not to train, as patterns of names: encoder.*")
     weight_decay_for: tuple[str, ...] = option((), "Other weight decays, as PATTERN=X of names; vectors have 0.")
     ema_decay: float | None = option(

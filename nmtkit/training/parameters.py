@@ -109,6 +109,49 @@ def start_from(
     return {side: len(same_pieces(pieces[side], old_pieces[side])[0]) for side in pieces}
 
 
+def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path: Path) -> int:
+    """Copies vectors of pieces from a text file into an embedding; returns how many pieces of the vocabulary it has.
+
+    The format is that of word2vec, GloVe and fastText: on each line a piece and its numbers, separated by spaces, after
+    an optional line with their counts. Values are taken as they are (the Transformer multiplies them by sqrt(d_model)).
+    Raises OSError, or ValueError for vectors of another width, numbers that are none, and a file without a known piece.
+    """
+    pieces = pieces_of(tokenizer)[side]
+    embedding = embedding_of(model, side, len(pieces))
+    rows = {piece: row for row, piece in enumerate(pieces)}
+    width = embedding.embedding_dim
+    known: dict[int, Tensor] = {}
+    with path.open(encoding="utf-8") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                piece, *fields = line.rstrip().split(" ")
+                if number == 1 and len(fields) == 1 and width != 1:
+                    continue
+                if len(fields) != width:
+                    raise ValueError(f"line {number} has {len(fields)} numbers, and the embedding is {width} wide")
+                if piece in rows:
+                    vector = torch.tensor([float(field) for field in fields])
+                    if not vector.isfinite().all():
+                        raise ValueError(f"line {number} has a number that is not finite")
+                    known[rows[piece]] = vector
+        except ValueError as error:  # UnicodeDecodeError too
+            raise ValueError(f"{path}: {error}") from error
+    if not known:
+        raise ValueError(f"{path} has none of the {side} pieces, such as {pieces[-1]!r}; train vectors on pieces")
+    with torch.no_grad():
+        embedding.weight[list(known)] = torch.stack(list(known.values()))
+    return len(known)
+
+
+def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
+    """Returns the embedding of a side's vocabulary. Raises ValueError where there is none of that name."""
+    part = getattr(model, f"{side}_embedding", None)
+    for module in part.modules() if isinstance(part, nn.Module) else ():
+        if isinstance(module, nn.Embedding) and module.num_embeddings == pieces:
+            return module
+    raise ValueError(f"{type(model).__name__} has no {side}_embedding to load vectors into")
+
+
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
     """Returns for each entry of the model's state the axes that count pieces, and of which vocabulary.
 

@@ -21,7 +21,7 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.config import JobConfig
-from nmtkit.training.parameters import freeze, start_from
+from nmtkit.training.parameters import Side, embedding_of, freeze, load_embeddings, start_from
 from nmtkit.training.plan import RunPlan
 from nmtkit.training.trainer import Trainer
 
@@ -102,6 +102,8 @@ def build_trainer(
             "weights from %s, which knows %d of %d source and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
         )
+    if not resumed:
+        _load_embeddings(job, model, tokenizer)
     if job.run.freeze:
         frozen = freeze(model, job.run.freeze)
         log.info("%.1f M parameters are frozen", frozen / 1e6)
@@ -117,6 +119,19 @@ def build_trainer(
         LR_SCHEDULERS[scheduler.name].factory(scheduler.config, run),
         device,
     )
+
+
+def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) -> None:
+    paths: dict[Side, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
+    sizes: dict[Side, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
+    if all(paths.values()) and len({embedding_of(model, side, sizes[side]).weight for side in paths}) == 1:
+        raise ValueError(
+            "--encoder-embed-path and --decoder-embed-path fill one matrix, which both sides share; give one of them"
+        )
+    for side, path in paths.items():
+        if path is not None:
+            count = load_embeddings(model, tokenizer, side, path)
+            log.info("vectors of %s for %d of %d %s pieces", path, count, sizes[side], side)
 
 
 def check_shardable(job: JobConfig) -> None:

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from testing import tiny_model
+from torch import Tensor
 
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.data.binarized import Dataset
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import build, to_checkpoint, vocabulary_of
 from nmtkit.registry import derive
-from nmtkit.training.parameters import decay_rule, same_pieces, start_from
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.parameters import decay_rule, embedding_of, load_embeddings, same_pieces, start_from
+from nmtkit.training.setup import build_trainer
 
 NAME = "transformer_tiny"
 CONFIG = derive(
@@ -72,3 +77,64 @@ def test_a_vocabulary_without_a_common_piece_is_no_error() -> None:
 def test_a_weight_decay_that_is_none_is_refused(rule: str) -> None:
     with pytest.raises(ValueError, match="is not PATTERN=NUMBER"):
         decay_rule(rule)
+
+
+# --- vectors from a file ----------------------------------------------------------------------------------------------
+
+
+def vectors(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("header", [[], ["3 8"]])
+@pytest.mark.parametrize("architecture", ["transformer_tiny", "gnmt_small", "convs2s_small", "bytenet_small"])
+def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str], architecture: str) -> None:
+    vocabulary = tokenizer(False, "Haus")
+    model = tiny_model(architecture, vocabulary_of(vocabulary))
+    embedding = embedding_of(model, "target", vocabulary.target_size)
+    width, before = embedding.embedding_dim, embedding.weight.detach().clone()
+    first, second = rows(vocabulary, "target")["▁the"], rows(vocabulary, "target")["t"]
+    lines = [
+        f"▁the {' '.join(['0.5'] * width)}",
+        f"unheard {' '.join(['1'] * width)}",
+        f"t {' '.join(['-2e-3'] * width)} ",
+    ]
+    assert load_embeddings(model, vocabulary, "target", vectors(tmp_path / "v.txt", header + lines)) == 2
+    expected = before.clone()
+    expected[first], expected[second] = 0.5, -2e-3
+    assert torch.equal(embedding.weight, expected)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["▁the 1 2 3"], "line 1 has 3 numbers, and the embedding is 16 wide"),
+        ([" ".join(["▁the"] + ["x"] * 16)], "could not convert"),
+        ([" ".join(["▁the"] + ["nan"] * 16)], "line 1 has a number that is not finite"),
+        ([" ".join(["word"] + ["1"] * 16)], "has none of the source pieces"),
+        ([], "has none of the source pieces"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    vocabulary = tokenizer(True, "Haus")
+    model = tiny_model("transformer_tiny", vocabulary_of(vocabulary))
+    with pytest.raises(ValueError, match=f"v.txt.*{said}"):
+        load_embeddings(model, vocabulary, "source", vectors(tmp_path / "v.txt", lines))
+
+
+def test_a_run_starts_from_vectors(mirror_data: Path, tmp_path: Path) -> None:
+    pieces = Dataset.open(mirror_data).tokenizer.source_pieces(range(320))
+    path = vectors(tmp_path / "v.txt", [" ".join([piece] + ["0.25"] * 16) for piece in pieces[:100]])
+    settings = {"encoder_embed_path": path, "device": "cpu", "d_model": 16, "heads": 2, "batch_tokens": 400}
+
+    def trainer(resumed: bool, **more: object) -> Tensor:
+        job = JobTemplate.read(names={"architecture": NAME}).job(settings | more)
+        model = build_trainer(job, Dataset.open(mirror_data).tokenizer, torch.device("cpu"), resumed).model
+        return embedding_of(model, "source", 320).weight
+
+    assert bool((trainer(False)[:100] == 0.25).all()) and not (trainer(False)[100:] == 0.25).any()
+    assert not (trainer(True) == 0.25).any()
+    with pytest.raises(ValueError, match="fill one matrix, which both sides share"):
+        trainer(False, decoder_embed_path=path)
+    trainer(False, decoder_embed_path=path, share_embeddings=False)
