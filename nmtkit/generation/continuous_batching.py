@@ -1,7 +1,8 @@
 """Continuous batching: waiting sentences take the slots of finished ones, so that a GPU always steps with full slots.
 
-The device runs a few steps; meanwhile the host encodes waiting sentences and hands over results. Then the host reads
-which slots are done, has their results copied, and fills them again.
+The host launches a few steps, and while the device runs them it encodes waiting sentences, hands over results, and
+reads which slots the steps before had finished. It has their results copied and fills them again. So the device always
+has steps to run and never waits for the host; in return a slot stays idle until the steps under way are over.
 """
 
 from collections import deque
@@ -23,7 +24,7 @@ from nmtkit.packed import Layout, Packed
 
 # B sentences
 
-STEPS_PER_SYNC = 4  # steps between two reads of the host: more leave finished slots idle, fewer cost the host's time
+STEPS_PER_SYNC = 2  # steps between two reads of the host: more leave finished slots idle, fewer cost the host's time
 MIN_SLOTS = 16  # a GPU's step takes as long with one
 REFILL_SHARE = 1 / 16  # share of the slots that must be free for a refill to pay
 MEMORY_SHARE = 0.5  # of a GPU's free memory that slots may take; graphs and encoders need some too
@@ -115,6 +116,7 @@ class ContinuousBatching:
         self.waiting: deque[SlotRequest] = deque()
         self.encoded = EncodedRequests([], [])
         self.in_slots: dict[int, SlotRequest] = {}
+        self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None  # of the latest steps; what their slots held
         self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
         self.found: dict[int, BatchHypotheses] = {}  # of batches that are not complete
         self.missing: dict[int, int] = {}  # sentences that such a batch lacks
@@ -169,12 +171,14 @@ class ContinuousBatching:
         if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
         self.refill()
-        done = self.run_steps() if self.in_slots else None
+        previous = self.flags
+        self.flags = (self.run_steps(), self.in_slots.copy()) if self.in_slots else None
         self.encode()
         complete = self.collect_results()
-        if done is not None:
-            flags = done.read()[0].tolist()
-            self.free([slot for slot in self.in_slots if flags[slot]])
+        if previous is not None:
+            copy, held = previous
+            done = copy.read()[0].tolist()
+            self.free([slot for slot, request in held.items() if done[slot] and self.in_slots.get(slot) is request])
         return complete
 
     # --- slots ------------------------------------------------------------------------------------------------------

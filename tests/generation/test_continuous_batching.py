@@ -6,6 +6,7 @@ from testing import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
+from nmtkit.generation import continuous_batching
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
 from nmtkit.generation.decoding import Sentence, beam_search
@@ -287,3 +288,32 @@ def test_shapes_are_few_and_never_too_small():
     sizes = [rounded(number) for number in range(1, 2000)]
     assert all(size >= number for number, size in enumerate(sizes, 1))
     assert sorted(set(sizes)) == [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+
+
+def test_the_host_reads_nothing_before_the_next_steps_are_launched(monkeypatch):
+    """Else the device would be idle until the host has read what it waited for, and launched more."""
+    launched, read = [0], []
+
+    class Recorded(continuous_batching.AsyncCopy):
+        def __init__(self, *tensors):
+            super().__init__(*tensors)
+            self.launched = launched[0]
+
+        def read(self):
+            read.append((self.launched, launched[0], bool(runner.in_slots)))
+            return super().read()
+
+    def counted(search, lengths):
+        launched[0] += 1
+        step(search, lengths)
+
+    step = GraphBeamSearch.step
+    monkeypatch.setattr(continuous_batching, "AsyncCopy", Recorded)
+    monkeypatch.setattr(GraphBeamSearch, "step", counted)
+    model, options, sentences = tiny(60), SearchOptions(max_len_b=12), sources(40, 60, 14)
+    runner = continuous([model], options, 6)
+    found = dict(runner.decode(batches_of(sentences, 10)))
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
+    assert_same([hypotheses for number in range(4) for hypotheses in found[number]], expected)
+    assert sum(busy for *_, busy in read) > 20
+    assert all(now >= copied + STEPS_PER_SYNC for copied, now, busy in read if busy)
