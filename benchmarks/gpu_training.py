@@ -56,11 +56,14 @@ def micro_batch(tokens: int, vocabulary: int, generator: torch.Generator) -> Bat
     return Batch(sides[0], sides[1], output, tokens, torch.arange(sentences))
 
 
-def update_of(number: int, max_tokens: int, scale: Scale) -> Update:
-    """An update of at least `scale.batch_tokens`, in micro-batches of `max_tokens`, on the device."""
+def update_of(number: int, max_tokens: int, scale: Scale, device: str | None = None) -> Update:
+    """An update of about `scale.batch_tokens`, in micro-batches of `max_tokens`, on the device."""
     generator = torch.Generator().manual_seed(number)
     count = max(1, round(scale.batch_tokens / max_tokens))
-    batches = [(index, micro_batch(max_tokens, scale.vocabulary, generator).to(scale.device)) for index in range(count)]
+    batches = [
+        (index, micro_batch(max_tokens, scale.vocabulary, generator).to(device or scale.device))
+        for index in range(count)
+    ]
     tokens = count * max_tokens
     pairs = np.arange(sum(len(batch.pairs) for _, batch in batches))
     return Update(Position(0, number), pairs, tokens, tokens, batches, False)
