@@ -34,9 +34,9 @@ HOST_SECONDS = 10e-6  # of an eager operation, autocast and autograd included: a
 KERNEL_SECONDS = 2.5e-6  # of the smallest kernel: an estimate
 TILE = 128  # rows and columns that flash attention computes at least for a sentence and a head
 
-VIEWS = {"view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "squeeze", "select", "slice", "split", "detach",
-         "split_with_sizes", "alias", "unbind", "permute", "as_strided", "empty", "empty_like", "empty_strided",
-         "new_empty", "new_empty_strided", "lift_fresh", "device"}  # fmt: skip
+VIEWS = {"view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "squeeze", "select", "slice", "split",
+         "split_with_sizes", "unbind", "permute", "alias", "as_strided", "detach", "lift_fresh", "device", "empty",
+         "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # fmt: skip
 
 
 @dataclass(frozen=True)

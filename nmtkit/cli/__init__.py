@@ -98,3 +98,6 @@ def main() -> None:
     nmtkit average-checkpoints checkpoints --last 5 --output averaged.pt
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     """
+    # torch's CUDA allocator reads it once: batches of many sizes fragment blocks that cannot grow
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

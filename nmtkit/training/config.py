@@ -60,8 +60,12 @@ class RunConfig(Config):
     batch_tokens: int | None = option(
         None, "Tokens of an update, of the larger side, over all processes.", min=1, section="Batches"
     )
-    max_tokens: int = option(4096, "Tokens a process takes at once, of the larger side.", min=1)
-    update_freq: int | None = option(None, "Instead of --batch-tokens: N x max-tokens x processes; else 1.", min=1)
+    max_tokens: int | None = option(
+        None, "Tokens a process takes at once, of the larger side; none: what fits on a GPU, 4096 on a CPU.", min=1
+    )
+    update_freq: int | None = option(
+        None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
+    )
     clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
     subword_alpha: float = option(
         0.0, "Segment anew each epoch, leaving out X of the merges (BPE-dropout); 0 is off.", min=0, below=1
@@ -101,6 +105,9 @@ class RunConfig(Config):
     )
     timeout_minutes: float = option(
         10.0, "Minutes after which a process that hangs ends the run.", above=0, max=1_000_000
+    )
+    deterministic: bool = option(
+        False, "On a GPU, the very same weights from every run: slower backward passes of attention and embeddings."
     )
     compile: bool = option(False, "Compile the model, for batches of a few shapes; not yet measured on a GPU.")
 

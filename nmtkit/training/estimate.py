@@ -23,6 +23,7 @@ from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_trainer
+from nmtkit.training.trainer import fit_max_tokens
 
 P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
 STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4, "adafactor": 0}  # of optimizer state per parameter
@@ -212,10 +213,12 @@ def _average_tokens(split: Split) -> int:
 
 def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int, expected: Estimate) -> list[str]:
     """Makes whole updates in this one process and returns lines on their speed beside what the device can reach."""
-    plan.set_threads()
+    plan.configure_torch()
     device, config = plan.device, plan.job.run
     trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
     loader = BatchLoader(dataset["train"], sampler, plan.max_tokens, 0, 1, device, config.subword_alpha)
+    if plan.fits_max_tokens:
+        fit_max_tokens(trainer, loader)
     source = target = 0
     started = time.monotonic()
     for number, update in enumerate(loader.updates(Position(0, 0))):

@@ -171,13 +171,25 @@ class BatchLoader:
 
     def largest_micro_batch(self) -> Pairs:
         """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
+        return self.extreme_micro_batches()[0]
+
+    def extreme_micro_batches(self) -> tuple[Pairs, Pairs]:
+        """Returns the pairs of the micro-batch with most tokens, and of that with most sentences, of the first updates.
+
+        The second may need more memory: flash attention rounds what it keeps of every sentence up to 128 rows.
+        """
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = [
             part
             for pairs in islice(self.sampler.epoch(0), PROBED)
             for part in micro_batches(pairs, source, target, self.max_tokens)
         ]
-        return max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
+        by_tokens = max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
+        return by_tokens, max(parts, key=len)
+
+    def longest_sentence(self) -> int:
+        """Returns the tokens of the longest sentence, which no micro-batch can be smaller than."""
+        return max(self.sampler.max_lengths)
 
     def tokens_of(self, pairs: Pairs) -> int:
         """Returns the tokens of the larger side of some pairs."""

@@ -4,6 +4,7 @@ The run itself, its dry run, the cost estimate and the memory probe all take dev
 batch size from here, so that none of them can see a different run.
 """
 
+import math
 import os
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,11 @@ from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig, RunConfig
 
+MAX_TOKENS = 4096  # of a micro-batch on a CPU, and of the updates of a run that is not told their size
+# A process's micro-batch may be this much larger than its share of an update: sentences do not divide evenly, and a
+# micro-batch more than there are processes would make all of them wait for another pass.
+SHARE_MARGIN = 1.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
@@ -24,6 +30,7 @@ class RunPlan:
     device: torch.device  # of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # processes, over all machines
+    max_tokens: int  # of a micro-batch, of the larger side; on a GPU the most to try, unless --max-tokens is given
     threads: int | None  # CPU threads of this process; None leaves torch's default
 
     @property
@@ -33,9 +40,9 @@ class RunPlan:
         return self.job.run.batch_tokens
 
     @property
-    def max_tokens(self) -> int:
-        """Tokens of a micro-batch, of the larger side."""
-        return self.job.run.max_tokens
+    def fits_max_tokens(self) -> bool:
+        """Whether the memory probe is to lower `max_tokens` until micro-batches fit, where it would refuse them."""
+        return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def updates(self, updates_per_epoch: int | None) -> tuple[int | None, bool]:
         """Returns the updates of the whole run, None without an end, and whether --max-epoch is what ends it.
@@ -50,9 +57,15 @@ class RunPlan:
             return config.max_update, False
         return by_epochs, True
 
-    def set_threads(self) -> None:
+    def configure_torch(self) -> None:
+        """Sets what torch keeps for the whole process: threads, and on a GPU how it multiplies and adds."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of fraction, several times as fast
+        if self.job.run.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, and reads it at its start
+            torch.use_deterministic_algorithms(True)
 
     def sampler(self, split: Split) -> BatchSampler:
         """Returns the batches of every epoch. Raises ValueError for a pair that exceeds --batch-tokens."""
@@ -67,10 +80,15 @@ def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = 
     """
     config = job.run
     device = device_of(config)
+    if config.deterministic and device.type == "cpu":
+        raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are the same without it")
     tokens = config.batch_tokens or resumed_batch_tokens
+    max_tokens = config.max_tokens or MAX_TOKENS
     if tokens is None:
-        tokens = (config.update_freq or 1) * config.max_tokens * world_size
-    run = replace(config, batch_tokens=tokens, update_freq=None, max_tokens=min(config.max_tokens, tokens))
+        tokens = (config.update_freq or 1) * max_tokens * world_size
+    if config.max_tokens is None and device.type == "cuda":
+        max_tokens = math.ceil(SHARE_MARGIN * tokens / world_size)
+    run = replace(config, batch_tokens=tokens, update_freq=None)
     threads = config.threads
     if threads is None and device.type == "cpu" and distributed.launched():
         threads = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -79,6 +97,7 @@ def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = 
         device=device,
         precision=precisions.resolve(config.precision, device),
         world_size=world_size,
+        max_tokens=min(max_tokens, tokens),
         threads=threads,
     )
 

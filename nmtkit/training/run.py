@@ -25,7 +25,7 @@ from nmtkit.training.metrics import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, resume_requirements, run_facts
-from nmtkit.training.trainer import probe_memory
+from nmtkit.training.trainer import fit_max_tokens, probe_memory
 from nmtkit.training.validation import StopRequestedError, Validator
 
 log = logging.getLogger("nmtkit")
@@ -102,7 +102,8 @@ class Run:
         newest = self._newest_checkpoint()
         before = newest[1]["training"]["identity"]["batch tokens"] if newest else None
         plan = resolve(job, distributed.world_size(), before)
-        plan.set_threads()
+        plan.configure_torch()
+        self.plan = plan
         self.job = plan.job
         self.facts = run_facts(plan, data, self.dataset)
         config = self.job.run
@@ -142,7 +143,7 @@ class Run:
         source, target = self.train_split.source.lengths, self.train_split.target.lengths
         for start in range(0, len(source), WINDOW_PAIRS):
             end = min(start + WINDOW_PAIRS, len(source))
-            limit = self.job.run.max_tokens
+            limit = self.plan.max_tokens
             check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
@@ -183,7 +184,7 @@ class Run:
         if not len(split):
             raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
         beam = config.valid_beam if config.valid_bleu else None
-        return Validator(split, config.max_tokens, self.device, self.trainer.precision, beam, self.stop.interrupting)
+        return Validator(split, self.plan.max_tokens, self.device, self.trainer.precision, beam, self.stop.interrupting)
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -197,9 +198,14 @@ class Run:
         if end:
             return end
         loader = self._loader()
+        if self.plan.fits_max_tokens:
+            fit_max_tokens(self.trainer, loader)
+            if self.validator:
+                self.validator.max_tokens = loader.max_tokens
+            log.info("micro-batches of up to %s tokens fit", f"{loader.max_tokens:,}")
         if self.job.run.compile:
             self.trainer.compile(loader.batch(loader.largest_micro_batch(), 0))
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not self.plan.fits_max_tokens:
             probe_memory(self.trainer, loader)
         try:
             with self.stop:
@@ -218,7 +224,7 @@ class Run:
     def _loader(self) -> BatchLoader:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
-        data = self.train_split, self.sampler, config.max_tokens, rank, ranks
+        data = self.train_split, self.sampler, self.plan.max_tokens, rank, ranks
         return BatchLoader(*data, self.device, config.subword_alpha, fixed_shapes=config.compile)
 
     def _announce(self) -> None:
@@ -229,7 +235,7 @@ class Run:
         lines = [
             f"{names}: {parameter_count(model) / 1e6:.1f} M parameters, {self.trainer.precision} on {self.device.type}",
             f"{len(self.train_split):,} pairs, {config.batch_tokens:,} tokens an update in micro-batches of "
-            f"{config.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates an epoch",
+            f"{self.plan.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates an epoch",
             f"resuming {self.checkpoints.folder} after update {done}"
             if done
             else f"saving to {self.checkpoints.folder}",
@@ -237,12 +243,12 @@ class Run:
         for line in lines:
             log.info("%s", line)
         assert config.batch_tokens is not None
-        parts, ranks = -(-config.batch_tokens // config.max_tokens), distributed.world_size()
-        if parts < ranks:
+        parts, ranks = -(-config.batch_tokens // self.plan.max_tokens), distributed.world_size()
+        if config.max_tokens is not None and parts < ranks:
             log.warning(
                 "an update has %d micro-batches of --max-tokens %d for %d processes; lower it to %d to give all of "
                 "them work",
-                *(parts, config.max_tokens, ranks, config.batch_tokens // ranks),
+                *(parts, self.plan.max_tokens, ranks, config.batch_tokens // ranks),
             )
         self.log.write(
             "resume" if done else "start",

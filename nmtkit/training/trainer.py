@@ -28,6 +28,8 @@ from nmtkit.training.parameters import parameter_groups
 
 log = logging.getLogger("nmtkit")
 
+SPARE_MEMORY = 0.05  # share of a GPU's memory that an automatic --max-tokens leaves
+
 
 @dataclass(frozen=True, eq=False)
 class StepMetrics:
@@ -329,6 +331,44 @@ def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
         )
     if fitting < len(pairs):
         raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} would")
+
+
+def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
+    """Lowers `loader.max_tokens` until its micro-batches fit into the memory of every process, with some to spare.
+
+    The micro-batch of most tokens and that of most sentences are tried; while one does not fit, the limit is halved.
+    Raises ValueError when not even the longest sentence fits. With fsdp, whose passes need all processes, there is one
+    attempt: that of `probe_memory`.
+    """
+    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
+        return probe_memory(trainer, loader)
+    while not all(distributed.all_gather_object(_fits(trainer, loader))):
+        least = loader.longest_sentence()
+        if loader.max_tokens <= least:
+            raise ValueError(
+                f"not even a sentence of {least} tokens fits into the memory of {trainer.device}; choose a smaller "
+                "model, --gradient-checkpointing, or drop the longest sentences in preprocess"
+            )
+        loader.max_tokens = max(least, loader.max_tokens // 2)
+
+
+def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
+    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free: later ones have other shapes."""
+    spare = None
+    try:
+        if trainer.device.type == "cuda":
+            size = SPARE_MEMORY * torch.cuda.get_device_properties(trainer.device).total_memory
+            spare = torch.empty(int(size), dtype=torch.uint8, device=trainer.device)
+        for pairs in loader.extreme_micro_batches():
+            trainer.warm_up(loader.batch(pairs, 0))
+        return True
+    except torch.OutOfMemoryError:
+        pass  # outside this block the exception, and with it what its frames hold, is gone
+    del spare
+    trainer.engine.zero_grad()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return False
 
 
 def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:

@@ -142,4 +142,3 @@ def test_the_static_step_of_every_transformer(run: Runner, dtype: str, config: d
 )
 def test_a_graph_search(run: Runner, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
     run(checks.graph_search, "transformer_tiny", dtype, models, options, precision)
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory

@@ -1,5 +1,6 @@
 """The cost estimate of a run, against formulas."""
 
+import os
 from typing import Any
 
 import pytest
@@ -75,6 +76,43 @@ def test_a_plan_has_the_batch_size_in_tokens() -> None:
     assert plan("transformer_base", max_update=None, max_epoch=3).updates(100) == (300, True)
     assert plan("transformer_base", max_update=200, max_epoch=3).updates(100) == (200, False)
     assert plan("transformer_base", max_update=None).updates(100) == (None, False)
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmtkit.training.plan.device_of", lambda config: torch.device("cuda", 0))
+
+
+def test_max_tokens_is_a_share_of_the_update_on_a_gpu_and_4096_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan("transformer_base").max_tokens == 4096
+    assert plan("transformer_base", max_tokens=500).max_tokens == 500
+    assert not plan("transformer_base").fits_max_tokens
+    on_a_gpu(monkeypatch)
+    one, eight = plan("transformer_base"), plan("transformer_base", 8)
+    assert (one.max_tokens, eight.max_tokens) == (25_000, 3_438)  # 10 % above an eighth
+    assert one.fits_max_tokens and one.job.run.max_tokens is None  # found anew by a run on another machine
+    assert one.batch_tokens == eight.batch_tokens == 25_000
+    given = plan("transformer_base", max_tokens=500)
+    assert given.max_tokens == 500 and not given.fits_max_tokens
+    # the size of an update does not depend on the memory of a device
+    assert plan("transformer_base", 2, batch_tokens=None).batch_tokens == 2 * 4096
+
+
+def test_a_gpu_multiplies_fp32_in_tf32_and_adds_in_a_fixed_order_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="--deterministic is for GPUs"):
+        plan("transformer_base", deterministic=True)
+    on_a_gpu(monkeypatch)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    before = torch.get_float32_matmul_precision()
+    try:
+        plan("transformer_base").configure_torch()
+        assert torch.get_float32_matmul_precision() == "high"
+        assert not torch.are_deterministic_algorithms_enabled()
+        plan("transformer_base", deterministic=True).configure_torch()
+        assert torch.are_deterministic_algorithms_enabled() and "CUBLAS_WORKSPACE_CONFIG" in os.environ
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(before)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

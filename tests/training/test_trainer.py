@@ -2,6 +2,7 @@
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from nmtkit.training.metrics import DivergedError, Meter, NonfiniteGuard
 from nmtkit.training.parameters import parameter_groups, start_from
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
-from nmtkit.training.trainer import Trainer, largest_that_fits, probe_memory, seed_of
+from nmtkit.training.trainer import Trainer, fit_max_tokens, largest_that_fits, probe_memory, seed_of
 
 CPU = torch.device("cpu")
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
@@ -252,6 +253,32 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
     with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
         probe_memory(one, loader)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
+
+
+def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, loader = trainer(mirror_data), loader_of(mirror_data)
+    by_tokens, by_sentences = loader.extreme_micro_batches()
+    assert len(by_sentences) >= len(by_tokens) and loader.tokens_of(by_tokens) >= loader.tokens_of(by_sentences)
+    before = [parameter.clone() for parameter in one.model.parameters()]
+    plain, tried = one.warm_up, []
+
+    def small(batch: Any) -> None:
+        tried.append((batch.target_tokens, batch.source.layout.sentences))
+        if batch.target_tokens > 150 or batch.source.layout.sentences > 15:
+            raise torch.OutOfMemoryError("too much")
+        plain(batch)
+
+    monkeypatch.setattr(one, "warm_up", small)
+    fit_max_tokens(one, loader)
+    assert loader.max_tokens in (100, 50)
+    assert len({sentences for _, sentences in tried}) > 2
+    assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
+    assert not gradient(one).any()
+    monkeypatch.setattr(one, "warm_up", lambda batch: small(replace(batch, target_tokens=1_000)))
+    with pytest.raises(ValueError, match=r"not even a sentence of \d+ tokens fits"):
+        fit_max_tokens(one, loader)
 
 
 def test_fixed_shapes_change_neither_the_loss_nor_the_gradient(mirror_data: Path) -> None:
