@@ -223,7 +223,7 @@ def test_a_sentence_scores_alike_alone_and_in_any_batch(changes: dict[str, Any])
         torch.testing.assert_close(model(source.select(one), target.select(one)), right, rtol=1e-5, atol=1e-5)
 
 
-def test_a_dead_tail_changes_nothing() -> None:
+def test_padding_sentences_change_nothing() -> None:
     """A batch of fixed shape ends in a dummy sentence; its `max_length` is only a bound."""
     model = model_of().eval()
     source, target = sentences(4, 6, 5), sentences(3, 5, 4, seed=2)
@@ -243,32 +243,32 @@ def test_a_window_hides_what_lies_beyond_it() -> None:
 
 
 @variants
-def test_attention_maps_are_distributions_over_what_may_be_seen(changes: dict[str, Any]) -> None:
+def test_attention_weights_are_distributions_over_what_may_be_seen(changes: dict[str, Any]) -> None:
     model = model_of(**changes).eval()
     source, target = sentences(4, 7), sentences(5, 3, seed=2)
-    maps = model.attention_weights(source, target)
+    weights_by_kind = model.attention_weights(source, target)
     heads = model.config.heads
     shapes = {"encoder": (2, heads, 7, 7), "decoder": (2, heads, 5, 5), "cross": (2, heads, 5, 7)}
-    for kind, layers in maps.items():
+    for kind, layers in weights_by_kind.items():
         assert [tuple(weights.shape) for weights in layers] == [shapes[kind]] * 2
         lengths = source.layout.lengths if kind == "encoder" else target.layout.lengths
         for weights in layers:
             for sentence, length in enumerate(lengths.tolist()):
                 torch.testing.assert_close(weights[sentence, :, :length].sum(-1), torch.ones(heads, length))
                 assert not weights[sentence, :, length:].any()
-    assert all(not weights.triu(1).any() for weights in maps["decoder"])
-    assert all(not weights[0, :, :, 4:].any() for weights in maps["cross"])
+    assert all(not weights.triu(1).any() for weights in weights_by_kind["decoder"])
+    assert all(not weights[0, :, :, 4:].any() for weights in weights_by_kind["cross"])
 
 
-def test_attention_maps_give_back_the_output_of_attention() -> None:
+def test_attention_weights_give_back_the_output_of_attention() -> None:
     """The weights of the first encoder layer, applied to its values, are what the layer goes on with."""
     model = model_of().eval()
     source = sentences(4)
-    maps = model.attention_weights(source, sentences(3, seed=2))
+    weights_by_kind = model.attention_weights(source, sentences(3, seed=2))
     attention = model.encoder[0].self_attention
     x = model.source_embedding(source.values, source.layout.position_ids, 4)
     _, _, value = attention.project(x)
-    right = torch.einsum("hlm,mhv->lhv", maps["encoder"][0][0], value).flatten(1)
+    right = torch.einsum("hlm,mhv->lhv", weights_by_kind["encoder"][0][0], value).flatten(1)
     torch.testing.assert_close(
         attention(x, PackedContext(source.layout)), attention.out_proj(right), rtol=1e-5, atol=1e-5
     )

@@ -84,6 +84,21 @@ def test_slots_find_what_the_plain_search_finds(slots, changes):
     assert_same([hypotheses for number in range(len(found)) for hypotheses in found[number]], expected)
 
 
+def test_under_autocast_it_finds_nearly_what_fp32_does():
+    """As at validation: caches take the type of the projections, which is not that of the weights."""
+    options = SearchOptions(max_len_b=12)
+    model, sentences = tiny(60, seed=4), sources(24, 60, 14)
+    best = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found = dict(continuous([model], options, 5).decode(batches_of(sentences, 7)))
+        best.append([hypotheses[0] for number in range(len(found)) for hypotheses in found[number]])
+    same = [ours.tokens == theirs.tokens for ours, theirs in zip(*best, strict=True)]
+    assert sum(same) > 0.8 * len(same)
+    assert [hypothesis.score for hypothesis in best[1]] == pytest.approx([h.score for h in best[0]], abs=0.2)
+    assert best[0] != best[1]
+
+
 def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike():
     models = [tiny(9, 1, positions="learned", max_positions=14), tiny(9, 2, window=3)]
     options, sentences = SearchOptions(beam=8, nbest=8, lenpen=0.3), sources(8, 9, 12)

@@ -1,4 +1,4 @@
-"""Attention, its fast path and its plain one, against loops in float64."""
+"""Every attention backend against loops in float64, and the choice between them."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ CASES = [
 ]
 
 
-def layout(lengths: list[int]) -> Layout:
+def layout_of(lengths: list[int]) -> Layout:
     return Layout.of(torch.tensor(lengths))
 
 
@@ -69,7 +69,7 @@ def test_every_path_equals_the_loops(
 ) -> None:
     query, key, value = (x.requires_grad_() for x in draw(lengths, key_lengths, torch.float32))
     right = by_loops(query.double(), key.double(), value.double(), lengths, key_lengths, causal, window)
-    layouts = layout(lengths), layout(key_lengths)
+    layouts = layout_of(lengths), layout_of(key_lengths)
     weight = torch.randn_like(right)
     right_gradients = torch.autograd.grad((right * weight).sum(), [query, key, value])
     for path in (bmm_attention, reference_attention, sdpa_attention):
@@ -85,15 +85,15 @@ def test_the_fast_path_reads_the_views_of_a_fused_projection(lengths: list[int])
     views = draw(lengths, lengths, torch.float32, fused=True)
     assert not views[1].is_contiguous()
     copies = [view.contiguous() for view in views]
-    one = layout(lengths)
-    strided, dense = (bmm_attention(*x, one, one, AttentionSpec(causal=True)) for x in (views, copies))
+    layout = layout_of(lengths)
+    strided, dense = (bmm_attention(*x, layout, layout, AttentionSpec(causal=True)) for x in (views, copies))
     assert torch.equal(strided, dense)
 
 
 def test_bfloat16_stays_near_the_loops() -> None:
     lengths = [7, 12]
     inputs = [x.bfloat16() for x in draw(lengths, lengths, torch.float32)]
-    result = attention(*inputs, layout(lengths), layout(lengths), AttentionSpec(causal=True))
+    result = attention(*inputs, layout_of(lengths), layout_of(lengths), AttentionSpec(causal=True))
     assert result.dtype == torch.bfloat16
     right = by_loops(*(x.double() for x in inputs), lengths, lengths, True, None)
     torch.testing.assert_close(result.double(), right, atol=0.03, rtol=0.03)
@@ -102,10 +102,12 @@ def test_bfloat16_stays_near_the_loops() -> None:
 def test_a_sentence_has_the_same_result_in_any_company() -> None:
     lengths = [5, 30, 2, 11]
     query, key, value = draw(lengths, lengths, torch.float32)
-    together = attention(query, key, value, layout(lengths), layout(lengths), AttentionSpec(causal=True)).split(lengths)
+    together = attention(query, key, value, layout_of(lengths), layout_of(lengths), AttentionSpec(causal=True)).split(
+        lengths
+    )
     parts = zip(query.split(lengths), key.split(lengths), value.split(lengths), together, strict=True)
     for q, k, v, right in parts:
-        alone = layout([len(q)])
+        alone = layout_of([len(q)])
         torch.testing.assert_close(
             attention(q, k, v, alone, alone, AttentionSpec(causal=True)), right, atol=1e-6, rtol=0
         )
@@ -118,9 +120,9 @@ def test_dropout_falls_on_the_weights(path: Callable[..., Tensor]) -> None:
     torch.manual_seed(1)
     query, key = torch.randn(640, H, K), torch.randn(640, H, K)
     value = torch.eye(n).repeat(40, 1)[:, None].expand(-1, H, -1).contiguous().requires_grad_()
-    one = layout(lengths)
-    weights = path(query, key, value, one, one, AttentionSpec()).detach()
-    dropped = path(query, key, value, one, one, AttentionSpec(dropout=p))
+    layout = layout_of(lengths)
+    weights = path(query, key, value, layout, layout, AttentionSpec()).detach()
+    dropped = path(query, key, value, layout, layout, AttentionSpec(dropout=p))
     gone = dropped == 0
     assert abs(gone.float().mean() - p) < 0.02
     torch.testing.assert_close(dropped[~gone], weights[~gone] / (1 - p), atol=1e-4, rtol=1e-4)
@@ -134,12 +136,12 @@ def test_dropout_gradients_equal_differences() -> None:
     """Central differences in float32, the mask held by the seed."""
     lengths = [3, 2]
     inputs = [x.requires_grad_() for x in draw(lengths, lengths, torch.float32)]
-    one = layout(lengths)
+    layout = layout_of(lengths)
     weight = torch.randn(5, H, V)
 
     def loss(*x: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return (bmm_attention(*x, one, one, AttentionSpec(dropout=0.4)) * weight).sum()
+        return (bmm_attention(*x, layout, layout, AttentionSpec(dropout=0.4)) * weight).sum()
 
     gradients = torch.autograd.grad(loss(*inputs), inputs)
     for number, gradient in enumerate(gradients):
@@ -151,8 +153,8 @@ def test_dropout_gradients_equal_differences() -> None:
 
 def test_weights_are_rows_that_sum_to_one_and_see_nothing_hidden() -> None:
     query, key, _ = draw([4, 2], [4, 2], torch.float32)
-    one = layout([4, 2])
-    weights = attention_weights(query, key, one, one, AttentionSpec(causal=True, window=3))
+    layout = layout_of([4, 2])
+    weights = attention_weights(query, key, layout, layout, AttentionSpec(causal=True, window=3))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, H, 4))
     assert (weights[0].triu(1) == 0).all() and (weights[0].tril(-2) == 0).all()
     assert (weights[1, :, :, 2:] == 0).all()
@@ -162,10 +164,10 @@ def test_layouts_do_not_outlive_their_batch() -> None:
     import gc
     import weakref
 
-    one = layout([3, 2])
-    attention(*draw([3, 2], [3, 2], torch.float32), one, one, AttentionSpec(causal=True))
-    gone = weakref.ref(one)
-    del one
+    layout = layout_of([3, 2])
+    attention(*draw([3, 2], [3, 2], torch.float32), layout, layout, AttentionSpec(causal=True))
+    gone = weakref.ref(layout)
+    del layout
     gc.collect()
     assert gone() is None
 
@@ -261,5 +263,5 @@ def test_varlen_attention_is_called_as_documented(
     torch.manual_seed(0)
     query = torch.randn(sum(lengths), H, widths[0])
     key, value = (torch.randn(sum(key_lengths), H, width) for width in widths)
-    arguments = query, key, value, layout(lengths), layout(key_lengths), AttentionSpec(causal, window)
+    arguments = query, key, value, layout_of(lengths), layout_of(key_lengths), AttentionSpec(causal, window)
     torch.testing.assert_close(varlen_attention(*arguments), reference_attention(*arguments), atol=1e-6, rtol=1e-5)
