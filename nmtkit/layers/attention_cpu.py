@@ -26,8 +26,8 @@ def bmm_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
     """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv."""
-    length = query_layout.max_length if spec.causal or spec.window is not None else 1
-    bias = key_layout.derived(("bias", spec.causal, spec.window, length), lambda: _bias(query_layout, key_layout, spec))
+    name = "bias", spec.causal, spec.window, query_layout.max_length
+    bias = key_layout.derived(name, lambda: _bias(query_layout, key_layout, spec))
     arguments = query, key, value, bias, query_layout, key_layout, spec.dropout
     return _BmmAttention.apply(*arguments)  # type: ignore[no-untyped-call]
 
@@ -112,8 +112,12 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
 
 
 def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec) -> Tensor:
-    """Returns what is added to scores, 0 where a query sees the key and -inf elsewhere: B 1 1 M or B 1 L M."""
-    return _additive(F.pad(attention_mask(query_layout, key_layout, spec), (0, -key_layout.max_length % KEY_MULTIPLE)))
+    """Returns what is added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
+
+    It is expanded over queries, since adding rows of 16 keys one by one is slow.
+    """
+    visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
+    return _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
 
 
 def _additive(visible: Tensor) -> Tensor:
