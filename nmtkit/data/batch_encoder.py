@@ -41,6 +41,8 @@ class BatchEncoder:
         self._capacity = cached_words
         self._words = self._empty_cache()
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
+        special = [self._processor.is_unknown(token) or self._processor.is_byte(token) for token in range(len(pieces))]
+        self._is_unknown = np.array(special)
         self._starts_word = np.array([piece.startswith(SPACE_SYMBOL) for piece in pieces])
         facts = model_facts(model)
         self._rewrites = facts.rewrites
@@ -106,6 +108,10 @@ class BatchEncoder:
                     for row, word in enumerate(self._processor.normalize(groups[index]), start):
                         counts[row] = word.count(SPACE_SYMBOL)
         return counts
+
+    def unknown_pieces(self, encoded: Encoded) -> int:
+        """Returns the number of pieces that are unknown, or single bytes of characters outside the vocabulary."""
+        return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
     def words(self, text: str, encoded: Encoded) -> Words:
         """Returns the words of lines that each end in \\n, and the pieces of each word in the encoded lines."""

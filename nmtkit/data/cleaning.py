@@ -74,6 +74,9 @@ class CleaningStatistics:
         if examples:
             self.examples[reason] = (self.examples.get(reason, []) + examples)[:EXAMPLES]
 
+    def pairs(self, reason: str) -> int:
+        return self.dropped.get(reason, 0) + self.kept.get(reason, 0)
+
     def add(self, other: "CleaningStatistics") -> None:
         """Adds the statistics of later text."""
         for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):

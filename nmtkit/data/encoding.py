@@ -19,6 +19,7 @@ from nmtkit.data.cleaning import LONG_LINE, OVERLAP, CleaningStatistics, Example
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.corpus import Block, ParallelFiles
 from nmtkit.data.dataset_files import checksum
+from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
@@ -31,6 +32,7 @@ class EncodedBlock:
     hashes: Hashes  # [pairs, 2], see duplicates.py
     statistics: CleaningStatistics
     links: Encoded  # the word alignments, see alignments.py
+    text: TextStatistics | None = None  # None of a block that was not read
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -79,9 +81,11 @@ class PairEncoder:
             reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
             raise ValueError(_strict_error(files, block.first_line + row, reason))
         statistics = _statistics(rows, lines, block, files, config)
+        unknown = self._source.unknown_pieces(source), self._target.unknown_pieces(target)
+        text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
         links = self._links(texts, source, target, keep, block, files)
         source = self.tagged(source.select(keep), files.tag)
-        return EncodedBlock(source, target.select(keep), hashes[keep], statistics, links)
+        return EncodedBlock(source, target.select(keep), hashes[keep], statistics, links, text)
 
     def _links(
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
@@ -240,13 +244,15 @@ class Worker:
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def encode(self, block: Block, files: ParallelFiles) -> tuple[tuple[int, int, int, int], CleaningStatistics]:
+    def encode(
+        self, block: Block, files: ParallelFiles
+    ) -> tuple[tuple[int, int, int, int], CleaningStatistics, TextStatistics | None]:
         """Encodes a block, keeps it until `write`, and returns its sizes and statistics."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
         if files.tag is not None:  # one pair under two tags is no duplicate
             encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
         self._unwritten.append(encoded)
-        return encoded.sizes, encoded.statistics
+        return encoded.sizes, encoded.statistics, encoded.text
 
     def write(self, offset: BlockOffset) -> None:
         """Writes the earliest block not written yet."""

@@ -1,6 +1,7 @@
 """`nmtkit preprocess`: trains a tokenizer, encodes valid and test sets, and cleans, encodes and mixes training sets."""
 
 import functools
+import logging
 import os
 import shutil
 from collections import deque
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data import corpus, duplicates, mixing
-from nmtkit.data.cleaning import DUPLICATE, CleaningStatistics
+from nmtkit.data import corpus, diagnostics, duplicates, mixing
+from nmtkit.data.cleaning import DUPLICATE, EQUAL, CleaningStatistics
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.corpus import ParallelFiles
 from nmtkit.data.dataset_files import (
@@ -34,9 +35,12 @@ from nmtkit.data.dataset_files import (
 )
 from nmtkit.data.encoding import BlockOffset, EncodedBlock, PairEncoder, SplitFiles, Worker, no_links
 from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport
-from nmtkit.data.spm_training import load_tokenizer, train_tokenizer
+from nmtkit.data.spm_model import model_facts
+from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.workers import Task, Workers
+
+log = logging.getLogger("nmtkit")
 
 TRAIN = "train"
 MAX_PASSES = 10_000  # of an epoch over the smallest corpus
@@ -70,6 +74,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
             writer.add_train(train)
         writer.finish()
         destination.finish()
+    for warning in writer.warnings():
+        log.warning("%s", warning)
     return writer.report
 
 
@@ -215,13 +221,15 @@ class DatasetWriter:
                     unwritten.append((index, block.lines))
                     yield Worker.encode, block, files
 
-        for worker, (sizes, statistics) in workers.imap(tasks()):
+        for worker, (sizes, statistics, text) in workers.imap(tasks()):
             index, lines = unwritten.popleft()
             bounds += [offset.pair] * (index + 1 - len(bounds))
             workers.send(worker, (Worker.write, offset))
             offset = offset.after(sizes)
             report = self.report.corpora[index]
             report.cleaning.add(statistics)
+            if text is not None:
+                report.text.append(text)
             report.read += lines
             report.written += sizes[0]
             pairs_read += lines
@@ -288,6 +296,17 @@ class DatasetWriter:
         for index, side in enumerate(SIDES):
             counts = np.sum([counts[index] for counts in counts_of_workers], axis=0)
             self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
+
+    def warnings(self) -> list[str]:
+        """Returns the signs of sick data in the training set."""
+        config = self.config
+        return diagnostics.find_warnings(
+            {str(corpus.source): corpus.text for corpus in self.report.corpora},
+            {str(corpus.source): corpus.cleaning.pairs(EQUAL) for corpus in self.report.corpora},
+            model_facts(self.tokenizer.source_model).model_type,
+            expected_pieces_per_word(config.spm_model),
+            trained_here=not config.spm_model,
+        )
 
     def _files(self) -> list[Path]:
         own = [path for path in self.folder.iterdir() if path.suffix in (".bin", ".txt")]

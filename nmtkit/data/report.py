@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.data.cleaning import CleaningStatistics, Example, in_order
+from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
 
 LONGEST_BAR = 256  # the last bar of a length histogram counts all longer sentences, too
 TOP_PIECES = 40
@@ -26,6 +27,7 @@ class CorpusReport:
     written: int = 0  # pairs, before up-sampling
     weight: float = 1.0
     cleaning: CleaningStatistics = field(default_factory=CleaningStatistics)
+    text: list[TextStatistics] = field(default_factory=list)  # of each block
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Report:
     def counts(self) -> dict[str, Any]:
         """Returns the counts for the manifest, in plain types."""
         return {
+            "pieces_per_word": pieces_per_word([block for corpus in self.corpora for block in corpus.text]),
             "corpora": [
                 {
                     "source": str(corpus.source),
@@ -107,7 +110,7 @@ class Report:
                     "kept": in_order(corpus.cleaning.kept),
                 }
                 for corpus in self.corpora
-            ]
+            ],
         }
 
 

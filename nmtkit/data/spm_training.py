@@ -13,7 +13,7 @@ import sentencepiece
 from nmtkit.data import corpus
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.corpus import ParallelFiles
-from nmtkit.data.dataset_files import TOKENIZER_FOLDER
+from nmtkit.data.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
 
@@ -47,6 +47,14 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
         if not facts.byte_fallback:
             log.warning("%s has no byte fallback: characters it does not know become unknown", path)
     return tokenizer
+
+
+def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
+    """Returns the pieces per word of the dataset that `load_tokenizer` takes the tokenizer of, if it is from one."""
+    if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
+        return None
+    figures = read_manifest(paths[0])["report"].get("pieces_per_word")
+    return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
 
 
 def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelFiles], tags: Sequence[str]) -> Tokenizer:

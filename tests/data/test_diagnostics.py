@@ -1,0 +1,86 @@
+"""Preprocess warns of sick training text, once for each sign, and of nothing else."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parallel_text import parallel_lines, write_pair
+
+from nmtkit.data import corpus
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.preprocess import preprocess
+from nmtkit.demo import corpus as demo_corpus
+
+SOURCE, TARGET = parallel_lines(3000)
+
+
+def warnings(
+    folder: Path, source: list[str], target: list[str], caplog: pytest.LogCaptureFixture, **settings: Any
+) -> list[str]:
+    """Returns the warnings of a preprocess."""
+    logging.getLogger("nmtkit").propagate = True  # a command that ran before may have turned it off
+    caplog.clear()
+    defaults = {"source_lang": "en", "target_lang": "de", "vocab_size": 340, "workers": 1, "overwrite": True}
+    train = write_pair(folder, "train", source, target)
+    preprocess(PreprocessConfig(**defaults | {"train": (train,), "destdir": folder / "data"} | settings))
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram", "char", "word"])
+def test_healthy_text_has_no_warning(model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    size = 40 if model_type == "word" else 320
+    settings: dict[str, Any] = {"model_type": model_type, "vocab_size": size}
+    assert warnings(tmp_path, SOURCE, TARGET, caplog, **settings) == []
+    again = {"spm_model": (tmp_path / "data",), "destdir": tmp_path / "again"}
+    assert warnings(tmp_path, SOURCE[:1000], TARGET[:1000], caplog, **again) == []
+
+
+def test_the_corpus_of_the_demo_has_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    demo_corpus.write(demo_corpus.generate(seed=3, train=3000, valid=50, test=100), tmp_path)
+    logging.getLogger("nmtkit").propagate = True
+    config = PreprocessConfig(
+        source_lang="en",
+        target_lang="de",
+        train=(str(tmp_path / "train"),),
+        destdir=tmp_path / "data",
+        vocab_size=600,
+        workers=1,
+    )
+    preprocess(config)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_shifted_lines_are_told_with_the_line_they_begin_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (warning,) = warnings(tmp_path, SOURCE[1:], TARGET[:-1], caplog)
+    assert "train.en have a correlation of 0.0" in warning or "train.en have a correlation of -0.0" in warning
+    assert "from about line" not in warning
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
+    shifted = TARGET[:1600] + TARGET[1601:] + TARGET[1600:1601]
+    (warning,) = warnings(tmp_path, SOURCE, shifted, caplog)
+    assert "from about line 1,501 on: are lines shifted or shuffled" in warning
+
+
+def test_equal_sides_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (warning,) = warnings(tmp_path, SOURCE, [*SOURCE[:300], *TARGET[300:]], caplog)
+    assert warning.startswith("10.")
+    assert "have equal sides" in warning
+
+
+def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert warnings(tmp_path, SOURCE, TARGET, caplog, separate_vocab=True, vocab_size=310) == []
+    known = {"spm_model": (tmp_path / "data",), "destdir": tmp_path / "again"}
+    upper = [
+        line.translate({ord(c): ord(c) - ord("a") + ord("а") for c in map(chr, range(97, 123))}) for line in TARGET
+    ]
+    found = warnings(tmp_path, SOURCE, upper, caplog, **known)
+    assert len(found) == 2
+    assert "of the target pieces are unknown or single bytes" in found[0]
+    assert "a target word has" in found[1]
+    found = warnings(tmp_path, TARGET, SOURCE, caplog, **known)
+    assert any("exchanged?" in warning for warning in found)
+    model = {"spm_model": (tmp_path / "data" / "tokenizer" / "source.model",), "destdir": tmp_path / "again"}
+    found = warnings(tmp_path, SOURCE, [f"{line} {line} {line}".title() for line in TARGET], caplog, **model)
+    assert not any("a source word" in warning for warning in found)
