@@ -1,16 +1,23 @@
 """Guided alignment against arithmetic on the attention weights, link by link."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
+from conftest import write_corpus
 from testing import TINY_CONFIGS, tiny_transformer
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.guided_alignment import GuidedAlignment
+from nmtkit.data.binarized import Dataset
+from nmtkit.models import from_checkpoint
 from nmtkit.packed import Batch, Packed
 from nmtkit.registry import derive
 
@@ -120,6 +127,31 @@ def test_an_update_that_leaves_the_layer_out_has_no_alignment_loss() -> None:
     net = model(decoder_layerdrop=0.99)
     net.begin_update(torch.Generator().manual_seed(1))
     assert set(criterion()(net, batch()).counts) == {"nll"}
+
+
+def test_preprocess_and_train_teach_a_model_to_align(tmp_path: Path) -> None:
+    """On words that are translated in reverse order."""
+    write_corpus(tmp_path / "train", 300, seed=1)
+    lengths = [len(line.split()) for line in (tmp_path / "train.xx").read_text().splitlines()]
+    links = (" ".join(f"{i}-{n - 1 - i}" for i in range(n)) for n in lengths)
+    (tmp_path / "train.align").write_text("".join(f"{line}\n" for line in links))
+    flags = f"preprocess -s xx -t yy --trainpref {tmp_path}/train --vocab-size 320"
+    flags += f" --alignments {tmp_path}/train.align --destdir {tmp_path}/data"
+    main(flags.split(), standalone_mode=False)
+    flags = f"train {tmp_path}/data --save-dir {tmp_path}/run --arch transformer_tiny --criterion guided_alignment"
+    flags += " --alignment-weight 1 --encoder-layers 1 --decoder-layers 1 --d-model 32 --d-ff 64 --heads 2 --dropout 0"
+    flags += " --batch-tokens 400 --max-update 150 --lr 0.01 --warmup-updates 20"
+    flags += " --device cpu --precision fp32 --validate-interval none"
+    trained = CliRunner().invoke(main, flags.split())
+    assert trained.exit_code == 0, trained.output
+    net, _ = from_checkpoint(tmp_path / "run" / "last.pt")
+    made = Dataset.open(tmp_path / "data")["train"].batch(np.arange(300))
+    assert made.alignments is not None
+    weights = net.eval().attention_weights(made.source, made.target_input)["cross"][0][:, 0].detach()
+    sentence, source, target = made.alignments.unbind(1)
+    on_links = float(weights[sentence, target, source].sum())
+    uniform = float((1 / made.source.layout.lengths[sentence]).sum())
+    assert on_links > 2 * uniform
 
 
 @pytest.mark.parametrize("name", [name for name in TINY_CONFIGS if name != "bytenet_small"])
