@@ -17,7 +17,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, Union
+from typing import Any, Generic, Literal, TypeVar, Union, overload
 
 import click
 from click.core import ParameterSource
@@ -26,6 +26,12 @@ T = TypeVar("T")
 
 LARGEST = 10**12  # limit of a number that declares no other: larger sizes are mistakes, and overflow 64 bits downstream
 COMMAND_LINE = "the command line"  # origin of settings that are flags
+LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "min": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "max": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
 
 # --- declaring settings -----------------------------------------------------------------------------------------------
@@ -75,25 +81,14 @@ def check_limits(config: Any) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            unmet, declared = _limits(number, field.metadata)
+            declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}
+            lower = {} if "above" in declared else {"min": -LARGEST}
+            limits = lower | ({} if "below" in declared else {"max": LARGEST}) | declared
+            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN meets none
             if unmet:
-                words = " and ".join(dict.fromkeys((*declared, *unmet)))
+                named = [name for name in LIMITS if name in declared or name in unmet]
+                words = " and ".join(f"{LIMITS[name][0]} {limits[name]:,}" for name in named)
                 raise ValueError(f"{flag_of(field)} is {number}; it must be {words}")
-
-
-def _limits(number: float, metadata: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns in words the limits that `number` fails, `LARGEST` among them, and all that are declared."""
-    low, above, high, below = (metadata.get(name) for name in ("min", "above", "max", "below"))
-    lower = ("above", operator.gt, above) if above is not None else ("at least", operator.ge, low)
-    upper = ("below", operator.lt, below) if below is not None else ("at most", operator.le, high)
-    unmet, declared = [], []
-    for (word, within, bound), largest in ((lower, -LARGEST), (upper, LARGEST)):
-        limit = largest if bound is None else bound
-        if bound is not None:
-            declared.append(f"{word} {limit:,}")
-        if not within(number, limit):  # NaN is within no limit
-            unmet.append(f"{word} {limit:,}")
-    return unmet, declared
 
 
 def flag_name(field: str) -> str:
@@ -110,14 +105,6 @@ def field_types(cls: type) -> dict[str, Any]:
     """Returns the annotated type of each field by name, in order of declaration."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-
-
-def check_config_class(cls: type, name: str) -> None:
-    if not dataclasses.is_dataclass(cls):
-        raise TypeError(f"the preset of {name!r} is a {cls.__name__}, not a dataclass")
-    for field in dataclasses.fields(cls):
-        if "help" not in field.metadata:
-            raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
@@ -179,24 +166,22 @@ def _expected(hint: Any) -> str:
         return "one of " + ", ".join(map(str, typing.get_args(hint)))
     if typing.get_origin(hint) is tuple:
         return "a list"
-    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
-    return names.get(hint, f"a {hint}")
+    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "a text")
 
 
-@typing.overload
+@overload
 def derive(config: type[T], changes: Mapping[str, Any], origin: str) -> T: ...
 
 
-@typing.overload
+@overload
 def derive(config: T, changes: Mapping[str, Any], origin: str) -> T: ...
 
 
 def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
     """Returns `config`, or that of a class with its defaults, with `changes` by field name; dashes are underscores.
 
-    `origin` names in errors where the changes come from (a TOML table, a checkpoint, `COMMAND_LINE`).
-
-    Raises ValueError for a field the config does not have, and for a value of the wrong type or beyond its limits.
+    `origin` names in errors where the changes come from (a TOML table, a checkpoint, `COMMAND_LINE`). Raises ValueError
+    for a field the config does not have, and for a value of the wrong type or beyond its limits.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
     checked = {}
@@ -408,7 +393,12 @@ class Registry(Generic[T]):
         """
         if name in self.entries:
             raise ValueError(f"{self.kind} {name!r} is registered twice; give yours another name")
-        check_config_class(type(preset), name)
+        cls = type(preset)
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"the preset of {name!r} is a {cls.__name__}, not a dataclass")
+        for field in dataclasses.fields(cls):
+            if "help" not in field.metadata:
+                raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
             self.entries[name] = Entry(name, factory, preset)

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,32 @@ def test_tied_weights_have_one_owner() -> None:
         "f": torch.zeros(0),
     }
     assert checkpoint.tied_to(model) == {"a": "a", "b": "b", "c": "a", "d": "d", "e": "e", "f": "f"}
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_damage_anywhere_is_told_or_does_no_harm(tmp_path: Path, seed: int) -> None:
+    """Flips, cuts and fills at random places: the file is refused in one line, or loads as it was."""
+    path = tmp_path / "c.pt"
+    checkpoint.save(path, {**CONTENTS, "training": {"lr": 0.5, "names": ["a", "b"]}, "plugins": ["mine.py"]})
+    data, whole = path.read_bytes(), checkpoint.checksum(checkpoint.load(path))
+    rng = random.Random(seed)
+    refused = 0
+    for _ in range(10_000 if seed else 600):
+        damaged = bytearray(data)
+        start = rng.randrange(len(data))
+        kind = rng.choice(["flip", "fill", "cut", "drop"])
+        if kind == "flip":
+            damaged[start] ^= 1 << rng.randrange(8)
+        elif kind == "fill":
+            damaged[start : start + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
+        elif kind == "cut":
+            del damaged[start:]
+        else:
+            del damaged[start : start + rng.randrange(1, 9)]
+        path.write_bytes(damaged)
+        try:
+            assert checkpoint.checksum(checkpoint.load(path)) == whole, (kind, start)
+        except ValueError as error:
+            refused += 1
+            assert str(path) in str(error) and "\n" not in str(error)
+    assert refused > 300
