@@ -9,9 +9,10 @@ DATA is a dataset of Multi30k as `nmtkit preprocess` makes it; CHECKPOINT a mode
 (b) CHECKPOINT on the test set, beam 4, with BLEU. nmtkit searches until no open hypothesis can win, at its default
     length penalty; CTranslate2 until 4 have ended, at its own.
 
-Two processes (nmtkit) or translators (CTranslate2) of one thread each. Systems take turns, round by round, so that a
-busy machine slows all of them alike; of each the median round counts. Processes, weights and graphs are warm.
-nmtkit takes its default batches, CTranslate2 what is fastest for it here.
+Two processes (nmtkit) or translators (CTranslate2) of one thread each. Both run in every precision that they have on
+this machine, and the figure to quote is the ratio within one precision. Systems take turns, round by round, so that a
+busy machine slows all of them alike; of each the median round counts, by the clock and in core-seconds. Processes and
+weights are warm. nmtkit takes its default batches, CTranslate2 those that are fastest for it here.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import ctranslate2
 import torch
-from turns import in_turns
+from turns import in_turns_by_core
 
 from nmtkit import Translator, checkpoint, export, models
 from nmtkit.architectures import ARCHITECTURES
@@ -36,6 +37,7 @@ from nmtkit.scoring.metrics import score
 
 PROCESSES = 2
 BATCH = 32  # sentences; CTranslate2's best here, of 16, 32 and 64
+PRECISIONS = {"int8": "int8", "bf16": "bfloat16", "fp32": "float32"}  # ours -> CTranslate2's compute type
 Outputs = list[list[str]]  # pieces
 System = Callable[[], Outputs]
 
@@ -63,11 +65,11 @@ def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options
     return run
 
 
-def theirs(folder: Path, path: Path, quantization: str, pieces: Outputs, **options: int) -> System:
-    directory = folder / f"{path.stem}-{quantization}"
-    export.to_ctranslate2(path, directory, quantization)
+def theirs(folder: Path, path: Path, compute_type: str, pieces: Outputs, **options: int) -> System:
+    directory = folder / f"{path.stem}-{compute_type}"
+    export.to_ctranslate2(path, directory, "int8" if compute_type == "int8" else "float32")
     translator = ctranslate2.Translator(
-        str(directory), inter_threads=PROCESSES, intra_threads=1, compute_type=quantization
+        str(directory), inter_threads=PROCESSES, intra_threads=1, compute_type=compute_type
     )
 
     def run() -> Outputs:
@@ -77,16 +79,36 @@ def theirs(folder: Path, path: Path, quantization: str, pieces: Outputs, **optio
     return run
 
 
+def contestants(
+    stack: ExitStack,
+    folder: Path,
+    path: Path,
+    lines: list[str],
+    pieces: Outputs,
+    options: SearchOptions,
+    **their_options: int,
+) -> dict[str, System]:
+    """Returns both systems in every precision that they have here; the key is their name and our word for it."""
+    systems = {f"nmtkit {name}": ours(stack, path, name, lines, options) for name in PRECISIONS}
+    supported = ctranslate2.get_supported_compute_types("cpu")
+    for name, compute_type in PRECISIONS.items():
+        if compute_type in supported:
+            systems[f"CTranslate2 {name}"] = theirs(folder, path, compute_type, pieces, **their_options)
+    return systems
+
+
 def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, dict[str, object]]:
-    """Seconds of each round, tokens per second of the median one, and the output; `extra` tokens count per sentence."""
-    outputs, seconds = in_turns(systems, rounds)
+    """Returns seconds, speeds and output of each system; each of nmtkit's sentences counts `extra` more tokens."""
+    outputs, seconds, core_seconds = in_turns_by_core(systems, rounds)
     results: dict[str, dict[str, object]] = {}
     for name, found in outputs.items():
         tokens = sum(len(pieces) + (extra if name.startswith("nmtkit") else 0) for pieces in found)
         results[name] = {
             "tokens": tokens,
             "seconds": [round(value, 3) for value in seconds[name]],
+            "core_seconds": [round(value, 3) for value in core_seconds[name]],
             "tokens_per_second": round(tokens / statistics.median(seconds[name])),
+            "tokens_per_core_second": round(tokens / max(0.01, statistics.median(core_seconds[name]))),
             "output": found,
         }
     return results
@@ -94,12 +116,24 @@ def measure(systems: dict[str, System], extra: int, rounds: int) -> dict[str, di
 
 def show(title: str, results: dict[str, dict[str, object]]) -> None:
     print(f"\n{title}")
+    speeds = {
+        name: [float(str(result[unit])) for unit in ("tokens_per_second", "tokens_per_core_second")]
+        for name, result in results.items()
+    }
+    for precision in PRECISIONS:
+        if theirs := speeds.get(f"CTranslate2 {precision}"):
+            clock, cores = (mine / other for mine, other in zip(speeds[f"nmtkit {precision}"], theirs, strict=True))
+            print(
+                f"  {precision}: nmtkit is {clock:.2f} times as fast as CTranslate2, per core-second {cores:.2f} times"
+            )
+        else:
+            print(f"  {precision}: CTranslate2 has none on this machine, so there is no ratio")
     for name, result in results.items():
-        print(f"  {name:<22}{result['tokens_per_second']:>7} tok/s  {result.get('bleu', '')}  {result['seconds']}")
-    speed = {name: float(str(result["tokens_per_second"])) for name, result in results.items()}
-    print(f"  int8 / CTranslate2 int8: {speed['nmtkit int8'] / speed['CTranslate2 int8']:.2f}")
-    for precision in ("bf16", "fp32"):
-        print(f"  {precision} / CTranslate2 float32: {speed[f'nmtkit {precision}'] / speed['CTranslate2 float32']:.2f}")
+        clock, cores = speeds[name]
+        print(
+            f"  {name:<22}{clock:>7,.0f} tok/s {cores:>7,.0f} a core-second"
+            f"  {result.get('bleu', '')}  {result['seconds']}"
+        )
 
 
 def main() -> None:
@@ -121,23 +155,13 @@ def main() -> None:
         base, number = random_base(data, folder), arguments.sentences
         middle = sorted(range(len(lines)), key=lambda line: abs(len(encoded[line]) - 15))[:number]
         forced = SearchOptions(beam=4, min_len=14, max_len_a=0, max_len_b=14)
-        systems = {
-            f"nmtkit {precision}": ours(stack, base, precision, [lines[i] for i in middle], forced)
-            for precision in ("int8", "bf16", "fp32")
-        }
-        for quantization in ("int8", "float32"):
-            systems[f"CTranslate2 {quantization}"] = theirs(
-                folder, base, quantization, [pieces[i] for i in middle], min_decoding_length=15, max_decoding_length=15
-            )
+        chosen_lines, chosen_pieces = [lines[i] for i in middle], [pieces[i] for i in middle]
+        limits = {"min_decoding_length": 15, "max_decoding_length": 15}
+        systems = contestants(stack, folder, base, chosen_lines, chosen_pieces, forced, **limits)
         report["base"] = measure(systems, 1, arguments.rounds)
         show("(a) transformer_base, random weights, 15 forced tokens", report["base"])
         if arguments.trained is not None:
-            systems = {
-                f"nmtkit {precision}": ours(stack, arguments.trained, precision, lines, SearchOptions())
-                for precision in ("int8", "bf16", "fp32")
-            }
-            for quantization in ("int8", "float32"):
-                systems[f"CTranslate2 {quantization}"] = theirs(folder, arguments.trained, quantization, pieces)
+            systems = contestants(stack, folder, arguments.trained, lines, pieces, SearchOptions())
             report["trained"] = measure(systems, 1, arguments.rounds)
             for result in report["trained"].values():
                 texts = [
