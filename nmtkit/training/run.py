@@ -184,7 +184,9 @@ class Run:
         if not len(split):
             raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
         beam = config.valid_beam if config.valid_bleu else None
-        return Validator(split, self.plan.max_tokens, self.device, self.trainer.precision, beam, self.stop.interrupting)
+        sharded = config.parallel == "fsdp" and distributed.world_size() > 1
+        settings = self.plan.max_tokens, self.device, self.trainer.precision, beam, sharded
+        return Validator(split, *settings, self.stop.interrupting)
 
     # --- the run ----------------------------------------------------------------------------------------------------
 

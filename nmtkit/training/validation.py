@@ -1,6 +1,7 @@
 """Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
 
 import contextlib
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -38,6 +39,7 @@ class Validator:
     device: torch.device
     precision: str
     beam: int | None  # of the translation behind BLEU; None leaves BLEU out
+    sharded: bool = False  # the model is FSDP's
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     worst: list[tuple[str, str, str, float]] = field(default_factory=list)
     """Source, translation, reference and chrF of the last validation's sentences with the lowest chrF, on rank 0."""
@@ -103,11 +105,8 @@ class Validator:
         rank, ranks = distributed.rank(), distributed.world_size()
         assert self.beam is not None
         lines = self.split.source_lines()
-        translator = Translator([model], self.split.tokenizer)
-        # on the CPU single rows gain nothing from bf16
-        precision = self.precision if self.device.type == "cuda" else "fp32"
-        with precisions.autocast(precision, self.device):
-            translations = self._share(lambda: translator.translate(lines[rank::ranks], beam=self.beam))
+        translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
+        translations = self._share(lambda: translator.translate(lines[rank::ranks], beam=self.beam))
         if translations is None:
             return None
         texts = [translation.text for translation in translations]
@@ -118,6 +117,18 @@ class Validator:
         if distributed.is_rank_zero():
             self.worst = _worst(lines, hypotheses, references)
         return score(hypotheses, [references], metrics=("bleu",))[0].value
+
+    def _prepared_copy(self, model: Architecture) -> Architecture:
+        """Returns a copy of the model as `nmtkit generate` has it: with 16-bit weights on a GPU, prepacked on a CPU.
+
+        Autocast would not do: it makes keys and values in 16 bits for a cache in the weights' 32. FSDP's modules cannot
+        be copied; on a GPU their parameters are gathered in 16 bits already.
+        """
+        from nmtkit.generation.translator import prepare
+
+        if self.sharded:
+            return model
+        return prepare(copy.deepcopy(model), str(self.device), "fp32" if self.precision == "fp32" else "auto")
 
 
 def _worst(sources: list[str], hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint, distributed
+from nmtkit import Translator, checkpoint, distributed
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run, StopReason
@@ -124,6 +124,24 @@ def test_a_validation_gives_a_heartbeat_for_every_token(
     run.validator.bleu(run.trainer.model)
     longest = int(run.dataset["valid"].target.lengths.max())
     assert len(beats) >= longest
+
+
+def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirror_data: Path, tmp_path: Path) -> None:
+    run = Run(job(tmp_path / "run", max_update=20, validate_interval=1, valid_bleu=True), mirror_data, Lines())
+    run.run()
+    assert run.validator is not None
+    before = {name: (value.dtype, value.clone()) for name, value in run.trainer.model.state_dict().items()}
+    kinds = [type(module) for module in run.trainer.model.modules()]
+    run.validator.bleu(run.trainer.model)
+    after = run.trainer.model.state_dict()
+    assert all(
+        after[name].dtype == dtype and torch.equal(after[name], value) for name, (dtype, value) in before.items()
+    )
+    assert [type(module) for module in run.trainer.model.modules()] == kinds
+    translator = Translator.load(tmp_path / "run" / "last.pt")
+    texts = [translation.text for translation in translator.translate(run.dataset["valid"].source_lines(), beam=4)]
+    assert {row[1] for row in run.validator.worst} <= set(texts)
+    assert len(run.validator.worst) == len(texts)
 
 
 def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
