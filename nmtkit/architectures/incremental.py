@@ -108,18 +108,20 @@ class IncrementalArchitecture(Architecture):
     def forward_with_attention(
         self, source: Packed, target_input: Packed, layer: int | None
     ) -> tuple[Tensor, Tensor | None]:
-        state = IncrementalState(self.encode(source), 1)
-        state.recorded_weights = []
-        features = self.extract_features(target_input, state)
-        if not state.recorded_weights:
+        features, weights = self._forward_recorded(source, target_input)
+        if not weights:
             return super().forward_with_attention(source, target_input, layer)
-        return features, state.recorded_weights[layer_index(layer, len(state.recorded_weights))]
+        return features, weights[layer_index(layer, len(weights))]
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
-        state = IncrementalState(self.encode(source), 1)
-        state.recorded_weights = []
-        self.extract_features(target_input, state)
-        if not state.recorded_weights:
+        _, weights = self._forward_recorded(source, target_input)
+        if not weights:
             return super().attention_weights(source, target_input)
         queries = target_input.layout.mask[:, None, :, None]
-        return {"cross": [weights * queries for weights in state.recorded_weights]}
+        return {"cross": [layer * queries for layer in weights]}
+
+    def _forward_recorded(self, source: Packed, target_input: Packed) -> tuple[Tensor, list[Tensor]]:
+        """Returns features and the cross-attention weights of each layer that has some."""
+        state = IncrementalState(self.encode(source), 1)
+        state.recorded_weights = []
+        return self.extract_features(target_input, state), state.recorded_weights

@@ -18,6 +18,7 @@ from nmtkit.architectures.interface import (
     Vocabulary,
     layer_index,
 )
+from nmtkit.layers import compute_dtype
 from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
@@ -394,7 +395,7 @@ class Transformer(Architecture):
             capacity=capacity,
             memory_capacity=memory_capacity,
             window=self.config.window,
-            dtype=_projection_dtype(weight),
+            dtype=compute_dtype(weight),
             device=weight.device,
         )
 
@@ -409,10 +410,3 @@ class Transformer(Architecture):
             # more than separates two candidates
             return torch.mm(features, weight.t(), out_dtype=torch.float32)
         return self.output_projection(features).float()
-
-
-def _projection_dtype(weight: Tensor) -> torch.dtype:
-    """Returns the type of what linear layers compute, which under autocast is not that of their weights."""
-    device = weight.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocast else weight.dtype
