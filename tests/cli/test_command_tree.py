@@ -156,7 +156,7 @@ def calls(path: Path) -> list[list[str]]:
     for line in shell_lines(path):
         if line.lstrip().startswith("#") or "nmtkit" not in line:
             continue
-        line = re.sub(r'"?\$@"?', "", line)
+        line = re.sub(r'"?\$(@|\{@:\d+\})"?', "", line)
         line = re.sub(r"\$\{(\w+):-([^}]*)\}", r"\2", line)
         line = re.sub(r"\$\{?(\w+)[^}\s\"$/.-]*\}?", lambda name: VARIABLES.get(name[1], "1"), line)
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
@@ -178,7 +178,7 @@ EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path)
 @pytest.mark.parametrize(
     ("path", "arguments"), EXAMPLES, ids=[f"{path.name}: {' '.join(words)}" for path, words in EXAMPLES]
 )
-def test_every_command_in_the_documents_parses(
+def test_every_command_in_the_documents_parses_and_its_flags_go_together(
     path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)  # for the config and plug-in files they name
@@ -188,7 +188,10 @@ def test_every_command_in_the_documents_parses(
         return
     command = subcommand(name)
     try:
-        command.make_context(name, [word for word in rest if word != "…"])
+        context = command.make_context(name, [word for word in rest if word != "…"])
+        if name in ("generate", "score"):  # conditions between flags, too
+            monkeypatch.setattr(f"nmtkit.cli.{name}.{name}", lambda *settings: None)
+            command.invoke(context)
     except click.exceptions.Exit as asked_for_help:
         assert asked_for_help.exit_code == 0
     except click.ClickException as error:
@@ -226,26 +229,17 @@ def test_help_pages_fit_into_80_columns(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "message"),
+    ("command", "code"),
     [
-        ("score --ref ref --sys ref > /dev/full", 2, "No space left on device"),
-        ("score --ref ref --sys ref >&-", 2, "standard output is closed"),
-        ("score --ref ref <&-", 2, "standard input is closed"),
-        ("score --ref ref --sys ref --sentence-level | head -c 0", 141, None),
-        ("score --help > /dev/full", 2, "No space left on device"),
-        ("score --ref ref --sys nowhere 2> /dev/full", 2, None),
-        ("score --ref ref --sys nowhere 2>&-", 2, None),
-        ("generate --path nowhere.pt >&-", 2, "standard output is closed"),
+        ("score --ref ref --sys ref --sentence-level | head -c 0", 141),
+        ("score --ref ref --sys nowhere 2> /dev/full", 2),
+        ("score --ref ref --sys nowhere 2>&-", 2),
     ],
 )
-def test_a_stream_that_cannot_be_used_is_one_line_and_no_traceback(
-    command: str, code: int, message: str | None, tmp_path: Path
-) -> None:
+def test_without_anyone_to_read_or_to_be_told_a_command_ends_quietly(command: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "ref").write_text("ein Hund\n" * 20_000)
     done = subprocess.run(
         ["bash", "-c", f"{sys.executable} -m nmtkit {command}; exit ${{PIPESTATUS[0]}}"],
         capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == (message is not None), done.stderr
-    assert message is None or message in done.stderr
+    assert (done.returncode, done.stderr) == (code, "")
