@@ -28,8 +28,8 @@ from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
 from nmtkit.packed import Packed
 from nmtkit.registry import Config, option
 
-# B sentences or slots, N = B x R rows of a search, S source tokens, T target tokens (of all sentences, end to end),
-# D model width, H heads, K width of a query or key head, Kv width of a value head
+# B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
+# end to end), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
 @dataclass(frozen=True, kw_only=True)
