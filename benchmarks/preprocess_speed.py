@@ -2,9 +2,10 @@
 
     python benchmarks/preprocess_speed.py --text data/train -s en -t de            # data/train.en, .de, also .gz
 
-Makes its input: the text again and again, one word in --perturb with a letter changed, so that a cache of words does
-not see only repeats. The tokenizer is given, as in a second run on the same data; times are of whole processes, from
-start to exit, and every ratio is of runs that took turns. Both write the same ids, which is checked.
+First on the text as it is, then on longer ones: the text again and again, with a letter changed in one word of 33, 12
+and 2 (`--rates`), since a cache of words gains by repeats. The tokenizer is given, as in a second run on the same data;
+times are of whole processes, from start to exit, and every ratio is of runs that took turns. The figure to quote is
+that per core-second: the plain script has one process. Both write the same ids, which is checked.
 """
 
 import argparse
@@ -112,44 +113,66 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_flags(parser)
+    parser.add_argument(
+        "--rates", type=int, nargs="+", default=[0, 33, 12, 2], metavar="N", help="0: the text as it is"
+    )
     parser.add_argument("--pairs", type=int, default=600_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--spm-model", type=Path, help="a .model file to use; by default one is trained on the text")
     arguments = parser.parse_args()
-    languages = arguments.source_lang, arguments.target_lang
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = arguments.spm_model or train_tokenizer(arguments, folder)
-        text = make_text(arguments.text, languages, arguments.pairs, arguments.perturb, folder)
-        plain_out = folder / "plain"
-        plain_out.mkdir()
-        files = [f"{text}.{language}" for language in languages]
-        commands = {
-            "plain": [sys.executable, "-c", PLAIN, str(model), *files, str(plain_out)],
-            "1 worker": nmtkit_command(arguments, text, model, folder / "one", 1),
-            "2 workers": nmtkit_command(arguments, text, model, folder / "two", 2),
-        }
-        taken: dict[str, list[float]] = {kind: [] for kind in commands}
-        used: dict[str, list[float]] = {kind: [] for kind in commands}
-        for _ in range(arguments.rounds):
-            for kind, command in commands.items():
-                clock, cores = seconds(command)
-                taken[kind].append(clock)
-                used[kind].append(cores)
-        for side in ("source", "target"):
-            same = (plain_out / f"{side}.ids").read_bytes() == (folder / "two" / f"train.{side}.ids.bin").read_bytes()
-            assert same, f"the {side} ids differ"
-        shutil.rmtree(folder / "one")
+        model = arguments.spm_model or train_tokenizer(arguments, Path(name))
+        for rate in arguments.rates:
+            folder = Path(name) / str(rate)
+            folder.mkdir()
+            compare(arguments, model, rate, folder)
+
+
+def compare(arguments: argparse.Namespace, model: Path, rate: int, folder: Path) -> None:
+    """Times all on text of one rate of changed words, and prints the ratios."""
+    languages = arguments.source_lang, arguments.target_lang
+    pairs = arguments.pairs
+    if rate:
+        text = make_text(arguments.text, languages, pairs, rate, folder)
+    else:
+        text = folder / "text"
+        for language in languages:
+            with corpus.open_bytes(corpus.locate(arguments.text, language)) as file:
+                content = file.read()
+            pairs = content.count(b"\n")
+            Path(f"{text}.{language}").write_bytes(content)
+    plain_out = folder / "plain"
+    plain_out.mkdir()
+    files = [f"{text}.{language}" for language in languages]
+    commands = {
+        "plain": [sys.executable, "-c", PLAIN, str(model), *files, str(plain_out)],
+        "1 worker": nmtkit_command(arguments, text, model, folder / "one", 1),
+        "2 workers": nmtkit_command(arguments, text, model, folder / "two", 2),
+    }
+    taken: dict[str, list[float]] = {kind: [] for kind in commands}
+    used: dict[str, list[float]] = {kind: [] for kind in commands}
+    for _ in range(arguments.rounds):
+        for kind, command in commands.items():
+            clock, cores = seconds(command)
+            taken[kind].append(clock)
+            used[kind].append(cores)
+    for side in ("source", "target"):
+        same = (plain_out / f"{side}.ids").read_bytes() == (folder / "two" / f"train.{side}.ids.bin").read_bytes()
+        assert same, f"the {side} ids differ"
+    print(f"\n{pairs:,} pairs, " + (f"a letter changed in one word of {rate}" if rate else "the text as it is"))
+    ratios = {
+        "1 worker / plain, per core-second": (used["plain"], used["1 worker"]),
+        "1 worker / plain, by the clock": (taken["plain"], taken["1 worker"]),
+        "2 workers / 1, by the clock": (taken["1 worker"], taken["2 workers"]),
+    }
+    for title, (slow, fast) in ratios.items():
+        of_rounds = [a / b for a, b in zip(slow, fast, strict=True)]
+        print(f"{title}: {statistics.median(of_rounds):.2f} (rounds {', '.join(f'{x:.2f}' for x in of_rounds)})")
     for kind, times in taken.items():
-        core = arguments.pairs / statistics.median(used[kind])
+        core, rate_by_clock = pairs / statistics.median(used[kind]), pairs / statistics.median(times)
         shown = ", ".join(f"{time:.1f}" for time in times)
-        rate = arguments.pairs / statistics.median(times)
-        print(f"{kind:10} {rate:10,.0f} pairs/s ({shown} s); {core:9,.0f} per core-second")
-    cores = [plain / one for plain, one in zip(used["plain"], used["1 worker"], strict=True)]
-    print(f"1 worker / plain, per core-second: {statistics.median(cores):.2f}")
-    for title, slow, fast in (("2 workers / plain", "plain", "2 workers"), ("2 workers / 1", "1 worker", "2 workers")):
-        ratios = [a / b for a, b in zip(taken[slow], taken[fast], strict=True)]
-        print(f"{title}: {statistics.median(ratios):.2f} (rounds {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+        print(f"{kind:10} {rate_by_clock:10,.0f} pairs/s ({shown} s); {core:9,.0f} per core-second")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
