@@ -23,21 +23,19 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
+Sizes = tuple[int, ...]  # of a block, or of all before it: pairs, and ids of each side
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
-    source: Encoded
-    target: Encoded
+    sides: tuple[Encoded, ...]  # source and target, and in a training set the links of alignments, see alignments.py
     hashes: Hashes  # [pairs, 2], see duplicates.py
     statistics: CleaningStatistics
-    links: Encoded  # the word alignments, see alignments.py
     text: TextStatistics | None = None  # None of a block that was not read
 
     @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Pairs, source tokens, target tokens, and links of their alignments."""
-        return len(self.source.lengths), len(self.source.ids), len(self.target.ids), len(self.links.ids)
+    def sizes(self) -> Sizes:
+        return len(self.hashes), *(len(side.ids) for side in self.sides)
 
 
 class PairEncoder:
@@ -85,7 +83,7 @@ class PairEncoder:
         text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
         links = self._links(texts, source, target, keep, block, files)
         source = self.tagged(source.select(keep), files.tag)
-        return EncodedBlock(source, target.select(keep), hashes[keep], statistics, links, text)
+        return EncodedBlock((source, target.select(keep), links), hashes[keep], statistics, text)
 
     def _links(
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
@@ -93,7 +91,7 @@ class PairEncoder:
     ) -> Encoded:  # fmt: skip
         """Returns the links between the pieces of each pair that is kept; none for a corpus without alignments."""
         if block.alignments is None or files.alignments is None:
-            return no_links(int(keep.sum()))
+            return Encoded(np.empty(0, np.uint32), np.zeros(int(keep.sum()), np.int64))
         path = files.alignments
         links, rows = alignments.parse(
             corpus.decode(block.alignments.read(), path, block.first_line), path, block.first_line
@@ -136,11 +134,7 @@ def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> 
     statistics = CleaningStatistics()
     statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{block.first_line}", *sizes)], config)
     nothing = Encoded(np.empty(0, np.uint16), np.empty(0, np.int64))
-    return EncodedBlock(nothing, nothing, np.empty((0, 2), np.uint64), statistics, no_links(0))
-
-
-def no_links(pairs: int) -> Encoded:
-    return Encoded(np.empty(0, np.uint32), np.zeros(pairs, np.int64))
+    return EncodedBlock((nothing, nothing, nothing), np.empty((0, 2), np.uint64), statistics)
 
 
 def _in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
@@ -173,45 +167,22 @@ def _strict_error(files: ParallelFiles, line: int, reason: str) -> str:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class BlockOffset:
-    """Where a block begins in the files of a split."""
-
-    pair: int = 0
-    source_token: int = 0
-    target_token: int = 0
-    link: int = 0
-
-    def after(self, sizes: tuple[int, int, int, int]) -> "BlockOffset":
-        pairs, source_tokens, target_tokens, links = sizes
-        return BlockOffset(
-            self.pair + pairs, self.source_token + source_tokens, self.target_token + target_tokens, self.link + links
-        )
-
-
 @dataclass
 class SplitFiles:
-    """The files of one split while they are made, open for writing at any offset."""
+    """The files of one split while they are made, open for writing at any offset: of each side ids and lengths."""
 
-    source_ids: Path
-    target_ids: Path
-    source_lengths: Path
-    target_lengths: Path
+    sides: list[tuple[Path, Path]]
     hashes: Path | None = None  # None where nobody looks for duplicates
-    links: Path | None = None  # None where no corpus has alignments
-    link_counts: Path | None = None
     _open: dict[Path, int] = field(default_factory=dict)
 
-    def write(self, block: EncodedBlock, offset: BlockOffset) -> None:
-        self._write(self.source_ids, block.source.ids, offset.source_token)
-        self._write(self.target_ids, block.target.ids, offset.target_token)
-        self._write(self.source_lengths, block.source.lengths.astype(np.int32), offset.pair)
-        self._write(self.target_lengths, block.target.lengths.astype(np.int32), offset.pair)
+    def write(self, block: EncodedBlock, offset: Sizes) -> None:
+        """Writes a block, before which there are as many pairs, and ids of each side, as `offset` says."""
+        pair, *first_ids = offset
+        for (ids, lengths), side, first in zip(self.sides, block.sides, first_ids, strict=False):
+            self._write(ids, side.ids, first)
+            self._write(lengths, side.lengths.astype(np.int32), pair)
         if self.hashes is not None:
-            self._write(self.hashes, block.hashes, 2 * offset.pair)
-        if self.links is not None and self.link_counts is not None:
-            self._write(self.links, block.links.ids, offset.link)
-            self._write(self.link_counts, block.links.lengths.astype(np.int32), offset.pair)
+            self._write(self.hashes, block.hashes, 2 * pair)
 
     def _write(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
         if path not in self._open:
@@ -244,9 +215,7 @@ class Worker:
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def encode(
-        self, block: Block, files: ParallelFiles
-    ) -> tuple[tuple[int, int, int, int], CleaningStatistics, TextStatistics | None]:
+    def encode(self, block: Block, files: ParallelFiles) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
         """Encodes a block, keeps it until `write`, and returns its sizes and statistics."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
         if files.tag is not None:  # one pair under two tags is no duplicate
@@ -254,12 +223,12 @@ class Worker:
         self._unwritten.append(encoded)
         return encoded.sizes, encoded.statistics, encoded.text
 
-    def write(self, offset: BlockOffset) -> None:
+    def write(self, offset: Sizes) -> None:
         """Writes the earliest block not written yet."""
         encoded = self._unwritten.popleft()
         self._files.write(encoded, offset)
         if self._config.report is not None:
-            for counts, side in zip(self._piece_counts, (encoded.source, encoded.target), strict=True):
+            for counts, side in zip(self._piece_counts, encoded.sides, strict=False):
                 counts += np.bincount(side.ids, minlength=len(counts))
 
     def find_duplicates(self, partition: Path) -> Rows:

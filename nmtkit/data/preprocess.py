@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from nmtkit.data.dataset_files import (
     text_file,
     write_manifest,
 )
-from nmtkit.data.encoding import BlockOffset, EncodedBlock, PairEncoder, SplitFiles, Worker, no_links
+from nmtkit.data.encoding import EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
 from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
@@ -144,7 +145,7 @@ class DatasetWriter:
         written = shard is None or shard[0] == 1
         texts = [(self.folder / text_file(split, side)).open("wb") for side in SIDES] if written else []
         output = self._split_files(split, self.folder)
-        offset = BlockOffset()
+        offset: Sizes = (0, 0, 0)
         scratch = self._scratch / split
         scratch.mkdir()
         for block in corpus.blocks(files, scratch, self.config.max_line_bytes + 1):
@@ -160,9 +161,9 @@ class DatasetWriter:
             self._held_out_keys.append(duplicates.pair_keys(hashes))
             if written:
                 source = self._encoder.tagged(source, files.tag)
-                encoded = EncodedBlock(source, target, hashes, CleaningStatistics(), no_links(len(hashes)))
+                encoded = EncodedBlock((source, target), hashes, CleaningStatistics())
                 output.write(encoded, offset)
-                offset = offset.after(encoded.sizes)
+                offset = tuple(map(add, offset, encoded.sizes))
                 texts[0].write(_with_tag(raw[0], files.tag))
                 texts[1].write(raw[1])
         output.close()
@@ -207,7 +208,7 @@ class DatasetWriter:
 
     def _encode(self, workers: Workers, corpora: list[ParallelFiles]) -> list[int]:
         """Encodes and writes all corpora; returns the rows where each begins, and the end of the last."""
-        offset = BlockOffset()
+        offset: Sizes = (0, 0, 0, 0)
         bounds = [0]
         pairs_read = 0
         unwritten: deque[tuple[int, int]] = deque()  # the corpus and the lines of each block that is not written yet
@@ -223,9 +224,9 @@ class DatasetWriter:
 
         for worker, (sizes, statistics, text) in workers.imap(tasks()):
             index, lines = unwritten.popleft()
-            bounds += [offset.pair] * (index + 1 - len(bounds))
+            bounds += [offset[0]] * (index + 1 - len(bounds))
             workers.send(worker, (Worker.write, offset))
-            offset = offset.after(sizes)
+            offset = tuple(map(add, offset, sizes))
             report = self.report.corpora[index]
             report.cleaning.add(statistics)
             if text is not None:
@@ -234,7 +235,7 @@ class DatasetWriter:
             report.written += sizes[0]
             pairs_read += lines
             self.on_progress(pairs_read)
-        return bounds + [offset.pair] * (len(corpora) + 1 - len(bounds))
+        return bounds + [offset[0]] * (len(corpora) + 1 - len(bounds))
 
     def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
         """Counts pairs that are also in an earlier row. If they are dropped, returns a byte per row that says so."""
@@ -348,15 +349,10 @@ class DatasetWriter:
         return self.folder / array_file(split, side, array)
 
     def _split_files(self, split: str, lengths_folder: Path, hashes: Path | None = None) -> SplitFiles:
-        aligned = split == TRAIN and ALIGNMENTS in self._train_sides
+        sides = self._train_sides if split == TRAIN else SIDES
         return SplitFiles(
-            self._path(split, "source", "ids"),
-            self._path(split, "target", "ids"),
-            lengths_folder / array_file(split, "source", "lengths"),
-            lengths_folder / array_file(split, "target", "lengths"),
+            [(self._path(split, side, "ids"), lengths_folder / array_file(split, side, "lengths")) for side in sides],
             hashes,
-            self._path(split, ALIGNMENTS, "ids") if aligned else None,
-            lengths_folder / array_file(split, ALIGNMENTS, "lengths") if aligned else None,
         )
 
 

@@ -63,8 +63,8 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
 
     encoded = encoder.encode(block, files, dropping, held_out_keys)
     kept = [pair for pair in pairs if pair[2] in (None, cleaning.OVERLAP)]
-    assert encoded.source.ids.tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
-    assert encoded.target.ids.tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
+    assert encoded.sides[0].ids.tolist() == joint_tokenizer.encode_source([pair[0] for pair in kept]).ids.tolist()
+    assert encoded.sides[1].ids.tolist() == joint_tokenizer.encode_target([pair[1] for pair in kept]).ids.tolist()
     reasons = [pair[2] for pair in pairs if pair[2] not in (None, cleaning.OVERLAP)]
     assert encoded.statistics.dropped == dict.fromkeys(reasons, 1)
     assert encoded.statistics.kept == {cleaning.OVERLAP: 1}
