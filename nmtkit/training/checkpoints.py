@@ -1,5 +1,6 @@
 """The folder of a run: numbered checkpoints, `last.pt` and `best.pt`, which of them stay, and which one to resume."""
 
+import fcntl
 import logging
 import math
 import os
@@ -7,7 +8,7 @@ import platform
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nmtkit import checkpoint, distributed
 from nmtkit.checkpoint import NUMBERED, file_name, numbered, objective
@@ -31,6 +32,7 @@ class CheckpointManager:
         self.metric = metric
         self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
         self.scheduled: set[str] = set()  # names of the files saved at the run's intervals
+        self.locked: IO[str] | None = None
 
     def open(self) -> None:
         """Removes half-written files and reads the scores of existing checkpoints, if there is a folder yet.
@@ -43,6 +45,7 @@ class CheckpointManager:
         ours = ("config.toml", "log.jsonl")
         if contents and not any(NUMBERED.fullmatch(path.name) or path.name in ours for path in contents):
             raise ValueError(f"--save-dir {self.folder} holds something else than a run; give an empty or a new folder")
+        self.lock()
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
         for path in numbered(self.folder):
@@ -50,6 +53,33 @@ class CheckpointManager:
                 self._note(path, checkpoint.load(path, mmap=True))
             except (ValueError, OSError):
                 continue  # a damaged one; `newest` says so
+
+    def lock(self) -> None:
+        """Takes the folder for this process until `unlock`. Raises ValueError naming the process that has it.
+
+        The lock is the system's, on a file in the folder: it ends with the process, however that ends.
+        """
+        if self.locked:
+            return
+        file = (self.folder / ".lock").open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read() or "another run"
+            file.close()
+            raise ValueError(f"--save-dir {self.folder} is in use by {holder}; give another folder") from None
+        except OSError as error:
+            log.warning("%s cannot be locked (%s): let no other run write to it", self.folder, error.strerror)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        file.flush()
+        self.locked = file
+
+    def unlock(self) -> None:
+        if self.locked:
+            self.locked.close()
+            self.locked = None
 
     def _note(self, path: Path, contents: checkpoint.Checkpoint) -> None:
         score = contents.get("scores", {}).get(self.metric)

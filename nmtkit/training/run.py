@@ -194,10 +194,12 @@ class Run:
         """Trains to the end, or until a signal asks to stop."""
         if distributed.is_rank_zero():
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.lock()
             (self.checkpoints.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
             self._announce()
         end = None if self.validation_due else self._stop_reason(None)
         if end:
+            self.checkpoints.unlock()
             return end
         loader = self._loader()
         if self.plan.fits_max_tokens:
@@ -220,6 +222,7 @@ class Run:
         finally:
             loader.close()
             self.log.close()
+            self.checkpoints.unlock()
         assert end is not None
         return end
 

@@ -3,6 +3,8 @@
 import json
 import logging
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +241,30 @@ def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_d
     with pytest.raises(ValueError, match=r"pair \d+ .*--max-tokens 5; give --max-tokens \d+"):
         Run(job(tmp_path / "run", max_tokens=5), mirror_data, Lines())
     assert not (tmp_path / "run").exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from nmtkit.training.checkpoints import CheckpointManager
+manager = CheckpointManager(Path(sys.argv[1]), None, 1, "loss")
+manager.open()
+print("locked", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_a_folder_is_locked_until_its_run_ends_be_it_by_kill(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    with pytest.raises(
+        ValueError, match=rf"--save-dir .* is in use by process {holder.pid} on .*; give another folder"
+    ):
+        Run(job(tmp_path / "run", max_update=2), mirror_data, Lines())
+    holder.kill()
+    holder.wait()
+    assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2
 
 
 def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_path: Path) -> None:
