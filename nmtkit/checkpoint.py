@@ -155,8 +155,8 @@ def check_values(contents: Checkpoint, path: Path) -> None:
 def checksum(contents: Checkpoint) -> int:
     """Returns a number that any flipped bit changes: the sum of all tensors as 64-bit words, and a CRC of the rest.
 
-    A sum costs a quarter of the CRC-32 of zip files: 19 ms for the 252 MB of a base model, which load in 75 ms and
-    make a ready model in 1 s.
+    A sum costs a quarter of the CRC-32 of zip files: 67 ms for the 707 MB of a big model, which takes 3.3 s to read
+    and build.
     """
     words, text = 0, 0
     for key, value in contents.items():

@@ -170,6 +170,48 @@ def test_a_dataset_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "give the dataset" in train(*TINY.split()).stderr
 
 
+def test_averages_take_the_checkpoints_of_the_interval(mirror_data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = ["--max-update", "7", "--save-interval-updates", "2", "--save-interval", "none"]
+    flags += ["--keep-last", "2", "--keep-best", "0"]
+    said = train(mirror_data, *TINY.split(), *flags, "--save-dir", folder).stderr
+    assert [path.name[-6:-3] for path in checkpoint.numbered(folder)] == ["004", "006", "007"]
+    assert f"average-checkpoints {folder} --last 2 " in said
+    average = ["average-checkpoints", str(folder), "--last", "2", "--output", str(folder / "averaged.pt")]
+    assert CliRunner().invoke(main, average).exit_code == 0
+    assert checkpoint.load(folder / "averaged.pt")["averaged"] == ["update_00000004.pt", "update_00000006.pt"]
+
+
+def test_dashes_and_underscores_are_alike_in_the_config(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('[run]\nsave-interval = 3\n[lr_scheduler]\nname = "fixed"\nlr = 0.5\n')
+    flags = ["--config", tmp_path / "run.toml", "--save-dir", tmp_path / "run"]
+    assert train(mirror_data, *TINY.split(), *flags).exit_code == 0
+    assert resolved(tmp_path / "run")["run"]["save_interval"] == 3
+    assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == 0.5
+    (tmp_path / "run.toml").write_text("[run]\nsave-interval = 3\nsave_interval = 3\n")
+    assert "stands twice" in train(mirror_data, *TINY.split(), *flags).stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("max_updates = 3", "did you mean 'max_update'?"),
+        ("max_update = 3.0", "max_update: 3.0 is not a whole number"),
+        ("valid_bleu = 1", "valid_bleu: 1 is not true or false"),
+        ('save_dir = ""', "save_dir: '' is not a path"),
+        ("clip_norm = nan", "--clip-norm is nan; it must be at least 0"),
+        ("seed = -1", "--seed is -1; it must be at least 0"),
+        ('device = "tpu"', "device: 'tpu' is not one of auto, cpu, cuda"),
+        ("freeze = [1]", "freeze: 1 is not a text"),
+    ],
+)
+def test_a_wrong_value_in_the_config_is_named_with_its_file(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "run.toml").write_text(f"[run]\n{line}\n")
+    result = train(tmp_path, *TINY.split()[:2], "--config", tmp_path / "run.toml")
+    assert result.exit_code == 2
+    assert said in result.stderr and "run.toml" in result.stderr and result.stderr.count("\n") == 1
+
+
 def test_a_setting_of_another_name_in_the_config_is_named(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[run]\nmax_updates = 3\n")
     result = train(mirror_data, *TINY.split(), "--config", tmp_path / "run.toml")
