@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from conftest import write_corpus
-from testing import TINY_CONFIGS, tiny_transformer
+from testing import TINY_CONFIGS, tiny_tokenizer, tiny_transformer
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.cli import main
@@ -20,6 +20,8 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.models import from_checkpoint
 from nmtkit.packed import Batch, Packed
 from nmtkit.registry import derive
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.setup import build_trainer
 
 SOURCE, TARGET = [[3, 5, 7, 2], [4, 2]], [[6, 4, 2], [5, 6, 2]]
 LINKS = [(0, 1, 0), (0, 0, 0), (0, 2, 1), (1, 1, 2)]  # sentence, source, target: two links of one target token
@@ -172,3 +174,11 @@ def test_an_architecture_without_attention_says_so() -> None:
     net = entry.factory(config, Vocabulary(source=13, target=13, joint=True)).train()
     with pytest.raises(ValueError, match="no cross-attention to supervise"):
         criterion()(net, batch())
+
+
+@pytest.mark.parametrize("settings", [{"parallel": "fsdp"}, {"compile": True}])
+def test_what_sees_the_models_forward_alone_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    template = JobTemplate.read(names={"architecture": "transformer_tiny", "criterion": "guided_alignment"})
+    job = template.job({"save_dir": tmp_path, "device": "cpu"} | settings)
+    with pytest.raises(ValueError, match="--criterion guided_alignment"):
+        build_trainer(job, tiny_tokenizer(), torch.device("cpu"), resumed=False)
