@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import residual_gpu
+
 # T tokens, D model width
 
 STEPS = 1 << 15  # a decision has 15 bits, so on CPUs p is rounded to a multiple of 1 / 32768
@@ -39,18 +41,28 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, p: float) -> Ten
     """Returns norm(x + dropout(change)): T D. It drops with probability `p`, whatever the mode.
 
     On a CPU under autocast the result has the type of `change`, bf16: half the memory to move, and no cast before the
-    next product. Sums and statistics are still taken in fp32.
+    next product. Sums and statistics are still taken in fp32. So it is on a GPU in training, where Triton works.
     """
     if not p and x.dtype == change.dtype and not torch.is_grad_enabled():
         return norm(x + change)
+    arguments = x, change, norm.weight, norm.bias, norm.eps, p
     if uses_bit_masks(change):
-        return _AddAndNorm.apply(x, change, norm.weight, norm.bias, norm.eps, p)  # type: ignore[no-untyped-call]
+        return _AddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
+    if uses_kernels(change):
+        return residual_gpu.FusedAddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
     return norm(x + dropout(change, p))
 
 
 def uses_bit_masks(x: Tensor) -> bool:
     """Returns whether the bitwise masks of this module apply: eager mode, on a CPU, 16 or 32 bits an element."""
     return x.device.type == "cpu" and x.element_size() in (2, 4) and not torch.compiler.is_compiling()
+
+
+def uses_kernels(x: Tensor) -> bool:
+    """Returns whether the kernels of `residual_gpu` apply: in training, on CUDA, in bf16 or fp32, uncompiled."""
+    if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float32) or torch.compiler.is_compiling():
+        return False
+    return torch.is_grad_enabled() and residual_gpu.is_usable(x.device)
 
 
 def keep_mask(x: Tensor, p: float) -> Tensor:

@@ -1,0 +1,146 @@
+"""The residual connection on a GPU, norm(x + dropout(change)), in one Triton kernel each way.
+
+As separate operations (dropout, the sum in fp32, the norm, and casts between them) it moves about 29 bytes a number
+forward and 33 back. Here sums and statistics are taken in fp32 in registers, and what is written has the type of
+`change`: 8 bytes a number each way. The mask is not kept but drawn anew, from the same seed.
+
+Triton comes with torch for CUDA. Where it is missing, or a kernel cannot be built, `add_and_norm` of `dropout.py` goes
+the plain way. Tests run these kernels in Triton's interpreter; **on a GPU they have not run yet**.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# T tokens, D model width
+
+ROWS = 16  # of a program of the backward kernel, each of which sums a part of the gradients of weight and bias
+
+log = logging.getLogger("nmtkit")
+
+
+@functools.cache
+def kernels() -> tuple[Any, Any] | None:
+    """Returns the forward and the backward kernel, or None without Triton."""
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+        return None
+
+    @triton.jit(do_not_specialize=["seed"])  # type: ignore[untyped-decorator]
+    def forward(  # type: ignore[no-untyped-def]
+        x, change, weight, bias, total, result, mean, rstd, width, eps, p, seed,
+        DROP: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, BLOCK)
+        inside = column < width
+        place = row * width + column
+        added = tl.load(change + place, inside, 0.0).to(tl.float32)
+        if DROP:
+            added = tl.where(tl.rand(seed, place.to(tl.int32)) >= p, added / (1 - p), 0.0)
+        # statistics are those of the rounded sum, which is what the backward pass finds
+        s = (tl.load(x + place, inside, 0.0).to(tl.float32) + added).to(total.dtype.element_ty)
+        tl.store(total + place, s, inside)
+        s = s.to(tl.float32)
+        m = tl.sum(s, 0) / width
+        centred = tl.where(inside, s - m, 0.0)
+        r = 1 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
+        tl.store(mean + row, m)
+        tl.store(rstd + row, r)
+        normed = centred * r * tl.load(weight + column, inside, 0.0) + tl.load(bias + column, inside, 0.0)
+        tl.store(result + place, normed.to(result.dtype.element_ty), inside)
+
+    @triton.jit(do_not_specialize=["rows", "seed"])  # type: ignore[untyped-decorator]
+    def backward(  # type: ignore[no-untyped-def]
+        gradient, total, weight, mean, rstd, of_x, of_change, of_weight, of_bias, rows, width, p, seed,
+        DROP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        program = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, BLOCK)
+        inside = column < width
+        w = tl.load(weight + column, inside, 0.0)
+        weight_sum = tl.zeros([BLOCK], tl.float32)
+        bias_sum = tl.zeros([BLOCK], tl.float32)
+        for index in range(ROWS):
+            row = program * ROWS + index
+            place = row * width + column
+            there = inside & (place < rows * width)
+            g = tl.load(gradient + place, there, 0.0).to(tl.float32)
+            s = tl.load(total + place, there, 0.0).to(tl.float32)
+            known = tl.minimum(row, rows - 1)
+            m = tl.load(mean + known)
+            r = tl.load(rstd + known)
+            normed = tl.where(there, (s - m) * r, 0.0)
+            weight_sum += g * normed
+            bias_sum += g
+            scaled = g * w
+            of_sum = r * (scaled - tl.sum(scaled, 0) / width - normed * (tl.sum(scaled * normed, 0) / width))
+            tl.store(of_x + place, of_sum.to(of_x.dtype.element_ty), there)
+            if DROP:
+                of_sum = tl.where(tl.rand(seed, place.to(tl.int32)) >= p, of_sum / (1 - p), 0.0)
+            tl.store(of_change + place, of_sum.to(of_change.dtype.element_ty), there)
+        tl.store(of_weight + program * width + column, weight_sum, inside)
+        tl.store(of_bias + program * width + column, bias_sum, inside)
+
+    return forward, backward
+
+
+class FusedAddAndNorm(torch.autograd.Function):
+    """norm(x + dropout(change)), in the type of `change`: T D. Weight and bias are in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:
+        launch = kernels()
+        assert launch is not None
+        x, change = x.contiguous(), change.contiguous()
+        rows, width = change.shape
+        total, result = torch.empty_like(change), torch.empty_like(change)
+        mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
+        # from the host's generator, which the trainer seeds with the device's: reading it waits for nothing
+        seed = int(torch.randint(1 << 31, ())) if p else 0
+        block = 1 << (width - 1).bit_length()
+        launch[0][(rows,)](
+            x, change, weight, bias, total, result, mean, rstd, width, eps, p, seed, DROP=p > 0, BLOCK=block
+        )
+        ctx.save_for_backward(total, weight, mean, rstd)
+        ctx.x_type, ctx.p, ctx.seed, ctx.block = x.dtype, p, seed, block
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        launch = kernels()
+        assert launch is not None
+        total, weight, mean, rstd = ctx.saved_tensors
+        rows, width = total.shape
+        of_x = torch.empty_like(total, dtype=ctx.x_type)
+        of_change = torch.empty_like(total)
+        programs = -(-rows // ROWS)
+        of_weight, of_bias = (torch.empty(programs, width, device=total.device) for _ in range(2))
+        launch[1][(programs,)](
+            gradient.contiguous(), total, weight, mean, rstd, of_x, of_change, of_weight, of_bias, rows, width, ctx.p,
+            ctx.seed, DROP=ctx.p > 0, BLOCK=ctx.block, ROWS=ROWS,
+        )  # fmt: skip
+        return of_x, of_change, of_weight.sum(0), of_bias.sum(0), None, None
+
+
+@functools.cache
+def is_usable(device: torch.device) -> bool:
+    """Returns whether the kernels work on this CUDA device: they are tried once, and a failure is logged."""
+    if kernels() is None or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        with torch.random.fork_rng([]), torch.enable_grad():
+            x, change = (torch.ones(3, 512, dtype=torch.bfloat16, device=device, requires_grad=True) for _ in range(2))
+            weight, bias = (torch.ones(512, device=device, requires_grad=True) for _ in range(2))
+            result = FusedAddAndNorm.apply(x, change, weight, bias, 1e-5, 0.1)  # type: ignore[no-untyped-call]
+            result.sum().backward()
+    except Exception as error:  # a compiler raises any kind
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        log.warning("the residual connection runs unfused: %s", reason[0])
+        return False
+    return True
