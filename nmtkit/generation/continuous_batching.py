@@ -17,7 +17,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.generation.beam_search import Hypothesis, nonempty
 from nmtkit.generation.constraints import NO_CONSTRAINTS
 from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch
-from nmtkit.generation.graph_search import CudaGraphs, Eager, GraphBackend, GraphBeamSearch, StepRunner
+from nmtkit.generation.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner
 from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Layout, Packed
@@ -100,7 +100,7 @@ class ContinuousBatching:
         slots: int,
         fallback: Callable[[SentenceBatch], BatchHypotheses],
         device: torch.device,
-        backend: Callable[[], GraphBackend] | None = None,
+        backend: Callable[[], Eager] | None = None,
     ) -> None:
         self.models, self.options, self.fallback, self.device = models, options, fallback, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)

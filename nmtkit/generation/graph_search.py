@@ -8,7 +8,7 @@ for each shape; the host looks at `done` now and then, takes results out and ins
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -201,25 +201,19 @@ Shape = TypeVar("Shape", bound=Hashable)
 Work = Callable[[], None]
 
 
-class GraphBackend(Protocol):
-    def warm_up(self, work: Work) -> None:
-        """Does the work, so that nothing that is set up at the first run is recorded."""
-
-    def record(self, work: Work) -> Work:
-        """Returns a function that does the recorded work, without doing it now."""
-
-
 class Eager:
     """Records nothing: on a CPU, and wherever graphs are compared with none."""
 
     def warm_up(self, work: Work) -> None:
+        """Does the work, so that nothing that is set up at the first run is recorded."""
         work()
 
     def record(self, work: Work) -> Work:
+        """Returns a function that does the recorded work, without doing it now."""
         return work
 
 
-class CudaGraphs:
+class CudaGraphs(Eager):
     """CUDA graphs, replayed one after the other on the current stream; they share one pool of memory.
 
     Sharing is safe, as no graph leaves a result in the pool for another: steps write theirs to tensors made before.
@@ -249,7 +243,7 @@ class CudaGraphs:
 class StepRunner(Generic[Shape]):
     """Runs `step(shape)`: the first time of a shape it warms up, the second time it is recorded, and then replayed."""
 
-    def __init__(self, step: Callable[[Shape], None], backend: GraphBackend) -> None:
+    def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
         self.step, self.backend = step, backend
         self.recorded: dict[Shape, Work | None] = {}  # None: warmed up
 
