@@ -102,8 +102,10 @@ def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_length
         )
 
 
-def split_by_tokens(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int) -> list[int]:
-    """Splits pairs, in their order, into runs of at most `limit` tokens on either side.
+def split_by_tokens(
+    source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int, max_sentences: int | None = None
+) -> list[int]:
+    """Splits pairs, in their order, into runs of at most `limit` tokens on either side, and `max_sentences` pairs.
 
     Returns the bounds of the runs, from 0 to the number of pairs. No single pair may exceed the limit.
     """
@@ -115,14 +117,17 @@ def split_by_tokens(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArra
         end = min(
             int(np.searchsorted(source, source[start] + limit, side="right")),
             int(np.searchsorted(target, target[start] + limit, side="right")),
+            len(target) if max_sentences is None else start + 1 + max_sentences,
         )
         assert end - 1 > start, "a pair is larger than the limit"
         bounds.append(end - 1)
     return bounds
 
 
-def micro_batches(update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int) -> list[Pairs]:
-    """Splits an update into as few micro-batches as `max_tokens` per side allows, of about equal tokens.
+def micro_batches(
+    update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int, max_sentences: int | None = None
+) -> list[Pairs]:
+    """Splits an update into as few micro-batches as the limits allow, of about equal tokens.
 
     Pairs of a micro-batch are of similar length, sorted by (target, source), so that equal lengths are adjacent.
 
@@ -132,12 +137,12 @@ def micro_batches(update: Pairs, source_lengths: Any, target_lengths: Any, max_t
     check_sizes(update, source, target, max_tokens, "--max-tokens")
     order = np.lexsort((source, target))
     source, target = source[order], target[order]
-    bounds = split_by_tokens(source, target, max_tokens)
+    bounds = split_by_tokens(source, target, max_tokens, max_sentences)
     # the smallest limit that needs no more micro-batches makes them even
     low, high = max(int(source.max()), int(target.max())), max_tokens
     while low < high:
         middle = (low + high) // 2
-        tighter = split_by_tokens(source, target, middle)
+        tighter = split_by_tokens(source, target, middle, max_sentences)
         if len(tighter) <= len(bounds):
             high, bounds = middle, tighter
         else:

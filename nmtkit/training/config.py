@@ -63,6 +63,7 @@ class RunConfig(Config):
     max_tokens: int | None = option(
         None, "Tokens a process takes at once, of the larger side; none: what fits on a GPU, 4096 on a CPU.", min=1
     )
+    max_sentences: int | None = option(None, "Pairs a process takes at once; what makes up an update stays.", min=1)
     update_freq: int | None = option(
         None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
     )
@@ -74,6 +75,9 @@ class RunConfig(Config):
 
     max_update: int | None = option(100_000, "Updates to make.", min=1, section="Length of the run")
     max_epoch: int | None = option(None, "Passes over the training set to make.", min=1)
+    stop_time_hours: float | None = option(
+        None, "Stop after this many hours of training, those before a resume included.", above=0
+    )
     patience: int | None = option(None, "Stop after N validations without a better score.", min=1)
 
     finetune_from: Path | None = option(

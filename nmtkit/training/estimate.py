@@ -216,7 +216,16 @@ def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int,
     plan.configure_torch()
     device, config = plan.device, plan.job.run
     trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
-    loader = BatchLoader(dataset["train"], sampler, plan.max_tokens, 0, 1, device, config.subword_alpha)
+    loader = BatchLoader(
+        dataset["train"],
+        sampler,
+        plan.max_tokens,
+        0,
+        1,
+        device,
+        config.subword_alpha,
+        max_sentences=config.max_sentences,
+    )
     if plan.fits_max_tokens:
         fit_max_tokens(trainer, loader)
     source = target = 0

@@ -68,6 +68,7 @@ class BatchLoader:
         device: torch.device,
         subword_alpha: float = 0.0,
         fixed_shapes: bool = False,
+        max_sentences: int | None = None,
     ) -> None:
         self.split = split
         self.sampler = sampler
@@ -77,6 +78,7 @@ class BatchLoader:
         self.device = device
         self.subword_alpha = subword_alpha
         self.fixed_shapes = fixed_shapes
+        self.max_sentences = max_sentences
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -123,7 +125,7 @@ class BatchLoader:
 
     def update(self, position: Position, pairs: Pairs, ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths
-        parts = micro_batches(pairs, source, target, self.max_tokens)
+        parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
         own = [
             (number, self.batch(parts[number], position.epoch) if number < len(parts) else self.dummy(parts[0][:1]))
@@ -182,7 +184,7 @@ class BatchLoader:
         parts = [
             part
             for pairs in islice(self.sampler.epoch(0), PROBED)
-            for part in micro_batches(pairs, source, target, self.max_tokens)
+            for part in micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         ]
         by_tokens = max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
         return by_tokens, max(parts, key=len)

@@ -32,7 +32,7 @@ log = logging.getLogger("nmtkit")
 
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard"),
-    *("reset_optimizer", "reset_lr_scheduler"),
+    *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
 )
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -116,6 +116,8 @@ class Run:
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since the best
+        self.seconds_before = 0.0  # of training, before the run was resumed
+        self.out_of_time = False
         self.validation_due = False  # a signal kept the last one from being made
         self.scheduled = False  # whether the checkpoint resumed from is one of those at regular intervals
         self.stop = StopSignal()
@@ -125,7 +127,7 @@ class Run:
         self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_rank_zero() else None)
         self.meter = Meter(self.device, NonfiniteGuard(config.save_dir))
         self.agreement = distributed.AsyncMax()
-        self.last_save = time.monotonic()
+        self.started = self.last_save = time.monotonic()
 
     # --- setting up -------------------------------------------------------------------------------------------------
 
@@ -161,6 +163,8 @@ class Run:
         self._announce_jump()
         self.position = Position(*state["position"])
         self.best, self.waited = state["best"], state["waited"]
+        self.seconds_before = state["seconds"]
+        self.out_of_time = self._is_out_of_time(0.0)
         self.validation_due, self.scheduled = state["validation_due"], contents["scheduled"]
 
     def _announce_jump(self) -> None:
@@ -230,7 +234,7 @@ class Run:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
         data = self.train_split, self.sampler, self.plan.max_tokens, rank, ranks
-        return BatchLoader(*data, self.device, config.subword_alpha, fixed_shapes=config.compile)
+        return BatchLoader(*data, self.device, config.subword_alpha, config.compile, config.max_sentences)
 
     def _announce(self) -> None:
         model = self.trainer.model
@@ -271,7 +275,9 @@ class Run:
         self.display.tick(self._progress(update) | self.meter.latest())
         minutes = config.save_interval_minutes
         save_by_clock = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
-        signalled, save = self.agreement.maximum(self.stop.received or 0, save_by_clock)
+        out_of_time = self._is_out_of_time(time.monotonic() - self.started)
+        signalled, save, late = self.agreement.maximum(self.stop.received or 0, save_by_clock, out_of_time)
+        self.out_of_time = bool(late)
         received = signal.Signals(signalled) if signalled else None
         end = self._stop_reason(received)
         if end or number % config.log_interval == 0:
@@ -298,6 +304,11 @@ class Run:
             self._save(scores, scheduled, must=bool(end))
         return end
 
+    def _is_out_of_time(self, seconds: float) -> bool:
+        """Returns whether --stop-time-hours are over, `seconds` after the run was resumed."""
+        hours = self.job.run.stop_time_hours
+        return hours is not None and self.seconds_before + seconds >= 3600 * hours
+
     def _interval_ends(self, update: Update, setting: str) -> bool:
         """Returns whether an interval in epochs, or the one in updates, ends with this update."""
         epochs, updates = (getattr(self.job.run, name) for name in (setting, f"{setting}_updates"))
@@ -311,6 +322,8 @@ class Run:
             return StopReason(f"--max-update {config.max_update} is reached", done)
         if config.max_epoch is not None and self.position.epoch >= config.max_epoch:
             return StopReason(f"--max-epoch {config.max_epoch} is reached", done)
+        if self.out_of_time:
+            return StopReason(f"--stop-time-hours {config.stop_time_hours:g} are over", done)
         if config.patience is not None and self.waited >= config.patience:
             return StopReason(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
         return None
@@ -386,6 +399,7 @@ class Run:
             "position": [self.position.epoch, self.position.index],
             "best": self.best,
             "waited": self.waited,
+            "seconds": self.seconds_before + time.monotonic() - self.started,
             "validation_due": self.validation_due,
             "identity": resume_requirements(self.job, self.dataset),
         }

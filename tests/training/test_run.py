@@ -146,6 +146,15 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
     assert len(run.validator.worst) == len(texts)
 
 
+def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Path, tmp_path: Path) -> None:
+    end = train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=2 / 3600)
+    assert 1 < end.updates < 100_000
+    assert end.reason.startswith("--stop-time-hours")
+    saved = checkpoint.load(tmp_path / "run" / "last.pt")["training"]["seconds"]
+    assert 2 <= saved < 60
+    assert train(mirror_data, tmp_path / "run", max_update=100_000, stop_time_hours=2 / 3600).updates == end.updates
+
+
 def test_patience_ends_the_run(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", max_update=200, validate_interval_updates=3, patience=2, lr=3.0)
     assert ending.updates < 200

@@ -93,6 +93,13 @@ def test_ranks_take_every_micro_batch_once_and_equally_many(mirror_data: Path) -
     assert sorted(pairs.tolist()) == sorted(first_update(loader_of(mirror_data)).pairs.tolist())
 
 
+def test_max_sentences_bounds_micro_batches_and_leaves_updates(mirror_data: Path) -> None:
+    plain, bounded = (first_update(loader_of(mirror_data, max_sentences=number)) for number in (None, 4))
+    assert sorted(bounded.pairs) == sorted(plain.pairs)
+    counts = [len(batch.pairs) for _, batch in bounded.micro_batches]
+    assert max(counts) == 4 and sum(counts) == len(plain.pairs)
+
+
 def test_clipping_bounds_the_norm_and_keeps_the_direction(mirror_data: Path) -> None:
     plain, clipped = trainer(mirror_data), trainer(mirror_data, clip_norm=0.01)
     plain.step(first_update(loader_of(mirror_data)))
