@@ -65,8 +65,8 @@ class Command(click.Command):
 
 
 def tidied(text: str) -> str:
-    """A help text as a sentence, with its `[default: …]` on one line, and click's ranges where worth reading."""
-    text = re.sub(r"\s*\[x>=[01]\]", "", text)
+    """Returns a help text as a sentence, with its `[default: …]` on one line, and without click's ranges."""
+    text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")
     if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
         words = words[0].upper() + words[1:] + "."

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("path", type=Path, metavar="FILE")
-@click.option("--verify", is_flag=True, help="Recompute a dataset's checksums and decode its first pairs.")
+@click.option("--verify", is_flag=True, help="Recompute checksums; of a dataset, decode its first pairs too.")
 @click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Output.  [default: text]")
 def command(path: Path, verify: bool, format: str) -> None:
     """Describe FILE, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
@@ -27,10 +27,13 @@ def command(path: Path, verify: bool, format: str) -> None:
     """
     from nmtkit.inspection import inspect
 
-    if verify and path.is_file():
-        raise ValueError("--verify is for a dataset folder; a checkpoint that opens is whole")
     described = inspect(path)
-    if verify:
+    if verify and path.is_file():
+        from nmtkit import checkpoint
+
+        checkpoint.load(path)
+        described.verified = ["checksum right: weights, tokenizer and settings are as saved", "all weights are finite"]
+    elif verify:
         from nmtkit.data.binarized import verify as recompute
 
         described.verified = recompute(path)

@@ -92,6 +92,16 @@ def test_a_dataset_says_its_counts_and_options(mirror_data: Path) -> None:
     assert set(described["commands"]) == {"train", "translate test"}
 
 
+def test_verify_reads_all_of_a_checkpoint(run_folder: Path, tmp_path: Path) -> None:
+    assert "checksum right" in inspect(str(run_folder / "last.pt"), "--verify").output
+    weight = checkpoint.load(run_folder / "last.pt")["model"]["output_projection.weight"].numpy().tobytes()
+    data = bytearray((run_folder / "last.pt").read_bytes())
+    data[data.index(weight) + 100] ^= 4
+    (tmp_path / "damaged.pt").write_bytes(data)
+    result = inspect(str(tmp_path / "damaged.pt"), "--verify")
+    assert result.exit_code == 2 and "damaged.pt is damaged" in result.stderr
+
+
 def test_verify_decodes_a_whole_dataset_and_names_a_damaged_file(mirror_data: Path, tmp_path: Path) -> None:
     assert "checksums right" in inspect(str(mirror_data), "--verify").output
     damaged = tmp_path / "damaged"
