@@ -1,4 +1,4 @@
-"""What waiting threads cost: training and decoding under several wait policies of OpenMP, alone and on busy cores.
+"""The cost of waiting threads: training and decoding under several wait policies of OpenMP, alone and on busy cores.
 
     python benchmarks/busy.py --arch transformer_tiny --seconds 5 --turns 3
 

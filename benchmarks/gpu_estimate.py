@@ -1,4 +1,4 @@
-"""What an update and a decoding step of the Transformer cost a GPU, by arithmetic alone: nothing here is measured.
+"""The cost of an update and a decoding step of the Transformer on a GPU, by arithmetic: nothing here is measured.
 
     python benchmarks/gpu_estimate.py [--max-tokens 4096 25000]
 

@@ -26,7 +26,7 @@ from nmtkit.packed import Layout, Packed
 
 STEPS_PER_SYNC = 2  # steps between two reads of the host: more leave finished slots idle, fewer cost the host's time
 MIN_SLOTS = 16  # a GPU's step takes as long with one
-REFILL_SHARE = 1 / 16  # share of the slots that must be free for a refill to pay
+INSERTION_SHARE = 1 / 16  # share of the slots that must be free for an insertion to pay
 MEMORY_SHARE = 0.5  # of a GPU's free memory that slots may take; graphs and encoders need some too
 
 
@@ -170,7 +170,7 @@ class ContinuousBatching:
         distributed.heartbeat()
         if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
-        self.refill()
+        self.insert_waiting()
         previous = self.flags
         self.flags = (self.run_steps(), self.in_slots.copy()) if self.in_slots else None
         self.encode()
@@ -210,11 +210,11 @@ class ContinuousBatching:
         self.search = GraphBeamSearch(self.models, self.options, slots, *shape)
         self.step = StepRunner(self.search.step, self.backend())
 
-    def refill(self) -> None:
+    def insert_waiting(self) -> None:
         """Inserts requests into free slots, when enough of them are free."""
         assert self.search is not None
         free = [slot for slot in range(self.search.slots) if slot not in self.in_slots]
-        if self.in_slots and len(free) < REFILL_SHARE * self.search.slots:
+        if self.in_slots and len(free) < INSERTION_SHARE * self.search.slots:
             return
         while free:
             if not self.encoded.remaining:

@@ -1,4 +1,4 @@
-"""The search over slots against the plain search: the same translations and scores, however slots are refilled."""
+"""The search over slots against the plain search: the same translations and scores, whenever sentences are inserted."""
 
 import pytest
 import torch

@@ -63,7 +63,7 @@ def translators() -> list[Translator]:
 
 @cache
 def translations(names: frozenset[str]) -> list[Any] | None:
-    """What `nmtkit generate --format jsonl` writes with these options; None where it refuses them."""
+    """Returns the output of `nmtkit generate --format jsonl` with these options; None where it refuses them."""
     flags = {flag_of(field): field.name for field in dataclasses.fields(SearchOptions)}
     given = {flag for flag, name in flags.items() if name in names} | {"--format jsonl"}
     given |= {flag for name, flag in REQUEST_FLAGS.items() if name in names}

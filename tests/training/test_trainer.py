@@ -71,13 +71,13 @@ def test_an_accumulated_update_equals_one_large_batch(mirror_data: Path) -> None
 def test_the_loss_is_divided_by_the_target_tokens_of_the_update(mirror_data: Path) -> None:
     one = trainer(mirror_data, criterion="cross_entropy")
     update = first_update(loader_of(mirror_data, max_tokens=60))
-    outcome = one.step(update)
+    metrics = one.step(update)
     fresh = trainer(mirror_data, criterion="cross_entropy")
     fresh.engine.zero_grad()
     total = sum(fresh.criterion(fresh.model, batch).sum for _, batch in update.micro_batches)
     assert isinstance(total, torch.Tensor)
     (total / sum(batch.target_tokens for _, batch in update.micro_batches)).backward()
-    assert float(outcome.norm) == pytest.approx(float(gradient(fresh).norm()), rel=1e-4)
+    assert float(metrics.norm) == pytest.approx(float(gradient(fresh).norm()), rel=1e-4)
 
 
 def test_ranks_take_every_micro_batch_once_and_equally_many(mirror_data: Path) -> None:
@@ -103,11 +103,11 @@ def test_max_sentences_bounds_micro_batches_and_leaves_updates(mirror_data: Path
 def test_clipping_bounds_the_norm_and_keeps_the_direction(mirror_data: Path) -> None:
     plain, clipped = trainer(mirror_data), trainer(mirror_data, clip_norm=0.01)
     plain.step(first_update(loader_of(mirror_data)))
-    outcome = clipped.step(first_update(loader_of(mirror_data)))
+    metrics = clipped.step(first_update(loader_of(mirror_data)))
     assert float(gradient(clipped).norm()) == pytest.approx(0.01, rel=1e-3)
     cosine = torch.cosine_similarity(gradient(plain), gradient(clipped), dim=0)
     assert float(cosine) == pytest.approx(1.0, abs=1e-5)
-    assert float(outcome.norm) == pytest.approx(float(gradient(plain).norm()), rel=1e-4)
+    assert float(metrics.norm) == pytest.approx(float(gradient(plain).norm()), rel=1e-4)
 
 
 def poisoned(one: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,11 +290,11 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
 
 def test_fixed_shapes_change_neither_the_loss_nor_the_gradient(mirror_data: Path) -> None:
     plain, fixed = trainer(mirror_data), trainer(mirror_data)
-    outcomes = (
+    metrics = (
         plain.step(first_update(loader_of(mirror_data, 60))),
         fixed.step(first_update(loader_of(mirror_data, 60, fixed_shapes=True))),
     )
-    assert float(outcomes[1].sums["loss"]) == pytest.approx(float(outcomes[0].sums["loss"]), rel=1e-5)
+    assert float(metrics[1].sums["loss"]) == pytest.approx(float(metrics[0].sums["loss"]), rel=1e-5)
     torch.testing.assert_close(gradient(fixed), gradient(plain), atol=1e-6, rtol=1e-4)
 
 
