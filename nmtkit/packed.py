@@ -15,7 +15,7 @@ from torch.nn import functional as F
 # B sentences, T tokens in all of them, L tokens of the longest
 
 Derived = TypeVar("Derived")
-IGNORE_INDEX = -100  # target of a token that counts in no loss: the padding of a batch to a fixed shape
+IGNORE_INDEX = -100  # target of a token that counts in no loss: that of a dummy micro-batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,7 +110,7 @@ def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
 
 
 def real_sentences(batch: Batch) -> Tensor:
-    """Returns the indices of the sentences that are not padding (to a fixed shape), int64."""
+    """Returns the indices of the sentences that count (not of a dummy micro-batch), int64."""
     first = batch.target_output[batch.target_input.layout.cu_seqlens[:-1].long()]
     return (first != IGNORE_INDEX).nonzero()[:, 0]
 

@@ -129,24 +129,18 @@ class Split:
     def batch(
         self,
         pairs: Pairs,
-        source_tokens: int | None = None,
-        target_tokens: int | None = None,
-        sentences: int | None = None,
         resample: tuple[float, int] | None = None,
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
         It has the alignments of the pairs, if these have any and are not segmented at random.
 
-        With `source_tokens`, `target_tokens` and `sentences`, both sides are padded to this fixed shape by sentences of
-        eos whose target is IGNORE_INDEX and whose pair is -1; there must be room for at least one.
-
         `resample` = (alpha, seed) segments the text at random, as `Tokenizer.encode_source_sampled`: a function of
         alpha, seed and pair, whatever the batch. Lengths then differ from those on disk.
         """
         import torch
 
-        from nmtkit.packed import IGNORE_INDEX, Batch
+        from nmtkit.packed import Batch
 
         source, target = self.source.gather(pairs), self.target.gather(pairs)
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
@@ -155,23 +149,15 @@ class Split:
         links = self._links(pairs, source, target) if resample is None else None
         if resample is not None:
             source, target = self._resampled(source, target, pairs, *resample)
-        real_tokens, real_sentences = len(target.ids), len(pairs)
-        if source_tokens is not None or target_tokens is not None or sentences is not None:
-            assert source_tokens is not None and target_tokens is not None and sentences is not None
-            source = pad_to_shape(source, source_tokens, sentences)
-            target = pad_to_shape(target, target_tokens, sentences)
-            pairs = np.concatenate((pairs, np.full(sentences - real_sentences, -1, np.int64)))
         starts = np.cumsum(target.lengths) - target.lengths
         shifted = np.empty_like(target.ids)
         shifted[1:] = target.ids[:-1]
         shifted[starts] = BOS
-        output = torch.from_numpy(target.ids.astype(np.int64))
-        output[real_tokens:] = IGNORE_INDEX
         return Batch(
             _packed(source.ids, source.lengths),
             _packed(shifted, target.lengths),
-            output,
-            real_tokens,
+            torch.from_numpy(target.ids.astype(np.int64)),
+            len(target.ids),
             torch.from_numpy(np.ascontiguousarray(pairs, dtype=np.int64)),
             None if links is None else torch.from_numpy(links),
         )
@@ -198,17 +184,6 @@ class Split:
             tokenizer.encode_source_sampled(source_text, alpha, seeds),
             tokenizer.encode_target_sampled(target_text, alpha, [seed + 1 for seed in seeds]),
         )
-
-
-def pad_to_shape(encoded: Encoded, tokens: int, sentences: int) -> Encoded:
-    """Appends sentences of eos, of about equal lengths, up to this number of tokens and sentences."""
-    padding, room = sentences - len(encoded.lengths), tokens - len(encoded.ids)
-    assert 0 < padding <= room, f"no room for padding: {padding} sentences of {room} tokens"
-    lengths = np.full(padding, room // padding, np.int64)
-    lengths[: room % padding] += 1
-    return Encoded(
-        np.concatenate((encoded.ids, np.full(room, EOS, np.int32))), np.concatenate((encoded.lengths, lengths))
-    )
 
 
 def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Packed":

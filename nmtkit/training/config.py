@@ -113,7 +113,7 @@ class RunConfig(Config):
     deterministic: bool = option(
         False, "On a GPU, the very same weights from every run: slower backward passes of attention and embeddings."
     )
-    compile: bool = option(False, "Compile the model, for batches of a few shapes; not yet measured on a GPU.")
+    compile: bool = option(False, "Compile the model, for batches of any shape; not yet measured on a GPU.")
 
     save_dir: Path = option(
         Path("checkpoints"),

@@ -54,8 +54,7 @@ class BatchLoader:
     dummy, in which no token counts.
 
     With `subword_alpha` every epoch sees the text segmented anew. Which pairs make up an update and a micro-batch
-    follows from the lengths of the fixed segmentation, so a micro-batch may exceed `max_tokens` by a few per cent. With
-    `fixed_shapes` batches are padded to a few shapes, so that a compiled model is compiled a few times only.
+    follows from the lengths of the fixed segmentation, so a micro-batch may exceed `max_tokens` by a few per cent.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class BatchLoader:
         ranks: int,
         device: torch.device,
         subword_alpha: float = 0.0,
-        fixed_shapes: bool = False,
         max_sentences: int | None = None,
     ) -> None:
         self.split = split
@@ -77,7 +75,6 @@ class BatchLoader:
         self.ranks = ranks
         self.device = device
         self.subword_alpha = subword_alpha
-        self.fixed_shapes = fixed_shapes
         self.max_sentences = max_sentences
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
@@ -136,10 +133,7 @@ class BatchLoader:
     def batch(self, pairs: Pairs, epoch: int) -> Batch:
         """Returns a micro-batch of these pairs, on the device."""
         resample = (self.subword_alpha, self.sampler.seed * 1_000_003 + epoch) if self.subword_alpha else None
-        if self.fixed_shapes and not resample:
-            batch = self._padded(pairs)
-        else:
-            batch = self.split.batch(pairs, resample=resample)
+        batch = self.split.batch(pairs, resample=resample)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch
@@ -149,27 +143,6 @@ class BatchLoader:
         batch = self.batch(pairs, 0)
         ignored = torch.full_like(batch.target_output, IGNORE_INDEX)
         return replace(batch, target_output=ignored, target_tokens=0)
-
-    def _padded(self, pairs: Pairs) -> Batch:
-        """Pads a batch to one of a few shapes by sentences that do not count, none longer than the batch's bound."""
-        sides = self.split.source.lengths, self.split.target.lengths
-        tokens = [int(lengths[pairs].sum()) for lengths in sides]
-        longest = [int(lengths[pairs].max()) for lengths in sides]
-        bounds = list(map(_length_bound, longest, self.sampler.max_lengths))
-        step = max(1, self.max_tokens // 4)
-        sentences = 1 << len(pairs).bit_length()  # more than there are
-        while True:
-            padding = sentences - len(pairs)
-            shape = [-(-(count + padding) // step) * step for count in tokens]
-            if all(total - count <= padding * bound for total, count, bound in zip(shape, tokens, bounds, strict=True)):
-                break
-            sentences *= 2
-        batch = self.split.batch(pairs, source_tokens=shape[0], target_tokens=shape[1], sentences=sentences)
-        source, target_input = (
-            Packed(packed.values, Layout(packed.layout.lengths, bound, packed.layout.tokens))
-            for packed, bound in zip((batch.source, batch.target_input), bounds, strict=True)
-        )
-        return replace(batch, source=source, target_input=target_input)
 
     def largest_micro_batch(self) -> Pairs:
         """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
@@ -196,14 +169,6 @@ class BatchLoader:
     def tokens_of(self, pairs: Pairs) -> int:
         """Returns the tokens of the larger side of some pairs."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
-
-
-def _length_bound(longest: int, longest_of_all: int) -> int:
-    """Returns the bound of a batch's longest sentence: a power of two, at least 32, or the longest of the training set.
-
-    Learned positions go no further than that one.
-    """
-    return max(2, min(max(32, 1 << (longest - 1).bit_length()), longest_of_all))
 
 
 def pinned(batch: Batch) -> Batch:

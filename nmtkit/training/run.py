@@ -234,7 +234,7 @@ class Run:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
         data = self.train_split, self.sampler, self.plan.max_tokens, rank, ranks
-        return BatchLoader(*data, self.device, config.subword_alpha, config.compile, config.max_sentences)
+        return BatchLoader(*data, self.device, config.subword_alpha, config.max_sentences)
 
     def _announce(self) -> None:
         model = self.trainer.model

@@ -154,10 +154,14 @@ class Trainer:
     # --- before the first update ------------------------------------------------------------------------------------
 
     def compile(self, batch: Batch) -> None:
-        """Compiles the model and tries it on `batch`; when that fails, logs why and leaves the model as it was."""
+        """Compiles the model for batches of any shape and tries it on `batch`.
+
+        When that fails, logs why and leaves the model as it was; when compilation fails later, torch logs it and runs
+        what it could not compile as it is.
+        """
         started = time.monotonic()
         torch._dynamo.config.optimize_ddp = False  # which would split the graph at the buckets of gradients
-        self.model.compile()
+        self.model.compile(dynamic=True)
         try:
             with distributed.long_operation():
                 self.warm_up(batch)
@@ -169,6 +173,7 @@ class Trainer:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning("the model is not compiled: %s", reason[0])
         else:
+            torch._dynamo.config.suppress_errors = True
             log.info("compiled the model in %.0f s", time.monotonic() - started)
 
     def warm_up(self, batch: Batch) -> None:

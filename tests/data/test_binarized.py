@@ -10,7 +10,6 @@ from nmtkit.data.binarized import ConcatArrays, Dataset, verify
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
 from nmtkit.data.tokenizer import BOS, EOS
-from nmtkit.packed import IGNORE_INDEX
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +63,6 @@ def test_a_batch_is_the_plain_concatenation(folder: Path) -> None:
     assert batch.source.layout.max_length == max(len(split.source.sentence(pair)) for pair in pairs)
     assert batch.target_tokens == sum(map(len, targets))
     assert batch.pairs.tolist() == pairs.tolist()
-
-
-def test_a_batch_of_fixed_shape_is_padded(folder: Path) -> None:
-    split = Dataset.open(folder)["train"]
-    plain, fixed = split.batch(np.array([1, 2])), split.batch(np.array([1, 2]), 100, 90, 6)
-    real = plain.target_tokens
-    assert (len(fixed.source.values), len(fixed.target_output), len(fixed.target_input.values)) == (100, 90, 90)
-    for packed, like in ((fixed.source, plain.source), (fixed.target_input, plain.target_input)):
-        assert packed.values[: len(like.values)].tolist() == like.values.tolist()
-        assert packed.layout.lengths[:2].tolist() == like.layout.lengths.tolist()
-        assert (packed.layout.sentences, int(packed.layout.lengths.sum())) == (6, packed.layout.tokens)
-        assert int(packed.layout.lengths.min()) > 0
-    assert fixed.target_output[:real].tolist() == plain.target_output.tolist()
-    assert set(fixed.target_output[real:].tolist()) == {IGNORE_INDEX}
-    assert fixed.pairs.tolist() == [1, 2, -1, -1, -1, -1]
-    assert fixed.target_tokens == real
 
 
 def test_resampling_depends_on_seed_and_pair_not_on_the_batch(folder: Path) -> None:

@@ -3,12 +3,15 @@
 import logging
 import math
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
@@ -288,37 +291,25 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
         fit_max_tokens(one, loader)
 
 
-def test_fixed_shapes_change_neither_the_loss_nor_the_gradient(mirror_data: Path) -> None:
-    plain, fixed = trainer(mirror_data), trainer(mirror_data)
-    metrics = (
-        plain.step(first_update(loader_of(mirror_data, 60))),
-        fixed.step(first_update(loader_of(mirror_data, 60, fixed_shapes=True))),
-    )
-    assert float(metrics[1].sums["loss"]) == pytest.approx(float(metrics[0].sums["loss"]), rel=1e-5)
-    torch.testing.assert_close(gradient(fixed), gradient(plain), atol=1e-6, rtol=1e-4)
-
-
-def test_few_shapes_are_made_of_many_micro_batches(mirror_data: Path) -> None:
-    loader = loader_of(mirror_data, 60, fixed_shapes=True)
-    batches = [
-        batch
-        for pairs in loader.sampler.epoch(0)
-        for _, batch in loader.update(Position(0, 0), pairs, ends_epoch=False).micro_batches
-    ]
-    shapes = {(it.source.layout.tokens, it.target_input.layout.tokens, it.source.layout.sentences) for it in batches}
-    assert len(batches) > 60
-    assert len(shapes) * 6 <= len(batches)
-    assert all(int(it.source.layout.lengths.max()) <= it.source.layout.max_length for it in batches)
-
-
-def test_no_padding_sentence_is_longer_than_the_longest_of_the_training_set(mirror_data: Path) -> None:
-    """Learned positions go no further."""
-    for max_tokens in (60, 400, 4000):
-        loader = loader_of(mirror_data, max_tokens, fixed_shapes=True)
-        longest = int(loader.split.source.lengths.max()), int(loader.split.target.lengths.max())
-        batch = loader.batch(loader.largest_micro_batch(), 0)
-        for packed, limit in zip((batch.source, batch.target_input), longest, strict=True):
-            assert packed.layout.lengths.max() <= packed.layout.max_length <= limit
+def test_a_compiled_model_is_compiled_once_for_batches_of_many_shapes(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = CompileCounterWithBackend("eager")
+    compiled, plain = trainer(mirror_data), trainer(mirror_data)
+    monkeypatch.setattr(compiled.model, "compile", partial(compiled.model.compile, backend=counter))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    loader = loader_of(mirror_data, max_tokens=60)
+    updates = [loader.update(Position(0, 0), pairs, False) for pairs in islice(loader.sampler.epoch(0), 3)]
+    batches = [batch for update in updates for _, batch in update.micro_batches]
+    shapes = {(batch.source.layout.tokens, batch.source.layout.sentences, batch.source.layout.max_length)
+              for batch in batches}  # fmt: skip
+    compiled.compile(loader.batch(loader.largest_micro_batch(), 0))
+    for update in updates:
+        compiled.step(update)
+        plain.step(update)
+        torch.testing.assert_close(gradient(compiled), gradient(plain), atol=1e-5, rtol=1e-3)
+    assert len(shapes) > 10
+    assert counter.frame_count <= 4  # batches whose sentences are all of one length are another graph
 
 
 def test_a_model_that_cannot_be_compiled_trains_all_the_same(
@@ -327,7 +318,7 @@ def test_a_model_that_cannot_be_compiled_trains_all_the_same(
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     one, plain = trainer(mirror_data), trainer(mirror_data)
 
-    def broken() -> None:
+    def broken(dynamic: bool) -> None:
         def call(*_: Any) -> None:
             raise RuntimeError("no compiler here\nsecond line")
 
