@@ -1,6 +1,8 @@
 """Imports point down: every module imports only from the layers below its own."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,9 @@ def test_the_command_line_imports_torch_only_inside_commands() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert "torch" not in {name.split(".")[0] for name in names}, f"{path}:{node.lineno} imports torch"
+
+
+def test_translating_imports_no_compiler() -> None:
+    """torch._dynamo takes as long to import as the rest of torch, and every command would pay for it."""
+    script = "import sys, nmtkit.generation.translator; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

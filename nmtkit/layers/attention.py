@@ -94,9 +94,13 @@ def backend(
     return "sdpa"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _capability(device: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
+
+
+# As torch.compiler.assume_constant_result marks a function, which would import the compiler: half of the start of every
+# command
+_capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class AttentionContext(Protocol):
