@@ -38,6 +38,7 @@ def expected(
 def test_values_and_gradients_equal_float64(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, fused: bool
 ) -> None:
+    monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
     monkeypatch.setattr(losses, "CHUNK_BYTES", 29 * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, features, target = case(bias=bias)
     target[[3, 4, 20]] = IGNORE_INDEX
@@ -180,6 +181,7 @@ def expected_r_drop(
 def test_r_drop_values_and_gradients_equal_float64(
     monkeypatch: pytest.MonkeyPatch, alpha: float, bias: bool, fused: bool
 ) -> None:
+    monkeypatch.setattr(losses, "MIN_CHUNK_TOKENS", 1)
     monkeypatch.setattr(losses, "CHUNK_BYTES", V * 4 * 8)  # chunks of 8 tokens, the last of 5
     output, passes, target = r_drop_case(bias)
     loss, *counts = output_r_drop_loss(output if fused else nn.Sequential(output), *passes, target, 0.1, alpha)
