@@ -1,7 +1,6 @@
 """Registered names, their preset configs, the command-line flags these become, and plug-ins.
 
-A registry maps a name to a factory and a preset: a frozen, keyword-only dataclass whose every field is declared with
-`option(default, help)`. The same declaration sets the flag, its help text, its limits, and the key in a TOML file.
+A preset is a frozen, keyword-only dataclass whose every field is declared with `option`: flag, help, limits, TOML key.
 """
 
 import dataclasses

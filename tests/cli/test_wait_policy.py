@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.cli import main
+from nmtkit.cli import main, other_processes_run
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
@@ -18,7 +19,7 @@ import importlib.abc, os, sys
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"))
+            print(os.environ.get("GOMP_SPINCOUNT"))
             os._exit(0)
 
 sys.meta_path.insert(0, Finder())
@@ -28,15 +29,31 @@ main(["inspect", "nothing.pt"])
 
 
 @pytest.mark.parametrize(
-    ("given", "policy"),
-    [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"), ({"GOMP_SPINCOUNT": "7"}, "None")],
+    ("given", "spins"),
+    [
+        ({}, "1000"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"WORLD_SIZE": "2"}, "None"),
+    ],
 )
-def test_threads_sleep_while_they_wait_unless_told_otherwise(given: dict[str, str], policy: str) -> None:
+def test_threads_spin_briefly_beside_a_busy_process_unless_told_otherwise(given: dict[str, str], spins: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in NAMES} | given
-    printed = subprocess.run(
-        [sys.executable, "-c", CODE], env=environment, stdout=subprocess.PIPE, check=True, text=True
-    )
-    assert printed.stdout.strip() == policy
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            printed = subprocess.run(
+                [sys.executable, "-c", CODE], env=environment, stdout=subprocess.PIPE, check=True, text=True
+            )
+        finally:
+            busy.kill()
+    assert printed.stdout.strip() == spins
+
+
+@pytest.mark.parametrize(("running", "busy"), [(1, False), (2, True), (9, True)])
+def test_other_processes_are_read_from_the_kernel(tmp_path: Path, running: int, busy: bool) -> None:
+    (tmp_path / "stat").write_text(f"cpu 1 2 3\nprocs_running {running}\nprocs_blocked 4\n")
+    assert other_processes_run(tmp_path / "stat") is busy
+    assert not other_processes_run(tmp_path / "none")  # no Linux
 
 
 def test_training_keeps_few_compiled_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
     mirror_data: Path, tmp_path: Path, parallel: str
 ) -> None:
     (tmp_path / "plugin.py").write_text(POISONED)
-    more = ["--plugin", tmp_path / "plugin.py", "--criterion", "poisoned", "--max-tokens", 110, "--no-valid-bleu"]
+    more = ["--plugin", tmp_path / "plugin.py", "--criterion", "poisoned", "--max-tokens", 110]
     assert launch(flags(mirror_data, tmp_path / "run", *more, "--max-update", 3, "--parallel", parallel), 2) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [line.get("skipped", 0) for line in lines if line["kind"] == "train"] == [0, 1, 0]
@@ -129,7 +129,7 @@ def test_every_architecture_trains_on_two_processes(
     ("component", "said"),
     [
         (["--optimizer", "adafactor"], "--optimizer adafactor needs whole parameters"),
-        (["--criterion", "expected_reward"], "--criterion expected_reward translates while it trains"),
+        (["--criterion", "expected_reward"], "--criterion expected_reward needs whole parameters"),
         (["--compile"], "--compile does not go with --parallel fsdp"),
     ],
 )
