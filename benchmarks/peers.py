@@ -7,9 +7,8 @@
 
 Asked of each: a Transformer of 4 + 4 layers, width 128, feed-forward 256, 4 heads, one matrix for all embeddings, one
 joint SentencePiece BPE model of 10,000 pieces (nmtkit trains its own: special tokens have other ids), updates of about
-4,096 target tokens, label smoothing and dropout 0.1,
-Adam. The speed is what each program logs, target tokens per second, the median of the second half. Marian and eole
-compute in fp32; nmtkit in fp32 and in bf16.
+4,096 target tokens, label smoothing and dropout 0.1, Adam. The speed is what each program logs, target tokens per
+second, the median of the second half. Marian and eole compute in fp32; nmtkit in fp32 and in bf16.
 """
 
 import argparse
