@@ -27,9 +27,10 @@ import ctranslate2
 import torch
 from turns import in_turns_by_core
 
-from nmtkit import Translator, checkpoint, export, models
+from nmtkit import Translator, checkpoint, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
+from nmtkit.formats.ctranslate2 import save as save_ctranslate2
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.parallel import Workers
 from nmtkit.generation.requests import Request
@@ -67,7 +68,7 @@ def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options
 
 def theirs(folder: Path, path: Path, compute_type: str, pieces: Outputs, **options: int) -> System:
     directory = folder / f"{path.stem}-{compute_type}"
-    export.to_ctranslate2(path, directory, "int8" if compute_type == "int8" else "float32")
+    save_ctranslate2(path, directory, "int8" if compute_type == "int8" else "float32")
     translator = ctranslate2.Translator(
         str(directory), inter_threads=PROCESSES, intra_threads=1, compute_type=compute_type
     )

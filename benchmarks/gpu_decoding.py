@@ -19,9 +19,9 @@ from gpu import Row, Scale
 from gpu_training import lengths_of, timed, update_of
 from turns import in_turns
 
-from nmtkit import export
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import EOS
+from nmtkit.formats.ctranslate2 import specification
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.decoding import Sentence, beam_search
 from nmtkit.generation.options import SearchOptions
@@ -146,21 +146,11 @@ def ctranslate2(scale: Scale) -> Iterator[Row]:
 
 def write_ctranslate2(scale: Scale, folder: Path) -> None:
     """Writes the random model for CTranslate2, whose own converter knows no nmtkit."""
-    from ctranslate2.specs import TransformerSpec
-
     entry, size = ARCHITECTURES[f"transformer_{scale.models[0]}"], scale.vocabulary
     torch.manual_seed(1)
     model = entry.factory(entry.preset, Vocabulary(source=size, target=size, joint=True)).eval()
-    config: Any = model.config
-    spec = TransformerSpec.from_config((config.encoder_layers, config.decoder_layers), config.heads, pre_norm=False)
     pieces = ["<unk>", "<s>", "</s>", *(piece(id) for id in range(3, size))]
-    spec.config.add_source_eos = True
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = pieces[:3]
-    spec.config.decoder_start_token = "<s>"
-    spec.register_source_vocabulary(pieces)
-    spec.register_target_vocabulary(pieces)
-    export._fill(spec, model)
-    spec.validate()
+    spec = specification(model, pieces, pieces)
     spec.optimize()
     folder.mkdir()
     spec.save(str(folder))

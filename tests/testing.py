@@ -114,3 +114,28 @@ def save_tiny_transformer(
     model = tiny_transformer(vocabulary_of(tokenizer), seed=seed, sharpness=sharpness, **config)
     checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], update))
     return path
+
+
+# the beginning of the Universal Declaration of Human Rights: real sentences of several lengths, free to copy
+REAL_LINES = [
+    "All human beings are born free and equal in dignity and rights.",
+    "They are endowed with reason and conscience and should act towards one another in a spirit of brotherhood.",
+    "Everyone has the right to life, liberty and security of person.",
+    "No one shall be held in slavery or servitude; slavery and the slave trade shall be prohibited in all their forms.",
+    "No one shall be subjected to torture or to cruel, inhuman or degrading treatment or punishment.",
+    "Everyone has the right to recognition everywhere as a person before the law.",
+    "All are equal before the law.",
+    "No one shall be subjected to arbitrary arrest, detention or exile.",
+]
+
+
+def save_transformer(path: Path, **changes: object) -> Path:
+    """Writes the checkpoint of a Transformer of random, sharp weights, whose tokenizer knows `REAL_LINES`."""
+    tokenizer = Tokenizer(train_model(REAL_LINES, 400))
+    small = {"encoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
+    model = tiny_transformer(vocabulary_of(tokenizer), sharpness=2.0, **small)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
+    return path

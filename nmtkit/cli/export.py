@@ -39,14 +39,14 @@ def command(
     """  # fmt: skip
     if quantization is not None and format != "ctranslate2":
         raise ValueError("--quantization is for --format ctranslate2")
-    from nmtkit import export
+    from nmtkit.formats import ctranslate2, safetensors
 
     registry.load_installed_plugins()
     for plugin in plugins:
         registry.load_plugin(plugin)
     if format == "ctranslate2":
-        export.to_ctranslate2(source, destination, quantization or "float32")
+        ctranslate2.save(source, destination, quantization or "float32")
     elif format == "safetensors":
-        export.to_safetensors(source, destination)
+        safetensors.save(source, destination)
     else:
-        export.from_safetensors(source, destination)
+        safetensors.load(source, destination)

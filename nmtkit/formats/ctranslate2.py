@@ -1,0 +1,142 @@
+"""A Transformer as a model of CTranslate2, an inference engine in C++. Needs the package ctranslate2."""
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from nmtkit import models
+from nmtkit.architectures import Architecture
+from nmtkit.architectures.transformer import CrossAttention, Embedding, SelfAttention, Transformer, TransformerConfig
+from nmtkit.data.tokenizer import BOS, EOS, UNK
+from nmtkit.formats.folder import write_folder
+
+# Settings of a Transformer and CTranslate2: those that its models have too, those that matter in training alone, and
+# those that must be as given here, in terms of the config.
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
+SAME |= {"share_embeddings"}
+TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
+TRAINING |= {"gradient_checkpointing"}
+FIXED: dict[str, Callable[[TransformerConfig], Any]] = {
+    "window": lambda config: None,
+    "d_key": lambda config: config.d_model // config.heads,
+    "d_value": lambda config: config.d_model // config.heads,
+}
+POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
+
+
+def save(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
+    """Writes `source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
+
+    It takes and gives SentencePiece pieces; the models for them are put beside. Its own default scores by
+    log probability / pieces; ask it for `length_penalty` and lengths as you need them.
+
+    Raises ValueError naming the option of the architecture that CTranslate2 does not have.
+    """
+    require()
+    model, tokenizer = models.from_checkpoint(source)
+    check_expressible(model, source)
+    assert isinstance(model, Transformer)
+    source_pieces = tokenizer.source_pieces(range(tokenizer.source_size))
+    spec = specification(model, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
+    spec.optimize(quantization=None if quantization == "float32" else quantization)
+
+    def fill(folder: Path) -> None:
+        spec.save(str(folder))
+        tokenizer.save(folder)
+
+    write_folder(destination, fill)
+
+
+def require() -> None:
+    """Raises ImportError, saying what to install, where the package is missing."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'")
+
+
+def specification(model: Transformer, source_pieces: list[str], target_pieces: list[str]) -> Any:
+    """Returns CTranslate2's specification of a model whose pieces, by id, are these; `save` of it writes the files."""
+    from ctranslate2.specs import TransformerSpec
+
+    config = model.config
+    spec = TransformerSpec.from_config(
+        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.pre_norm
+    )
+    spec.config.add_source_eos = True
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (target_pieces[id] for id in (UNK, BOS, EOS))
+    spec.config.decoder_start_token = spec.config.bos_token
+    spec.register_source_vocabulary(source_pieces)
+    spec.register_target_vocabulary(target_pieces)
+    _fill(spec, model)
+    spec.validate()
+    return spec
+
+
+def check_expressible(model: Architecture, source: Path) -> None:
+    """Raises ValueError with the reason unless CTranslate2 has a model that computes the same as `model`.
+
+    A subclass may compute anything, and so may a setting that this module does not know: neither passes.
+    """
+    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
+        raise ValueError(
+            f"{source} is a {type(model).__name__}, and CTranslate2 has no such model: one exports to it the plain "
+            "Transformer only; or give --format safetensors"
+        )
+    config = model.config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in SAME | TRAINING:
+            continue
+        needed = FIXED[field.name](config) if field.name in FIXED else field.default
+        if value is not None and value != needed:
+            raise ValueError(
+                f"{source} has {field.name} {value}, and CTranslate2 has no such Transformer; give --format safetensors"
+            )
+
+
+def _fill(spec: Any, model: Transformer) -> None:
+    """Copies the weights into CTranslate2's specification of a Transformer."""
+    _embedding(spec.encoder.embeddings[0], spec.encoder, model.source_embedding)
+    _embedding(spec.decoder.embeddings, spec.decoder, model.target_embedding)
+    if model.config.pre_norm:
+        _norm(spec.encoder.layer_norm, model.encoder_norm)
+        _norm(spec.decoder.layer_norm, model.decoder_norm)
+    for ours, theirs in zip(model.encoder, spec.encoder.layer, strict=True):
+        _attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
+        _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_norm)
+    for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
+        _attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
+        _attention(theirs.attention, layer.cross_attention, layer.cross_attention_norm)
+        _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_norm)
+    _linear(spec.decoder.projection, model.output_projection)
+
+
+def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
+    tokens.weight = ours.tokens.weight.detach().numpy()
+    side.position_encodings.encodings = ours.table(POSITIONS if ours.positions is None else 1).detach().numpy()
+
+
+def _attention(theirs: Any, ours: SelfAttention | CrossAttention, norm: nn.LayerNorm) -> None:
+    inputs = [ours.qkv_proj] if isinstance(ours, SelfAttention) else [ours.q_proj, ours.kv_proj]
+    for target, linear in zip(theirs.linear, [*inputs, ours.out_proj], strict=True):
+        _linear(target, linear)
+    _norm(theirs.layer_norm, norm)
+
+
+def _feed_forward(theirs: Any, ours: Any, norm: nn.LayerNorm) -> None:
+    _linear(theirs.linear_0, ours.fc1)
+    _linear(theirs.linear_1, ours.fc2)
+    _norm(theirs.layer_norm, norm)
+
+
+def _linear(theirs: Any, ours: Any) -> None:
+    theirs.weight = ours.weight.detach().numpy()
+    if ours.bias is not None:
+        theirs.bias = ours.bias.detach().numpy()
+
+
+def _norm(theirs: Any, ours: Any) -> None:
+    theirs.gamma, theirs.beta = ours.weight.detach().numpy(), ours.bias.detach().numpy()

@@ -1,0 +1,54 @@
+"""safetensors: what comes back is what went out."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from testing import save_transformer
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.data.tokenizer import Tokenizer
+
+
+def export(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["export", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
+    pytest.importorskip("safetensors")
+    model = save_transformer(tmp_path / "model.pt")
+    export("--format", "safetensors", model, tmp_path / "folder")
+    assert {path.name for path in (tmp_path / "folder").iterdir()} == {
+        "nmtkit.json",
+        "model.safetensors",
+        "joint.model",
+    }
+    assert json.loads((tmp_path / "folder/nmtkit.json").read_text())["config"]["d_model"] == 32
+    export("--format", "checkpoint", tmp_path / "folder", tmp_path / "back.pt")
+    before, after = checkpoint.load(model), checkpoint.load(tmp_path / "back.pt")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, after["model"][name]) for name, value in before["model"].items())
+    assert {key: before[key] for key in ("architecture", "config", "plugins", "update")} == {
+        key: after[key] for key in ("architecture", "config", "plugins", "update")
+    }
+    assert Tokenizer.from_state(before["tokenizer"]).fingerprint == Tokenizer.from_state(after["tokenizer"]).fingerprint
+
+
+def test_a_damaged_folder_is_refused(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    model = save_transformer(tmp_path / "model.pt")
+    export("--format", "safetensors", model, tmp_path / "folder")
+    text = (tmp_path / "folder/nmtkit.json").read_text()
+    facts = json.loads(text)
+    for wrong in ([], 3, {}, facts | {"config": None}, facts | {"shared": []}, facts | {"update": "7"},
+                  facts | {"nmtkit": 1}, facts | {"shared": {"a": "b"}}):  # fmt: skip
+        (tmp_path / "folder/nmtkit.json").write_text(json.dumps(wrong))
+        result = CliRunner().invoke(
+            main, ["export", "--format", "checkpoint", str(tmp_path / "folder"), str(tmp_path / "back.pt")]
+        )
+        assert (result.exit_code == 2 and "nmtkit.json" in result.stderr) or "is damaged" in result.stderr, wrong
+        assert not (tmp_path / "back.pt").exists()
