@@ -388,10 +388,10 @@ class Registry(Generic[T]):
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Decorator that puts a factory under `name`; stack several for several presets of one factory.
 
-        Raises ValueError when the name is taken, TypeError when the preset is no dataclass of `option` fields.
+        A factory that is defined anew, as when a notebook's cell runs twice or a module is reloaded, replaces the
+        older one of its module and qualified name. Raises ValueError when the name is taken otherwise, TypeError when
+        the preset is no dataclass of `option` fields.
         """
-        if name in self.entries:
-            raise ValueError(f"{self.kind} {name!r} is registered twice; give yours another name")
         cls = type(preset)
         if not dataclasses.is_dataclass(cls):
             raise TypeError(f"the preset of {name!r} is a {cls.__name__}, not a dataclass")
@@ -400,6 +400,10 @@ class Registry(Generic[T]):
                 raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
+            before = self.entries.get(name)
+            if before is not None and (before.factory is factory or _place(before.factory) != _place(factory)):
+                where = ".".join(_place(before.factory))
+                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has it: give yours another name")
             self.entries[name] = Entry(name, factory, preset)
             return factory
 
@@ -417,6 +421,12 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         return list(self.entries)
+
+
+def _place(factory: Callable[..., Any]) -> tuple[str, str]:
+    """Returns where a class or function is defined: its module and qualified name."""
+    named = factory if hasattr(factory, "__qualname__") else type(factory)
+    return named.__module__, named.__qualname__
 
 
 def load_plugin(name: str) -> None:

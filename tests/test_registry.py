@@ -55,8 +55,22 @@ def test_an_unknown_name_lists_the_known_ones_and_mentions_plug_ins() -> None:
 def test_a_name_registered_twice_is_an_error() -> None:
     things: Registry[Any] = Registry("thing", "--thing")
     things.register("one", Config())(dict)
-    with pytest.raises(ValueError, match="thing 'one' is registered twice"):
-        things.register("one", Config())
+    for other in (dict, list):
+        with pytest.raises(ValueError, match=r"thing 'one' is registered twice; builtins\.dict has it"):
+            things.register("one", Config())(other)
+
+
+def test_a_factory_defined_anew_in_the_same_place_replaces_the_older_one() -> None:
+    things: Registry[Any] = Registry("thing", "--thing")
+    cell = "@things.register('one', preset)\nclass One: pass\n"
+    notebook = {"__name__": "__main__", "things": things, "preset": Config()}
+    exec(cell, notebook)
+    first = things["one"].factory
+    exec(cell, notebook)
+    assert things["one"].factory is notebook["One"] is not first
+    with pytest.raises(ValueError, match=r"registered twice; __main__\.One has it"):
+        exec(cell, notebook | {"__name__": "elsewhere"})
+    assert things["one"].factory is notebook["One"]
 
 
 def test_a_field_without_help_cannot_be_registered() -> None:
