@@ -71,7 +71,12 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command:
         if name not in COMMANDS:
-            raise click.UsageError(f"unknown command {name!r}; known: {', '.join(COMMANDS)}", ctx)
+            from nmtkit.cli.other_toolkits import about_command
+
+            about = about_command(name, COMMANDS)
+            raise click.UsageError(
+                f"unknown command {name!r}; {f'{about}; ' if about else ''}known: {', '.join(COMMANDS)}", ctx
+            )
         module = importlib.import_module("nmtkit.cli." + name.replace("-", "_"))
         command: click.Command = module.command
         return command
@@ -102,7 +107,7 @@ class LazyGroup(click.Group):
             sys.exit(error.exit_code)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "nmtkit"
-            fail(f"{error.format_message().rstrip('.')}. See {command} --help")
+            fail(f"{_about_flag(error) or error.format_message().rstrip('.')}. See {command} --help")
         except click.Abort:
             sys.exit(130)
         except BrokenPipeError:
@@ -114,6 +119,15 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _about_flag(error: click.UsageError) -> str | None:
+    """Returns what a flag is called here, where the error is that the command does not have it, and others' has."""
+    from nmtkit.cli.other_toolkits import FLAGS, answer
+
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return None
+    return answer(FLAGS.get(error.ctx.info_name or "", {}), error.option_name)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})

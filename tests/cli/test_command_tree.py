@@ -58,7 +58,7 @@ def help_of(option: click.Option) -> str:
 
 def test_every_file_of_a_command_is_registered() -> None:
     files = {path.stem.replace("_", "-") for path in (ROOT / "nmtkit/cli").glob("*.py")}
-    assert files - {"--init--", "command"} == set(COMMANDS)
+    assert files - {"--init--", "command", "other-toolkits"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,6 +131,7 @@ DOCUMENTS = [
     for path in (
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "examples").rglob("*.md")),
         *sorted((ROOT / "examples").rglob("*.sh")),
     )
@@ -181,7 +182,8 @@ EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path)
 def test_every_command_in_the_documents_parses_and_its_flags_go_together(
     path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(path.parent)  # for the config and plug-in files they name
+    # for the config and plug-in files they name
+    monkeypatch.chdir(ROOT if path.is_relative_to(ROOT / "docs") else path.parent)
     name, *rest = arguments
     if name.startswith("-"):
         assert name in ("--help", "--version")

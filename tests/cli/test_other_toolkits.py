@@ -1,0 +1,76 @@
+"""Names of other toolkits are answered with the name here, and every name in the answers exists."""
+
+import re
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.cli import COMMANDS, main, other_toolkits
+from nmtkit.criterions import CRITERIONS
+from nmtkit.lr_schedulers import LR_SCHEDULERS
+from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.registry import flags
+
+ROWS = [
+    (command, toolkit, flag, text)
+    for command, rows in other_toolkits.FLAGS.items()
+    for toolkit, names in rows.items()
+    for flag, text in names.items()
+]
+
+
+def flags_of(command: str, of_components: bool) -> set[str]:
+    """Returns the flags of a command; those of `train` with all components, or with those it has by default."""
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
+    options = list(found.params)
+    if command == "train" and of_components:
+        for registry in (ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS):
+            options += [option for entry in registry.entries.values() for option in flags(entry.preset)]
+    return {flag for option in options for flag in (*option.opts, *option.secondary_opts)} | {"--quiet"}
+
+
+@pytest.mark.parametrize(("command", "toolkit", "flag", "text"), ROWS, ids=[f"{row[0]} {row[2]}" for row in ROWS])
+def test_every_row_names_a_flag_that_is_not_here_and_others_that_are(
+    command: str, toolkit: str, flag: str, text: str
+) -> None:
+    assert flag not in flags_of(command, of_components=False), f"{command} has {flag} itself"
+    where = command
+    for word in re.findall(r"nmtkit ([a-z-]+)|(?<![\w-])(--[a-z][a-z0-9-]+)", text):
+        if word[0]:
+            where = word[0]
+            assert where in COMMANDS
+        elif word[1] not in ("--nproc-per-node",):  # torchrun's too
+            assert word[1] in flags_of(where, of_components=True), f"{where} has no {word[1]}"
+
+
+def test_every_command_that_is_answered_for_leads_to_one_that_exists() -> None:
+    for names in other_toolkits.COMMANDS.values():
+        for name, text in names.items():
+            assert name not in COMMANDS
+            assert {word for word in re.findall(r"nmtkit ([a-z-]+)", text) if word != "has"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("train data-bin --fp16", "fairseq's --fp16 is --precision fp16 here"),
+        ("train data-bin --arch gnmt --batch-size 64", "fairseq's --batch-size is --max-sentences here"),
+        ("train data-bin --train_steps=5", "OpenNMT-py's --train-steps is --max-update here"),
+        ("generate --path a.pt --remove-bpe", "fairseq's --remove-bpe is not needed here"),
+        ("generate --path a.pt --beam-size 5", "OpenNMT-py's --beam-size is --beam here"),
+        ("preprocess --joined-dictionary", "fairseq's --joined-dictionary is the default here"),
+        ("interactive data-bin", "fairseq's interactive is nmtkit generate --path averaged.pt here"),
+        ("fairseq-train data-bin", "it is nmtkit train here"),
+        ("translate", "OpenNMT-py's translate is nmtkit generate here"),
+        ("trian", "did you mean 'train'?"),
+        ("train data-bin --no-such-thing", "No such option '--no-such-thing'"),
+    ],
+)
+def test_a_name_of_another_toolkit_is_answered_with_the_name_here(arguments: str, expected: str) -> None:
+    result = CliRunner().invoke(main, arguments.split(), prog_name="nmtkit")
+    assert result.exit_code == 2
+    assert expected in result.stderr and result.stderr.count("\n") == 1
+    assert "--help" in result.stderr
