@@ -292,7 +292,9 @@ FLAGS: dict[str, Rows] = {
             "--num-update-checkpoints": "is --last here",
             "--num-best-checkpoints": "is --best here",
         },
-        "OpenNMT-py": {"--models": "is an argument here: nmtkit average-checkpoints one.pt two.pt --output averaged.pt"},
+        "OpenNMT-py": {
+            "--models": "is an argument here: nmtkit average-checkpoints one.pt two.pt --output averaged.pt"
+        },
         "Sockeye": {"--strategy": "is --best or --last here", "--metric": "is --best-checkpoint-metric here"},
     },
     "score": {
