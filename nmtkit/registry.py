@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import operator
+import re
 import reprlib
 import sys
 import types
@@ -214,11 +215,19 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the TOML text of tables of plain values, as `--config` reads it; None is written "none"."""
+    """Returns the TOML text of tables of plain values, as `--config` reads it; None is written "none".
+
+    A title with a dot, `metrics.bleu`, is that of a table in a table.
+    """
     return "\n".join(
-        f"[{title}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in table.items())
+        f"[{_toml_title(title)}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in table.items())
         for title, table in tables.items()
     )
+
+
+def _toml_title(title: str) -> str:
+    parts = title.split(".", 1)
+    return ".".join(part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else _toml_value(part) for part in parts)
 
 
 def _toml_value(value: Any) -> str:
@@ -376,13 +385,16 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """Names of one kind of component. `kind` reads as in messages, `flag` is how the command line selects one.
 
+    A job has one component of a kind, or with `several` any number, by a list of names: `--metrics bleu,chrf`.
+
     >>> @ARCHITECTURES.register("transformer_base", TransformerConfig())
     ... class Transformer(Architecture): ...
     """
 
-    def __init__(self, kind: str, flag: str) -> None:
+    def __init__(self, kind: str, flag: str, several: bool = False) -> None:
         self.kind = kind
         self.flag = flag
+        self.several = several
         self.entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -50,7 +50,10 @@ def name_flags() -> list[click.Option]:
     """Returns the flags that choose components by name; their help lists the names registered by now."""
     return [
         click.Option(
-            [kind.flag], metavar="NAME", help=f"One of {', '.join(kind.names())}.  [default: {DEFAULTS[table]}]"
+            [kind.flag],
+            metavar="NAME,…" if kind.several else "NAME",
+            help=f"{'Any' if kind.several else 'One'} of {', '.join(kind.names())}.  "
+            f"[default: {','.join(DEFAULTS[table]) or 'none'}]",
         )
         for table, kind in REGISTRIES.items()
     ]
@@ -106,7 +109,7 @@ def command(
     nmtkit train --arch transformer_base --help   # its flags
     """
     template, arguments = parsed
-    for name in ("arch", "criterion", "optimizer", "lr_scheduler", "config", "plugin"):
+    for name in ("config", "plugin", *(flag.name for flag in name_flags())):
         settings.pop(name)
     job = template.job(on_command_line(settings))
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())

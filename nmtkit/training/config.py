@@ -1,4 +1,4 @@
-"""The settings of a training run: its own, those of its four components by name, and the plug-ins these come from.
+"""The settings of a training run: its own, those of its components by name, and the plug-ins these come from.
 
 Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
 """
@@ -14,6 +14,7 @@ import click
 from nmtkit import registry
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
+from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.registry import (
@@ -28,19 +29,30 @@ from nmtkit.registry import (
     option,
     plain,
 )
+from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.metrics import METRICS
 
-# table of the TOML file -> registry; a table's `name` says which entry it was written for
+# Kind of component -> registry. Of a kind with one component, settings stand in the table [kind], whose `name` says
+# which entry it was written for; of a kind with several, names are a list `kind` in [run], and each has its table
+# [kind.name].
 REGISTRIES: dict[str, Registry[Any]] = {
     "architecture": ARCHITECTURES,
     "criterion": CRITERIONS,
     "optimizer": OPTIMIZERS,
     "lr-scheduler": LR_SCHEDULERS,
+    "transforms": TRANSFORMS,
+    "metrics": METRICS,
+    "callbacks": CALLBACKS,
 }
-DEFAULTS = {
-    "architecture": "transformer_base",
-    "criterion": "label_smoothed_cross_entropy",
-    "optimizer": "adam",
-    "lr-scheduler": "inverse_sqrt",
+SEVERAL = tuple(kind for kind, registry in REGISTRIES.items() if registry.several)
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "architecture": ("transformer_base",),
+    "criterion": ("label_smoothed_cross_entropy",),
+    "optimizer": ("adam",),
+    "lr-scheduler": ("inverse_sqrt",),
+    "transforms": (),
+    "metrics": (),
+    "callbacks": (),
 }
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
@@ -162,7 +174,7 @@ class JobConfig:
     """One training: the config of the run, those of its components by table, and the plug-ins they come from."""
 
     run: RunConfig
-    components: dict[str, Component]
+    components: dict[str, Component]  # "optimizer", "metrics.bleu": see `table_of`
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -171,13 +183,23 @@ class JobConfig:
         if observe is not LRScheduler.observe and not self.run.validates:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
 
+    def chosen(self, kind: str) -> list[Component]:
+        """Returns the components of a kind, in the order in which they were named."""
+        return [component for table, component in self.components.items() if kind_of(table) == kind]
+
     def tables(self) -> dict[str, dict[str, Any]]:
         """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it."""
         run = plain(self.run) | ({"plugin": list(self.plugins)} if self.plugins else {})
-        components = {
-            table: {"name": component.name} | plain(component.config) for table, component in self.components.items()
-        }
-        return {"run": run} | components
+        tables = {"run": run}
+        for kind, registry in REGISTRIES.items():
+            if registry.several:
+                run[kind] = [component.name for component in self.chosen(kind)]
+        for table, component in self.components.items():
+            named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
+            settings = named | plain(component.config)
+            if settings:
+                tables[table] = settings
+        return tables
 
     def toml(self) -> str:
         return registry.to_toml(self.tables())
@@ -196,10 +218,11 @@ class JobTemplate:
     def read(
         file: Path | None = None, names: Mapping[str, str | None] | None = None, plugins: Sequence[str] = ()
     ) -> "JobTemplate":
-        """Loads the plug-ins and chooses the components: `names` by table, else those of the TOML file, else defaults.
+        """Loads the plug-ins and chooses the components: `names` by kind, else those of the TOML file, else defaults.
 
-        A table applies only to the name it was written for. Raises OSError, or ValueError for an unknown name, an
-        unknown or wrong setting, and two components with one flag.
+        `names` are as typed: of a kind with several, with commas, or "none". A table applies only to the name it was
+        written for. Raises OSError, or ValueError for an unknown name, an unknown or wrong setting, and two components
+        with one flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
@@ -209,11 +232,10 @@ class JobTemplate:
         registry.load_installed_plugins()
         for plugin in loaded:
             registry.load_plugin(plugin)
-        components = {
-            table: _component(table, dict(tables.get(table, {})), (names or {}).get(table), origin)
-            for table in REGISTRIES
-        }
-        titles = {f"{table} {component.name}": component.config for table, component in components.items()}
+        components: dict[str, Component] = {}
+        for kind in REGISTRIES:
+            components |= _components(kind, (names or {}).get(kind), run, tables, origin)
+        titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
         registry.check_no_collisions({"the run": RunConfig()} | titles)
         return JobTemplate(run=run, components=components, plugins=loaded, origin=origin)
 
@@ -222,7 +244,9 @@ class JobTemplate:
         return [
             flag
             for table, component in self.components.items()
-            for flag in registry.flags(component.config, f"{table.capitalize()} {component.name}")
+            for flag in registry.flags(
+                component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}"
+            )
         ]
 
     def job(self, given: Mapping[str, Any]) -> JobConfig:
@@ -243,12 +267,46 @@ class JobTemplate:
         return JobConfig(run=run, components=components, plugins=self.plugins)
 
 
-def _component(table: str, settings: dict[str, Any], name: str | None, origin: str) -> Component:
-    written_for = _converted(settings.pop("name", DEFAULTS[table]), str, f"{origin}: name of [{table}]")
-    entry = REGISTRIES[table][name or written_for]
-    if entry.name != written_for or not settings:
-        return Component(name=entry.name, config=entry.preset)
-    return Component(name=entry.name, config=derive(entry.preset, settings, f"{origin}: [{table}]"))
+def table_of(kind: str, name: str) -> str:
+    """Returns the title of a component's table: [optimizer], [metrics.bleu]."""
+    return f"{kind}.{name}" if REGISTRIES[kind].several else kind
+
+
+def kind_of(table: str) -> str:
+    return table.partition(".")[0]
+
+
+def _components(
+    kind: str, given: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str
+) -> dict[str, Component]:
+    """Returns by table the components of a kind, with the settings of the file; takes their list out of `run`."""
+    several, default = REGISTRIES[kind].several, DEFAULTS[kind]
+    if several:
+        in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")
+    else:
+        in_file = (_converted(tables.get(kind, {}).get("name", default[0]), str, f"{origin}: name of [{kind}]"),)
+    written_for = {table_of(kind, name) for name in in_file}
+    for table in tables:
+        if kind_of(table) == kind and table not in written_for and given is None:
+            known = ", ".join(in_file) or "none"
+            raise ValueError(f"{origin}: [{table}] does nothing: {kind} of [run] are {known}; add it to the list")
+    names = in_file if given is None else names_in(given) if several else (given,)
+    if len(set(names)) < len(names):
+        raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} names one twice")
+    chosen = {}
+    for name in names:
+        entry, table = REGISTRIES[kind][name], table_of(kind, name)
+        settings = {}
+        if several or name in in_file:
+            settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
+        config = derive(entry.preset, settings, f"{origin}: [{table}]") if settings else entry.preset
+        chosen[table] = Component(name=name, config=config)
+    return chosen
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Returns the names of a list as typed, `a,b`; "none" and the empty text are none."""
+    return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:
@@ -269,15 +327,26 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         contents = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
-    known = ("run", *REGISTRIES)
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():
-        name = title.replace("_", "-")
-        if name not in known or not isinstance(table, dict):
-            raise ValueError(f"{path}: {title!r} is no table of a run; known: {', '.join(f'[{k}]' for k in known)}")
-        settings = tables.setdefault(name, {})
-        for key, value in table.items():
-            if (key := key.replace("-", "_")) in settings:
-                raise ValueError(f"{path}: {key!r} stands twice in [{name}]")
-            settings[key] = value
+        kind = title.replace("_", "-")
+        if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):
+            known = ", ".join(f"[{kind}.NAME]" if kind in SEVERAL else f"[{kind}]" for kind in ("run", *REGISTRIES))
+            raise ValueError(f"{path}: {title!r} is no table of a run; known: {known}")
+        inner = {f"{kind}.{name}": settings for name, settings in table.items()} if kind in SEVERAL else {kind: table}
+        for name, settings in inner.items():
+            if not isinstance(settings, dict):
+                key = name.partition(".")[2]
+                raise ValueError(
+                    f"{path}: {key!r} stands in [{kind}]; settings stand in [{kind}.NAME], and the list of names is "
+                    f"{kind} = [\"NAME\"] in [run]"
+                )
+            _add_settings(tables.setdefault(name, {}), settings, f"[{name}]", path)
     return tables
+
+
+def _add_settings(table: dict[str, Any], settings: Mapping[str, Any], title: str, path: Path) -> None:
+    for key, value in settings.items():
+        if (key := key.replace("-", "_")) in table:
+            raise ValueError(f"{path}: {key!r} stands twice in {title}")
+        table[key] = value

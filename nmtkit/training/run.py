@@ -19,9 +19,9 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.lr_schedulers import learning_rate
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
-from nmtkit.training.config import JobConfig, Tables
+from nmtkit.training.config import JobConfig, Tables, kind_of
 from nmtkit.training.loader import BatchLoader, Position, Update
-from nmtkit.training.metrics import Meter, NonfiniteGuard
+from nmtkit.training.meter import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, resume_requirements, run_facts
@@ -31,7 +31,7 @@ from nmtkit.training.validation import StopRequestedError, Validator
 log = logging.getLogger("nmtkit")
 
 EXPECTED_CHANGES = (
-    *("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard"),
+    *("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
 )
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -415,12 +415,16 @@ class Run:
 
 
 def differences(before: Tables, now: Tables) -> list[str]:
-    """Returns what a resumed run sets otherwise, for people, without settings that are expected to change."""
+    """Returns what a resumed run sets otherwise, for people, without settings that are expected to change.
+
+    Of components that were not there before, the list of names says so.
+    """
     return [
         f"{name} {value} (was {before.get(table, {}).get(name)})"
         for table, settings in now.items()
+        if table in before and kind_of(table) != "callbacks"
         for name, value in settings.items()
-        if before.get(table, {}).get(name) != value and name not in EXPECTED_CHANGES
+        if before[table].get(name) != value and name not in EXPECTED_CHANGES
     ]
 
 

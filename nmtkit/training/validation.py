@@ -16,7 +16,7 @@ from nmtkit.criterions import Criterion
 from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
-from nmtkit.training.metrics import perplexity
+from nmtkit.training.meter import perplexity
 
 T = TypeVar("T")
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data.transforms import TRANSFORMS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
@@ -242,3 +243,75 @@ def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path) -> None
     assert "target tokens/s" in result.stdout
     assert "device hours" in result.stdout
     assert not (tmp_path / "run").exists()
+
+
+SEVERAL = """
+from dataclasses import dataclass
+from nmtkit.registry import Config, option
+from nmtkit.data.transforms import TRANSFORMS, Transform
+
+@dataclass(frozen=True, kw_only=True)
+class SwapConfig(Config):
+    swap_share: float = option(0.5, "Share of pairs to swap.", min=0, max=1)
+
+@dataclass(frozen=True, kw_only=True)
+class CutConfig(Config):
+    cut_tokens: int = option(3, "Tokens to keep.", min=1)
+
+class Keep(Transform):
+    def __init__(self, config, tokenizer): ...
+    def transform(self, source, target, generator):
+        return source, target
+
+TRANSFORMS.register("swap.all", SwapConfig())(type("Swap", (Keep,), {}))
+TRANSFORMS.register("cut", CutConfig())(type("Cut", (Keep,), {}))
+"""
+
+
+@pytest.fixture
+def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plug-in of two transforms, which are forgotten after the test."""
+    monkeypatch.setattr(TRANSFORMS, "entries", dict(TRANSFORMS.entries))
+    (tmp_path / "several.py").write_text(SEVERAL)
+    return tmp_path / "several.py"
+
+
+def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
+    mirror_data: Path, tmp_path: Path, several: Path
+) -> None:
+    flags = [*TINY.split(), "--plugin", several, "--transforms", "cut,swap.all"]
+    shown = train(*flags, "--help").stdout
+    assert "--swap-share" in shown and "Transform cut:" in shown
+    assert re.search(r"--transforms NAME,…\s+Any of .*swap\.all, +cut", shown.replace("\n", " "))
+    assert train(mirror_data, *flags, "--swap-share", 0.25, "--save-dir", tmp_path / "one").exit_code == 0
+    tables = resolved(tmp_path / "one")
+    assert tables["run"]["transforms"] == ["cut", "swap.all"]
+    assert tables["transforms"] == {"cut": {"cut_tokens": 3}, "swap.all": {"swap_share": 0.25}}
+    assert train(mirror_data, "--config", tmp_path / "one/config.toml", "--save-dir", tmp_path / "two").exit_code == 0
+    assert resolved(tmp_path / "two")["transforms"] == tables["transforms"]
+    fed_back = ["--config", tmp_path / "one/config.toml", "--save-dir", tmp_path / "three"]
+    assert train(mirror_data, *fed_back, "--transforms", "swap.all", "--swap-share", "1").exit_code == 0
+    assert resolved(tmp_path / "three")["transforms"] == {"swap.all": {"swap_share": 1.0}}
+    assert train(mirror_data, *fed_back[:2], "--transforms", "none", "--save-dir", tmp_path / "four").exit_code == 0
+    assert resolved(tmp_path / "four")["run"]["transforms"] == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "arguments", "said"),
+    [
+        ("", "--transforms cut,cut", "--transforms cut,cut names one twice"),
+        ("", "--transforms blur", "unknown transform 'blur'; known: "),
+        ("", "--transforms cut --swap-share 1", "No such option"),
+        ("[transforms.cut]\ncut_tokens = 2\n", "", "[transforms.cut] does nothing: transforms of [run] are none"),
+        ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' stands in [transforms]; settings stand in [transforms."),
+        ('[run]\ntransforms = "cut"\n', "", "transforms of [run]: 'cut' is not a list"),
+        ('[run]\ntransforms = ["cut"]\n[transforms.cut]\ncut_token = 2\n', "", "did you mean 'cut_tokens'?"),
+    ],
+)
+def test_mistakes_with_several_components_are_named(
+    tmp_path: Path, several: Path, toml: str, arguments: str, said: str
+) -> None:
+    (tmp_path / "run.toml").write_text(toml)
+    result = train(tmp_path, "--plugin", several, "--config", tmp_path / "run.toml", *arguments.split())
+    assert result.exit_code == 2
+    assert said in result.stderr.replace("\n", " ")

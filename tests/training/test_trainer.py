@@ -18,7 +18,7 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.loader import BatchLoader, Position
-from nmtkit.training.metrics import DivergedError, Meter, NonfiniteGuard
+from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
 from nmtkit.training.parameters import parameter_groups, start_from
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
@@ -153,7 +153,7 @@ def test_too_many_skipped_in_a_row_end_the_run_and_name_the_checkpoint(
 ) -> None:
     (tmp_path / "update_00000007.pt").touch()
     (tmp_path / "last.pt").symlink_to("update_00000007.pt")
-    monkeypatch.setattr("nmtkit.training.metrics.IN_A_ROW", 3)
+    monkeypatch.setattr("nmtkit.training.meter.IN_A_ROW", 3)
     one = trainer(mirror_data)
     meter = Meter(CPU, NonfiniteGuard(tmp_path))
     poisoned(one, monkeypatch)

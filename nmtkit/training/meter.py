@@ -1,0 +1,149 @@
+"""Means and speed between log lines, and the guard against updates whose loss or gradient is not finite."""
+
+import logging
+import math
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit import distributed
+from nmtkit.training.trainer import StepMetrics
+
+log = logging.getLogger("nmtkit")
+
+RECENT = 50  # updates over which the live speed is taken
+IN_A_ROW = 20  # skipped updates that end the run; an fp16 loss scale that starts too high takes about ten
+PAIRS_SHOWN = 8
+
+
+def perplexity(nll: float) -> float:
+    """Returns exp(nll), the perplexity of a mean negative log-likelihood, capped where a float would overflow."""
+    return math.exp(min(nll, 700.0))
+
+
+class Meter:
+    """Sums up the metrics of updates on the device; `read`, at a log line, waits for it once, on a CPU never."""
+
+    def __init__(self, device: torch.device, guard: "NonfiniteGuard") -> None:
+        self.device = device
+        self.guard = guard
+        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # time, target tokens
+        self._clear()
+
+    def _clear(self) -> None:
+        self.unread: list[StepMetrics] = []
+        self.finite: list[StepMetrics] = []
+        self.skipped = 0
+        self.started = time.monotonic()
+
+    def add(self, metrics: StepMetrics) -> None:
+        self.unread.append(metrics)
+        if self.device.type == "cpu":
+            self._read_flags()
+        self.recent.append((time.monotonic(), metrics.target_tokens))
+
+    def pause(self, seconds: float) -> None:
+        """Leaves out time that was not spent on updates."""
+        self.started += seconds
+        self.recent = deque(((when + seconds, tokens) for when, tokens in self.recent), maxlen=RECENT)
+
+    def speed(self, updates_left: int | None) -> dict[str, Any]:
+        """Returns target tokens per second over the last updates, and the seconds left at that speed."""
+        if len(self.recent) < 2:
+            return {}
+        seconds = max(self.recent[-1][0] - self.recent[0][0], 1e-9)
+        tokens = sum(tokens for _, tokens in self.recent) - self.recent[0][1]
+        left = None if updates_left is None else round(updates_left * seconds / (len(self.recent) - 1), 1)
+        return {"tokens_per_second": round(tokens / seconds, 1), "seconds_left": left}
+
+    def read(self) -> dict[str, Any]:
+        """Returns the log record since the last call: means per target token over all ranks, and speed."""
+        self._read_flags()
+        finite, skipped = self.finite, {"skipped": self.skipped} if self.skipped else {}
+        if not finite:
+            self._clear()
+            return skipped
+        names = distributed.broadcast(list(finite[0].sums))
+        sums = distributed.all_reduce(torch.stack([self._sum(name) for name in names])).tolist()
+        tokens = sum(metrics.target_tokens for metrics in finite)
+        means = {name: value / tokens for name, value in zip(names, sums, strict=True)}
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        self._clear()
+        return {
+            **means,
+            "ppl": perplexity(means["nll"]),
+            "lr": finite[-1].lr,
+            "norm": float(finite[-1].norm),
+            "tokens_per_second": round(tokens / elapsed, 1),
+            **skipped,
+        }
+
+    def latest(self) -> dict[str, Any]:
+        """Returns this rank's means of the last update, where reading them does not wait for a device."""
+        if self.device.type != "cpu" or not self.finite or not self.finite[-1].own_target_tokens:
+            return {}
+        last = self.finite[-1]
+        loss, nll = (float(last.sums[name]) / last.own_target_tokens for name in ("loss", "nll"))
+        return {"loss": loss, "ppl": perplexity(nll), "lr": last.lr, "norm": float(last.norm)}
+
+    def _read_flags(self) -> None:
+        """Counts the skipped updates among the unread, and keeps the others."""
+        finite = self.guard.check(self.unread)
+        self.skipped += len(self.unread) - len(finite)
+        self.finite += finite
+        self.unread = []
+
+    def _sum(self, name: str) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for metrics in self.finite:
+            if name in metrics.sums:
+                total += metrics.sums[name]
+        return total
+
+
+class DivergedError(ValueError):
+    """Too many updates in a row were skipped."""
+
+
+class NonfiniteGuard:
+    """Reports skipped updates, and ends the run when there are too many in a row."""
+
+    def __init__(self, save_dir: Path) -> None:
+        self.save_dir = save_dir
+        self.in_a_row = 0
+
+    def check(self, updates: list[StepMetrics]) -> list[StepMetrics]:
+        """Returns the updates that were not skipped, and warns of the others; waits for the device once.
+
+        Updates come in order. Raises DivergedError after too many skipped in a row, naming the checkpoint before them.
+        """
+        if not updates:
+            return []
+        flags = torch.stack([metrics.finite for metrics in updates]).tolist()
+        for metrics, finite in zip(updates, flags, strict=True):
+            self.in_a_row = 0 if finite else self.in_a_row + 1
+            if not finite:
+                self._warn(metrics)
+            if self.in_a_row >= IN_A_ROW:
+                last = self.save_dir / "last.pt"
+                good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
+                raise DivergedError(
+                    f"{self.in_a_row} updates in a row had gradients that are not finite, the last number "
+                    f"{metrics.number}. {good} A lower --lr or a --clip-norm may help, and fp32 over fp16"
+                )
+        return [metrics for metrics, finite in zip(updates, flags, strict=True) if finite]
+
+    def _warn(self, metrics: StepMetrics) -> None:
+        shown = ", ".join(map(str, metrics.pairs[:PAIRS_SHOWN].tolist()))
+        more = f" and {len(metrics.pairs) - PAIRS_SHOWN} more" if len(metrics.pairs) > PAIRS_SHOWN else ""
+        log.warning(
+            "update %d skipped: its gradient, of norm %s, is not finite; pairs %s%s of the training set",
+            metrics.number,
+            float(metrics.norm),
+            shown,
+            more,
+        )
