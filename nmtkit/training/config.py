@@ -44,7 +44,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
     "metrics": METRICS,
     "callbacks": CALLBACKS,
 }
-SEVERAL = tuple(kind for kind, registry in REGISTRIES.items() if registry.several)
+SEVERAL = tuple(kind for kind, entries in REGISTRIES.items() if entries.several)
 DEFAULTS: dict[str, tuple[str, ...]] = {
     "architecture": ("transformer_base",),
     "criterion": ("label_smoothed_cross_entropy",),
@@ -191,9 +191,8 @@ class JobConfig:
         """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it."""
         run = plain(self.run) | ({"plugin": list(self.plugins)} if self.plugins else {})
         tables = {"run": run}
-        for kind, registry in REGISTRIES.items():
-            if registry.several:
-                run[kind] = [component.name for component in self.chosen(kind)]
+        for kind in SEVERAL:
+            run[kind] = [component.name for component in self.chosen(kind)]
         for table, component in self.components.items():
             named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
             settings = named | plain(component.config)
@@ -339,7 +338,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
                 key = name.partition(".")[2]
                 raise ValueError(
                     f"{path}: {key!r} stands in [{kind}]; settings stand in [{kind}.NAME], and the list of names is "
-                    f"{kind} = [\"NAME\"] in [run]"
+                    f'{kind} = ["NAME"] in [run]'
                 )
             _add_settings(tables.setdefault(name, {}), settings, f"[{name}]", path)
     return tables
