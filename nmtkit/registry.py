@@ -1,17 +1,13 @@
-"""Registered names, their preset configs, the command-line flags these become, and plug-ins.
+"""Registered names, their preset configs, and the command-line flags these become.
 
 A preset is a frozen, keyword-only dataclass whose every field is declared with `option`: flag, help, limits, TOML key.
 """
 
 import dataclasses
 import difflib
-import importlib
-import importlib.metadata
-import importlib.util
 import operator
 import re
 import reprlib
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -370,7 +366,7 @@ def given_flags() -> set[str]:
     }
 
 
-# --- registries and plug-ins ------------------------------------------------------------------------------------------
+# --- registries ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -439,34 +435,3 @@ def _place(factory: Callable[..., Any]) -> tuple[str, str]:
     """Returns where a class or function is defined: its module and qualified name."""
     named = factory if hasattr(factory, "__qualname__") else type(factory)
     return named.__module__, named.__qualname__
-
-
-def load_plugin(name: str) -> None:
-    """Imports a plug-in, a Python file or a module's dotted name, once. Its import registers its components.
-
-    Raises FileNotFoundError or ModuleNotFoundError naming it.
-    """
-    if not name.endswith(".py"):
-        importlib.import_module(name)
-        return
-    path = Path(name).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"plug-in {name}: no such file")
-    module_name = "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(path))
-    if module_name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[module_name]
-        raise
-
-
-def load_installed_plugins() -> None:
-    """Imports what installed packages declare under the entry point `nmtkit.plugins`."""
-    for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins"):
-        entry_point.load()

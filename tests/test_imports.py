@@ -31,6 +31,7 @@ LAYERS = (
     ("checkpoint",),
     ("distributed",),
     ("packed",),
+    ("plugins",),
     ("registry",),
 )
 HEIGHT = {name: -index for index, names in enumerate(LAYERS) for name in names}

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit import registry
+from nmtkit.plugins import load_plugin
 from nmtkit.registry import (
     COMMAND_LINE,
     Registry,
@@ -17,7 +18,6 @@ from nmtkit.registry import (
     convert,
     derive,
     flags,
-    load_plugin,
     option,
     plain,
     to_toml,

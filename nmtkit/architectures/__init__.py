@@ -1,6 +1,9 @@
 """The registered architectures. A plug-in needs no more than what this package exports."""
 
-from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, transformer  # noqa: F401  # register presets
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
+
+# what an architecture imports from here must stand above the architectures
+# isort: split
+from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, transformer  # noqa: F401  # register presets
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderState", "Vocabulary"]

@@ -30,13 +30,11 @@ def command(sentence: str, path: Path, target: str | None, beam: int, output: Pa
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
-    from nmtkit import registry
     from nmtkit.attention_page import attend, page
     from nmtkit.models import from_checkpoint
+    from nmtkit.plugins import load_plugins
 
-    registry.load_installed_plugins()
-    for plugin in plugins:
-        registry.load_plugin(plugin)
+    load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
     attention = attend(model, tokenizer, sentence, target, beam)
     partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.logging import RichHandler
 
+from nmtkit.plugins import plugin_message
+
 stderr = Console(stderr=True, highlight=False)  # talk; stdout is for data alone
 
 OUTPUT_SECTION = "Messages"
@@ -51,17 +53,26 @@ class Command(click.Command):
             return super().invoke(ctx)
         except BrokenPipeError:
             end_quietly()
-        except (ValueError, OSError, ImportError) as error:
-            if ctx.meta.get("debug"):
+        except Exception as error:
+            message = message_of(error)
+            if ctx.meta.get("debug") or message is None:
                 raise
-            fail(str(error))
-        except (MemoryError, RuntimeError) as error:
-            # torch says on a CPU "can't allocate memory: you tried to allocate N bytes", after its own source lines
-            if ctx.meta.get("debug") or not (isinstance(error, MemoryError) or "allocate" in str(error)):
-                raise
-            fail("out of memory: the model, or what is computed at once, is too large for this machine")
+            fail(message)
         except KeyboardInterrupt:
             fail("interrupted", code=130)
+
+
+def message_of(error: BaseException) -> str | None:
+    """Returns what to tell a user of an error, None where only a traceback will do: of a mistake of ours.
+
+    Errors of a plug-in are told with their place in it.
+    """
+    # torch says on a CPU "can't allocate memory: you tried to allocate N bytes", after its own source lines
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
+        return "out of memory: the model, or what is computed at once, is too large for this machine"
+    if message := plugin_message(error):
+        return message
+    return str(error) if isinstance(error, ValueError | OSError | ImportError) else None
 
 
 def tidied(text: str) -> str:

@@ -5,8 +5,8 @@ from typing import Literal
 
 import click
 
-from nmtkit import registry
 from nmtkit.cli.command import Command
+from nmtkit.plugins import load_plugins
 
 
 @click.command(cls=Command)
@@ -41,9 +41,7 @@ def command(
         raise ValueError("--quantization is for --format ctranslate2")
     from nmtkit.formats import ctranslate2, safetensors
 
-    registry.load_installed_plugins()
-    for plugin in plugins:
-        registry.load_plugin(plugin)
+    load_plugins(plugins)
     if format == "ctranslate2":
         ctranslate2.save(source, destination, quantization or "float32")
     elif format == "safetensors":

@@ -14,6 +14,7 @@ import click
 from nmtkit import registry
 from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.generation.options import GENERATE_RULES, SearchOptions, TranslatorOptions
+from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
@@ -89,9 +90,7 @@ def command(
     config: GenerateConfig = derived(GenerateConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
     check_combination(config, search, data is not None)
-    registry.load_installed_plugins()
-    for plugin in plugins:
-        registry.load_plugin(plugin)
+    load_plugins(plugins)
     generate(data, paths, inputs, config, search, derived(TranslatorOptions, given))
 
 

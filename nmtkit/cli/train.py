@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from nmtkit.cli.command import Command, fail, stderr
+from nmtkit.cli.command import Command, fail, message_of, stderr
 from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_command_line
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
 
@@ -68,10 +68,11 @@ class TrainCommand(Command):
         arguments = list(args)  # click consumes its own
         try:
             template = template_of(arguments)
-        except (ValueError, OSError, ImportError) as error:
-            if "--debug" in arguments:
+        except Exception as error:
+            message = message_of(error)
+            if "--debug" in arguments or message is None:
                 raise
-            fail(str(error))
+            fail(message)
         names = {flag.name: flag for flag in name_flags()}  # again: plug-ins may have registered more
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*params, *template.flags()])
@@ -146,7 +147,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     except BaseException as error:
         if distributed.launched():
             display.close()
-            _fail_together(error)
+            _fail_together(error, debug="--debug" in arguments)
         raise
     finally:
         display.close()
@@ -180,18 +181,16 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     ]
 
 
-def _fail_together(error: BaseException) -> NoReturn:
+def _fail_together(error: BaseException, debug: bool) -> NoReturn:
     """Says what went wrong in this process, tells the others, and ends without waiting for them."""
     from nmtkit import distributed
 
-    known = isinstance(error, ValueError | OSError | ImportError)
-    if not known and not isinstance(error, KeyboardInterrupt):
-        if distributed.is_connection_error(error):
-            # the process at the other end has more to say, and gets the time to
-            time.sleep(3)
-        else:
-            traceback.print_exception(error)
-    message = f"rank {distributed.rank()}: {str(error) or type(error).__name__}"
+    known = message_of(error)
+    if distributed.is_connection_error(error):
+        time.sleep(3)  # the process at the other end has more to say, and gets the time to
+    elif debug or not (known or isinstance(error, KeyboardInterrupt)):
+        traceback.print_exception(error)
+    message = f"rank {distributed.rank()}: {known or str(error) or type(error).__name__}"
     stderr.print(f"nmtkit: error: {message}", markup=False, soft_wrap=True)
     distributed.abort(message)
     sys.stderr.flush()

@@ -22,6 +22,7 @@ from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import BatchDecoder, Translator
+from nmtkit.plugins import PluginError, plugin_message
 
 PREFETCH = 2  # batches a process has in hand: one under way, one to go on with
 POLL = 0.005  # seconds between two looks into an empty message queue
@@ -124,7 +125,8 @@ def _worker(translator: Translator, options: SearchOptions, queue: Connection, o
         try:
             result: BatchHypotheses | Exception = translator.decode(batch, options)
         except Exception as error:
-            result = error
+            message = plugin_message(error)  # its traceback stays here
+            result = error if message is None else PluginError(message)
         try:
             queue.send(result)
         except OSError:

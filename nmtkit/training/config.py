@@ -17,6 +17,7 @@ from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.plugins import load_plugins
 from nmtkit.registry import (
     COMMAND_LINE,
     Config,
@@ -228,9 +229,7 @@ class JobTemplate:
         run = dict(tables.get("run", {}))
         listed = _converted(run.pop("plugin", []), tuple[str, ...], f"{origin}: plugin")
         loaded = tuple(dict.fromkeys((*listed, *plugins)))
-        registry.load_installed_plugins()
-        for plugin in loaded:
-            registry.load_plugin(plugin)
+        load_plugins(loaded)
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
             components |= _components(kind, (names or {}).get(kind), run, tables, origin)

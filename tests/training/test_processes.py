@@ -91,7 +91,9 @@ def test_a_rank_that_raises_ends_all_with_its_message(
     flags = ["--plugin", tmp_path / "plugin.py", "--criterion", "failing", "--max-update", 100000]
     assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) != 0
     assert time.time() - (tmp_path / "run" / "log.jsonl").stat().st_mtime < 10
-    assert "rank 1: the seventh seal" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "rank 1: in a plug-in: RuntimeError: the seventh seal" in said and "Traceback" not in said
+    assert 'plugin.py", line 12, in forward\n    raise RuntimeError("the seventh seal")\n' in said
 
 
 def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: Path, tmp_path: Path) -> None:
