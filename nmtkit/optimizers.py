@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from nmtkit.adafactor import Adafactor
 from nmtkit.registry import Config, Registry, option
 
 ParameterGroups = list[dict[str, Any]]  # each with "params", and what differs from the optimizer's defaults
@@ -93,6 +94,10 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
 
     The learning rate is relative: each update is scaled by the root mean square of its weights.
     """
-    return torch.optim.Adafactor(
-        groups, lr=0.0, beta2_decay=config.beta2_decay, d=config.update_clip, weight_decay=config.weight_decay
+    return Adafactor(
+        groups,
+        lr=0.0,
+        beta2_decay=config.beta2_decay,
+        update_clip=config.update_clip,
+        weight_decay=config.weight_decay,
     )

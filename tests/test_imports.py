@@ -27,7 +27,7 @@ LAYERS = (
     ("architectures",),
     ("layers",),
     ("data",),
-    ("averaging",),
+    ("averaging", "adafactor"),
     ("checkpoint",),
     ("distributed",),
     ("packed",),

@@ -56,6 +56,40 @@ def test_adafactor_scales_an_update_by_the_size_of_its_weights() -> None:
     assert far / near == pytest.approx(100, rel=1e-3)
 
 
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adafactor_equals_torchs_own(weight_decay: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    starts = [torch.randn(shape, generator=generator) for shape in ((6, 4), (3, 5, 2), (7,))] + [torch.zeros(4, 3)]
+    ours, theirs = ([torch.nn.Parameter(start.clone()) for start in starts] for _ in range(2))
+    preset = derive(OPTIMIZERS["adafactor"].preset, {"weight_decay": weight_decay, "update_clip": 1.1}, "test")
+    own = OPTIMIZERS["adafactor"].factory(preset, [{"params": ours}])
+    reference = torch.optim.Adafactor(theirs, lr=0.0, weight_decay=weight_decay, d=1.1)
+    for lr in (0.01, 0.5, 0.9, 0.3, 0.02):  # above and below 1 / sqrt(step)
+        for parameters in zip(ours, theirs, strict=True):
+            gradient = torch.randn(parameters[0].shape, generator=generator)
+            for parameter in parameters:
+                parameter.grad = gradient
+        for optimizer in (own, reference):
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+    for mine, other, start in zip(ours, theirs, starts, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(mine.detach(), start)
+
+
+def test_adafactors_state_is_loaded_onto_the_device_of_the_weights() -> None:
+    states = []
+    for device in ("cpu", "meta"):
+        weight = torch.nn.Parameter(torch.ones(2, 3, device=device))
+        optimizer = OPTIMIZERS["adafactor"].factory(OPTIMIZERS["adafactor"].preset, [{"params": [weight]}])
+        if states:
+            optimizer.load_state_dict(states[0])
+            assert {value.device.type for value in optimizer.state[weight].values()} == {"meta"}
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        states.append(optimizer.state_dict())
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_a_skipped_first_update_changes_nothing(name: str) -> None:
     """Skipped as the trainer skips it: fused optimizers read `found_inf` on the device, others are not stepped."""

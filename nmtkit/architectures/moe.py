@@ -211,9 +211,5 @@ class TransformerMoE(Transformer):
         for layer in (*self.encoder, *self.decoder):
             layer.feed_forward = config.layer(config.d_model, config.d_ff, config.activation_dropout)
 
-    @property
-    def supports_static_decoding(self) -> bool:
-        return False  # the lengths of the experts' products are read on the host; no CUDA graph can hold that
-
     def auxiliary_losses(self) -> dict[str, Tensor]:
         return pop_auxiliary_losses(self)

@@ -1,5 +1,6 @@
 """The sparsely-gated mixture-of-experts layer (Shazeer et al. 2017, section 2)."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ from nmtkit.layers import compute_dtype
 from nmtkit.layers.dropout import Dropout
 
 # T tokens, D model width, F inner width of an expert, X experts (of a gate: choices); k of them are active for a token
+
+MIN_BLOCK = 16  # rows of one expert that are multiplied together; fewer cost as much
 
 
 class GatingOutput(NamedTuple):
@@ -78,8 +81,7 @@ class Experts(nn.Module):
         order = indices.flatten().argsort(stable=True)
         counts = count(indices, len(self.fc1))
         token = order // indices.shape[1]
-        compute = self.grouped_products if self.uses_grouped_products(x) else self.products
-        weighted = compute(x[token], counts) * weights.flatten()[order, None]
+        weighted = self.products_on(x)(x[token], counts) * weights.flatten()[order, None]
         return weighted.new_zeros(x.shape).index_add(0, token, weighted).to(x.dtype)
 
     def products(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -94,10 +96,35 @@ class Experts(nn.Module):
         hidden = F.grouped_mm(x.to(dtype), self.fc1.to(dtype), offs=ends)
         return F.grouped_mm(self.dropout(hidden.relu()), self.fc2.to(dtype), offs=ends)
 
-    def uses_grouped_products(self, x: Tensor) -> bool:
-        """Whether `grouped_products` applies: on CUDA in bf16, with rows of a multiple of 16 bytes."""
+    def blocked_products(self, x: Tensor, counts: Tensor) -> Tensor:
+        """Returns what `products` does in any type, by products of blocks that hold tokens of one expert each.
+
+        Blocks are as long as an expert's mean share, so at most twice as many rows are multiplied, and twice the
+        weights of all experts copied, as there are: their number must not depend on counts that only the device knows.
+        """
+        experts, dtype = len(self.fc1), compute_dtype(x)
+        size = max(MIN_BLOCK, -(-len(x) // experts))
+        number = len(x) // size + experts  # the most blocks that `counts` can ask for
+        ends = (-(-counts // size)).cumsum(0)  # [X]: of each expert's blocks
+        first_token, first_block = (F.pad(sums[:-1], (1, 0)) for sums in (counts.cumsum(0), ends))
+        expert = torch.repeat_interleave(torch.arange(experts, device=x.device), counts, output_size=len(x))
+        row = torch.arange(len(x), device=x.device) - (first_token - first_block * size)[expert]
+        of_block = torch.searchsorted(ends, torch.arange(number, device=x.device), right=True).clamp(max=experts - 1)
+        fc1, fc2 = (weight.to(dtype).index_select(0, of_block) for weight in (self.fc1, self.fc2))
+        blocks = x.new_zeros(number * size, x.shape[1], dtype=dtype).index_copy(0, row, x.to(dtype))
+        hidden = torch.bmm(blocks.unflatten(0, (number, size)), fc1)
+        return torch.bmm(self.dropout(hidden.relu()), fc2).flatten(0, 1).index_select(0, row)
+
+    def products_on(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """Returns the fastest of the products for `x`. On CUDA none waits for the device.
+
+        torch's grouped ones are for bf16 and rows of a multiple of 16 bytes.
+        """
+        if not x.is_cuda:
+            return self.products
         aligned = self.fc1.shape[1] % 8 == 0 and self.fc1.shape[2] % 8 == 0
-        return x.is_cuda and compute_dtype(x) == torch.bfloat16 and aligned and hasattr(F, "grouped_mm")
+        grouped = compute_dtype(x) == torch.bfloat16 and aligned and hasattr(F, "grouped_mm")
+        return self.grouped_products if grouped else self.blocked_products
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns weights and indices of each token's experts: [T, k], with groups [T, k * k]."""

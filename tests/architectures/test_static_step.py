@@ -23,7 +23,13 @@ def memories(model: Architecture, *lengths: int) -> Packed:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"window": 4}, {"pre_norm": True, "d_key": 4, "d_value": 12, "positions": "learned"}]
+    "changes",
+    [
+        {},
+        {"window": 4},
+        {"pre_norm": True, "d_key": 4, "d_value": 12, "positions": "learned"},
+        {"name": "transformer_moe_tiny"},
+    ],
 )
 @torch.inference_mode()
 def test_static_steps_equal_decoding_every_prefix_again_when_rows_change_places_and_slots_are_refilled(changes):
@@ -68,14 +74,17 @@ def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot():
     assert torch.allclose(got, expected, atol=1e-5)
 
 
-def test_only_the_transformers_own_way_to_decode_is_static():
+def test_the_transformers_own_way_to_decode_is_static():
     from torch.distributed.fsdp import FSDPModule
 
     model = tiny()
     assert model.supports_static_decoding
     model.__class__ = type("FSDPTransformer", (FSDPModule, type(model)), {})  # as fully_shard does
     assert model.supports_static_decoding
-    assert not tiny("transformer_moe_tiny").supports_static_decoding
+    assert tiny("transformer_moe_tiny").supports_static_decoding
+    assert not tiny("convs2s_small").supports_static_decoding
+    model.__class__ = type("Other", (type(model),), {"step": lambda *_: None})
+    assert not model.supports_static_decoding
 
 
 @torch.inference_mode()

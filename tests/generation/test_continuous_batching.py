@@ -108,6 +108,13 @@ def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike
     assert_same(found[0], expected)
 
 
+def test_a_mixture_of_experts_is_searched_alike():
+    model, options, sentences = tiny(60, name="transformer_moe_tiny"), SearchOptions(max_len_b=8), sources(12, 60, 9)
+    assert supports([model], options)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
+    assert_same(dict(continuous([model], options, 5).decode([sentences]))[0], expected)
+
+
 def test_the_state_grows_when_a_longer_sentence_or_many_come():
     model, options = tiny(60), SearchOptions(max_len_b=5)
     few, many, long = sources(3, 60, 6), sources(40, 60, 6, seed=6), sources(2, 60, 90, seed=7)
@@ -174,7 +181,7 @@ def test_modes_and_models_it_does_not_know_are_refused():
         {"score_reference": True},
     ):
         assert not supports([model], SearchOptions(**changes))
-    assert not supports([model, tiny(20, name="transformer_moe_tiny")], SearchOptions())
+    assert not supports([model, tiny(20, name="convs2s_small")], SearchOptions())
 
 
 @torch.inference_mode()

@@ -53,6 +53,21 @@ def test_training_gates_with_noise_of_the_learned_standard_deviation() -> None:
     )
 
 
+@pytest.mark.parametrize("counts", [[40, 0, 3, 17, 1, 16], [0, 0, 0, 0, 0, 96], [16] * 6, [0, 1, 0, 0, 0, 0]])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_blocks_give_what_a_product_of_each_expert_gives(counts: list[int], autocast: bool) -> None:
+    experts, results = layer(), []
+    x = torch.randn(sum(counts), 5, requires_grad=True)
+    direction = torch.randn(sum(counts), 5)
+    for compute in (experts.products, experts.blocked_products):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = compute(x, torch.tensor(counts))
+        gradients = torch.autograd.grad(y, (x, experts.fc1, experts.fc2), direction.to(y.dtype))
+        results.append((y, *gradients))
+    for ours, plain in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=0.02 if autocast else 1e-5, atol=0.02 if autocast else 1e-6)
+
+
 def test_load_is_the_probability_of_being_active_with_the_own_noise_drawn_again() -> None:
     experts, x = layer().train(), torch.randn(3, 5)
     torch.manual_seed(4)
@@ -150,8 +165,8 @@ def test_grouped_products_equal_those_of_one_expert_after_another(
 ) -> None:
     """Outputs and gradients; torch computes grouped products on a CPU too, if slowly."""
     results = []
-    for grouped in (False, True):
-        monkeypatch.setattr(Experts, "uses_grouped_products", lambda self, x, grouped=grouped: grouped)
+    for name in ("products", "grouped_products"):
+        monkeypatch.setattr(Experts, "products_on", lambda self, x, name=name: getattr(self, name))
         torch.manual_seed(1)
         experts, x = Experts(8, 16, 12, 2, 4, 1.0, 1.0, 0.0).eval(), torch.randn(9, 8, requires_grad=True)
         for gate in (experts.gate, experts.group_gate):
