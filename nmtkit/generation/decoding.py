@@ -1,7 +1,7 @@
 """Decodes a batch of sentences: searches or samples translations, or scores given ones, and aligns them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,8 @@ class Sentence:
 
 SentenceBatch = list[Sentence]
 BatchHypotheses = list[list[Hypothesis]]  # of each sentence, best first
+# Decodes batches, in any order, perhaps at the same time; yields the number of each with its hypotheses.
+BatchDecoder = Callable[[Iterable[SentenceBatch]], Iterator[tuple[int, BatchHypotheses]]]
 
 
 def decode(

@@ -24,6 +24,16 @@ SEARCH_RULES = (
     ),
 )
 
+# CTranslate2 masks forbidden tokens before the softmax, and has no prefixes, constraints or samples of ours.
+CTRANSLATE2_RULE = FlagRule(
+    "--engine ctranslate2",
+    excludes=(
+        *("--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen", "--min-len"),
+        *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
+    ),
+    reason="CTranslate2 does not have it, or means something else by it",
+)
+
 # `nmtkit generate` has more flags than a search has options.
 GENERATE_RULES = (
     *SEARCH_RULES,
@@ -40,6 +50,7 @@ GENERATE_RULES = (
     ),
     FlagRule("--alignment", needs=("--format jsonl",)),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
+    CTRANSLATE2_RULE,
 )
 
 

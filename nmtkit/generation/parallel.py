@@ -19,9 +19,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is do
 from nmtkit import distributed
 from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.constraints import Constraints
-from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch
+from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.translator import BatchDecoder, Translator
+from nmtkit.generation.translator import Translator
 from nmtkit.plugins import PluginError, plugin_message
 
 PREFETCH = 2  # batches a process has in hand: one under way, one to go on with

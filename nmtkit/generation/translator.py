@@ -7,7 +7,7 @@ for translation in Translator.load("averaged.pt").translate(["A dog runs.", "Hel
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,8 @@ from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.continuous_batching import ContinuousBatching
-from nmtkit.generation.decoding import BatchHypotheses, Sentence, SentenceBatch, decode
+from nmtkit.generation.ctranslate2 import CTranslate2Engine
+from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, decode
 from nmtkit.generation.graph_search import supports
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
@@ -33,9 +34,8 @@ STEP_COST = 8  # sentences; measured: one takes 0.11 to 0.16 of the time of 64, 
 TOKENS_PER_SLOT = 64  # of `max_tokens`, for each slot of a GPU's search
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
+Engine = Literal["torch", "ctranslate2"]
 Part = tuple[Line, int]  # a line and the index of one of its parts
-# Decodes batches, in any order, perhaps at the same time; yields the number of each with its hypotheses.
-BatchDecoder = Callable[[Iterable[SentenceBatch]], Iterator[tuple[int, BatchHypotheses]]]
 
 
 class Translator:
@@ -58,14 +58,21 @@ class Translator:
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
         self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
         self.continuous: ContinuousBatching | None = None
+        self.engine: CTranslate2Engine | None = None
 
     @staticmethod
     def load(
-        path: str | Path | Sequence[str | Path], device: str = "cpu", precision: Precision = "auto", **options: Any
+        path: str | Path | Sequence[str | Path],
+        device: str = "cpu",
+        precision: Precision = "auto",
+        engine: Engine = "torch",
+        workers: int = 1,
+        **options: Any,
     ) -> "Translator":
         """Loads a checkpoint, or several of one tokenizer: an ensemble. `options` are fields of TranslatorOptions.
 
-        `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs.
+        `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs. `engine` "ctranslate2" searches on the CPU
+        with CTranslate2, `workers` batches at a time, where the options of a search allow it.
 
         Raises FileNotFoundError or ValueError, naming the file.
         """
@@ -75,6 +82,10 @@ class Translator:
         for file, (_, other) in zip(paths, loaded, strict=True):
             if other.fingerprint != tokenizer.fingerprint:
                 raise ValueError(f"{file} and {paths[0]} have different tokenizers; an ensemble needs one for all")
+        if engine == "ctranslate2":
+            translator = Translator([model for model, _ in loaded], tokenizer, TranslatorOptions(**options))
+            translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
+            return translator
         prepared = [prepare(model, device, precision) for model, _ in loaded]
         return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
@@ -92,7 +103,11 @@ class Translator:
         """Returns the decoder of this process: continuous batching on a GPU where possible, else batch after batch.
 
         What a GPU has set up for some options serves the next call with the same.
+
+        Raises ValueError for options that the engine does not have.
         """
+        if self.engine is not None:
+            return self.engine.decoder(self.models, options)
         if self.device.type == "cuda" and supports(self.models, options):
             if self.continuous is None or self.continuous.options != options:
                 self.continuous = None  # frees its memory
@@ -183,6 +198,19 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
 def padded_tokens(sentence: Sentence) -> int:
     """Returns the tokens of the longer side of a sentence."""
     return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
+
+
+def ctranslate2_engine(
+    paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
+) -> CTranslate2Engine:
+    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, and a precision it has not."""
+    if len(paths) > 1:
+        raise ValueError("--engine ctranslate2 decodes with one model; leave it out for an ensemble")
+    if not device.startswith("cpu"):
+        raise ValueError(f"--engine ctranslate2 is for CPUs here; leave out --device {device}, or the engine")
+    if precision == "bf16":
+        raise ValueError("--engine ctranslate2 has --precision fp32 and int8; leave out the engine for bf16")
+    return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
 
 
 def prepare(model: Architecture, device: str, precision: Precision) -> Architecture:
