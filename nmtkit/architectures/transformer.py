@@ -134,6 +134,13 @@ class DecoderLayer(Layer):
 # 3.2 Attention
 
 
+def stacked_linear(width: int, rows: Sequence[int]) -> nn.Linear:
+    """Returns several projections as one; their weight has an attribute `stacked_rows`, for optimizers of matrices."""
+    linear = nn.Linear(width, sum(rows), bias=False)
+    linear.weight.stacked_rows = tuple(rows)  # type: ignore[attr-defined]
+    return linear
+
+
 class SelfAttention(nn.Module):
     """Multi-head attention of a sentence to itself (section 3.2.2); one product makes queries, keys and values."""
 
@@ -141,7 +148,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.widths = config.heads, (config.key_width, config.key_width, config.value_width)
         self.causal, self.window, self.dropout = causal, config.window, config.attention_dropout
-        self.qkv_proj = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
+        self.qkv_proj = stacked_linear(config.d_model, [self.heads * width for width in self.widths])
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,7 +170,7 @@ class CrossAttention(nn.Module):
         self.heads, self.dropout = config.heads, config.attention_dropout
         self.widths = config.key_width, config.value_width
         self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=False)
-        self.kv_proj = nn.Linear(config.d_model, self.heads * sum(self.widths), bias=False)
+        self.kv_proj = stacked_linear(config.d_model, [self.heads * width for width in self.widths])
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:

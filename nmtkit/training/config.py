@@ -183,6 +183,21 @@ class JobConfig:
         observe = getattr(LR_SCHEDULERS[scheduler].factory, "observe", LRScheduler.observe)
         if observe is not LRScheduler.observe and not self.run.validates:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
+        if self.run.parallel == "fsdp":
+            self._check_shardable()
+
+    def _check_shardable(self) -> None:
+        """Raises ValueError for components that need whole parameters, where each process has a share of them."""
+        optimizer, criterion = (self.components[table].name for table in ("optimizer", "criterion"))
+        if optimizer not in OPTIMIZERS.on_shards:
+            raise ValueError(
+                f"--optimizer {optimizer} needs whole parameters, and with --parallel fsdp a process has but its "
+                f"share; give one of {', '.join(sorted(OPTIMIZERS.on_shards))}, or --parallel ddp"
+            )
+        if criterion in ("expected_reward", "guided_alignment"):  # which call other methods than the model's forward
+            raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
+        if self.run.compile:
+            raise ValueError("--compile does not go with --parallel fsdp; give one of them")
 
     def chosen(self, kind: str) -> list[Component]:
         """Returns the components of a kind, in the order in which they were named."""

@@ -20,6 +20,7 @@ from nmtkit.packed import Layout, Packed
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import BatchLoader, Position
+from nmtkit.training.parameters import embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_trainer
@@ -27,6 +28,7 @@ from nmtkit.training.trainer import fit_max_tokens
 
 P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
 STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4, "adafactor": 0}  # of optimizer state per parameter
+MUON_BYTES = 4  # of the same for a matrix; the other parameters have AdamW
 SENTENCE_TOKENS = 32  # of an average sentence, where there is no dataset to count in
 SENTENCES = 16  # of the batch that is run without values
 WARM_UP = 2  # updates before the clock starts
@@ -69,6 +71,17 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
         part = name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts
+
+
+def optimizer_bytes(optimizer: str, model: Architecture) -> int:
+    """Returns the bytes of an optimizer's state; those of an unknown one are taken to be Adam's."""
+    muon = optimizer == "muon"
+    groups = parameter_groups(dict(model.named_parameters()), (), embedding_names(model))
+    return sum(
+        parameter.numel() * (MUON_BYTES if muon and group["name"] == "matrices" else STATE_BYTES.get(optimizer, 8))
+        for group in groups
+        for parameter in group["params"]
+    )
 
 
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
@@ -137,14 +150,14 @@ def estimate(
     model = without_values(plan.job, vocabulary)
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
-    state = STATE_BYTES.get(plan.job.components["optimizer"].name, 8)
+    state_bytes = optimizer_bytes(plan.job.components["optimizer"].name, model)
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=3 * flops * plan.batch_tokens,  # the backward pass makes each product twice
-        state_bytes=sum(parameters.values()) * (4 + 4 + state) // shares,
+        state_bytes=(sum(parameters.values()) * (4 + 4) + state_bytes) // shares,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,

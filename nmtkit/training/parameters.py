@@ -1,9 +1,9 @@
-"""The parameters of a run: which are trained, how much each decays, and the weights they start from.
+"""The parameters of a run: which are trained, their groups, how much each decays, and the weights they start from.
 
 Parameters are chosen by patterns of their names (`encoder.*`, as in a shell).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -32,25 +32,46 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
     return sum(parameter.numel() for parameter in names.values() if not parameter.requires_grad)
 
 
-def parameter_groups(trained: Mapping[str, nn.Parameter], rules: Sequence[str]) -> ParameterGroups:
-    """Returns trained parameters grouped by weight decay: that of the first of `rules` ("pattern=decay") that matches;
-    else matrices have the optimizer's, and vectors (biases, gains of norms) none.
+def parameter_groups(
+    trained: Mapping[str, nn.Parameter], rules: Sequence[str], embeddings: Collection[str]
+) -> ParameterGroups:
+    """Returns trained parameters grouped by kind and by weight decay, as optimizers.py describes the groups.
 
-    Raises ValueError for a rule that is none or that no parameter matches.
+    The decay is that of the first of `rules` ("pattern=decay") that matches; else vectors (biases, gains of norms) have
+    none, and the others the optimizer's. Raises ValueError for a rule that is none or that no parameter matches.
     """
     decays = [decay_rule(rule) for rule in rules]
     for pattern, _ in decays:
         _matching(trained, pattern, "--weight-decay-for")
-    groups: dict[float | None, list[nn.Parameter]] = {None: [], 0.0: []}
+    groups: dict[tuple[str, float | None], list[str]] = {}
     for name, parameter in trained.items():
-        by_shape = None if parameter.dim() > 1 else 0.0
-        decay = next((value for pattern, value in decays if fnmatchcase(name, pattern)), by_shape)
-        groups.setdefault(decay, []).append(parameter)
+        kind = _kind(parameter, name in embeddings)
+        by_kind = 0.0 if kind == "vectors" else None
+        decay = next((value for pattern, value in decays if fnmatchcase(name, pattern)), by_kind)
+        groups.setdefault((kind, decay), []).append(name)
+    kinds = [kind for kind, _ in groups]
     return [
-        {"params": members} | ({} if decay is None else {"weight_decay": decay})
-        for decay, members in groups.items()
-        if members
+        {
+            "name": kind if kinds.count(kind) == 1 or decay is None else f"{kind}, weight decay {decay:g}",
+            "params": [trained[name] for name in names],
+            "param_names": names,
+        }
+        | ({} if decay is None else {"weight_decay": decay})
+        for (kind, decay), names in groups.items()
     ]
+
+
+def _kind(parameter: nn.Parameter, embedding: bool) -> str:
+    if parameter.dim() < 2:
+        return "vectors"
+    return "embeddings" if embedding else "matrices" if parameter.dim() == 2 else "tensors"
+
+
+def embedding_names(model: Architecture) -> set[str]:
+    """Returns the names of the parameters that have a row for each piece or position, the output projection's too."""
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    parameters = {id(parameter) for table in (*tables, model.output_projection) for parameter in table.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in parameters}
 
 
 def _matching(names: Mapping[str, Any], pattern: str, flag: str) -> list[str]:

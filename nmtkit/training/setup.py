@@ -27,8 +27,6 @@ from nmtkit.training.trainer import Trainer
 
 log = logging.getLogger("nmtkit")
 
-ELEMENTWISE = ("adam", "adamw", "sgd")  # optimizers that treat a number of a parameter without looking at the others
-
 
 def fingerprint(dataset: Dataset) -> str:
     """Returns 12 hexadecimal digits over the checksums of a dataset's files, which tell it from another."""
@@ -107,8 +105,6 @@ def build_trainer(
     if job.run.freeze:
         frozen = freeze(model, job.run.freeze)
         log.info("%.1f M parameters are frozen", frozen / 1e6)
-    if job.run.parallel == "fsdp":
-        check_shardable(job)
     if job.run.compile and criterion.name == "guided_alignment":
         raise ValueError("--compile compiles the model's forward, which --criterion guided_alignment does not call")
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
@@ -132,17 +128,3 @@ def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) 
         if path is not None:
             count = load_embeddings(model, tokenizer, side, path)
             log.info("vectors of %s for %d of %d %s pieces", path, count, sizes[side], side)
-
-
-def check_shardable(job: JobConfig) -> None:
-    """Raises ValueError for components that need whole parameters, where each process has a share of them."""
-    optimizer, criterion = (job.components[table].name for table in ("optimizer", "criterion"))
-    if optimizer not in ELEMENTWISE:
-        raise ValueError(
-            f"--optimizer {optimizer} needs whole parameters, and with --parallel fsdp a process has but its share; "
-            f"give one of {', '.join(ELEMENTWISE)}, or --parallel ddp"
-        )
-    if criterion in ("expected_reward", "guided_alignment"):  # which call other methods than the model's forward
-        raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
-    if job.run.compile:
-        raise ValueError("--compile does not go with --parallel fsdp; give one of them")

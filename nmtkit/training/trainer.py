@@ -24,7 +24,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import BatchLoader, Update
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel
-from nmtkit.training.parameters import parameter_groups
+from nmtkit.training.parameters import embedding_names, parameter_groups
 
 log = logging.getLogger("nmtkit")
 
@@ -66,10 +66,11 @@ class Trainer:
         weights = self.engine.parameters
         self.ema = MovingAverage(list(weights.values()), job.run.ema_decay) if job.run.ema_decay else None
         component = job.components["optimizer"]
-        groups = parameter_groups(weights, job.run.weight_decay_for)
+        groups = parameter_groups(weights, job.run.weight_decay_for, embedding_names(model))
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
         self.hyperparameters = [
-            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+            {name: value for name, value in group.items() if name not in ("params", "param_names")}
+            for group in self.optimizer.param_groups
         ]
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = 0  # the update after which the learning-rate schedule begins
@@ -140,7 +141,7 @@ class Trainer:
         if self.job.run.clip_norm or self.loss_scale.active:
             torch._foreach_mul_(self.engine.gradients(), factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
             # fused optimizers read this flag on the device, and leave parameters and state alone when it is set
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
@@ -246,12 +247,14 @@ class Trainer:
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         """Loads the optimizer's state, but keeps hyper-parameters that this run sets otherwise than the saved one."""
-        both_groups = state["optimizer"]["param_groups"], self.optimizer.param_groups
-        saved, own = ([len(group["params"]) for group in groups] for groups in both_groups)
+        saved, own = (
+            [group.get("param_names", len(group["params"])) for group in groups]
+            for groups in (state["optimizer"]["param_groups"], self.optimizer.param_groups)
+        )
         if saved != own:
             raise ValueError(
-                f"the checkpoint's optimizer has groups of {saved} parameters, this run's has {own}; resume with the "
-                "--freeze and --weight-decay-for of before, or with --reset-optimizer"
+                f"the checkpoint's optimizer has other groups of parameters than this run's: {_difference(saved, own)}; "
+                "resume with the --freeze and --weight-decay-for of before, or with --reset-optimizer"
             )
         self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
         for group, before, now in zip(
@@ -260,17 +263,29 @@ class Trainer:
             group.update({name: value for name, value in now.items() if before.get(name) != value})
 
     def _map_optimizer_state(self, state: dict[str, Any], function: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-        """Applies a function of (parameter name, tensor) to every tensor of an optimizer's `state_dict`."""
+        """Applies a function of (parameter name, tensor) to every tensor of an optimizer's `state_dict`.
+
+        State of what is no parameter of the model, but a part of one, stays as it is: there are no shards of it.
+        """
         names = {id(parameter): name for name, parameter in self.engine.parameters.items()}
-        order = [names[id(parameter)] for group in self.optimizer.param_groups for parameter in group["params"]]
+        order = [names.get(id(parameter)) for group in self.optimizer.param_groups for parameter in group["params"]]
         mapped = {
             index: {
-                key: function(order[index], value) if isinstance(value, Tensor) else value
+                key: function(name, value) if isinstance(value, Tensor) and (name := order[index]) else value
                 for key, value in entries.items()
             }
             for index, entries in state["state"].items()
         }
         return state | {"state": mapped}
+
+
+def _difference(saved: list[Any], own: list[Any]) -> str:
+    """Returns in what two lists of groups, each its parameters' names or their number, differ."""
+    names = [{name for group in groups if isinstance(group, list) for name in group} for groups in (saved, own)]
+    only = [(sorted(names[0] - names[1]), "only there"), (sorted(names[1] - names[0]), "only here")]
+    told = [f"{len(extra)} {where}, {extra[0]} for one" for extra, where in only if extra]
+    sizes = [[len(group) if isinstance(group, list) else group for group in groups] for groups in (saved, own)]
+    return ", ".join(told) or f"of {sizes[0]} and {sizes[1]} parameters"
 
 
 class MovingAverage:

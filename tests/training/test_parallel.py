@@ -99,6 +99,13 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
     assert {float(entries["step"]) for entries in state.values()} == {2.0}
 
 
+def test_a_composite_optimizer_makes_the_same_updates_on_two_processes(mirror_data: Path, tmp_path: Path) -> None:
+    more = ["--optimizer", "muon", "--max-update", 3]
+    assert launch(flags(mirror_data, tmp_path / "two", *more), 2) == 0
+    assert one_process(*flags(mirror_data, tmp_path / "one", *more)) == 0
+    assert_alike(tmp_path / "one", tmp_path / "two")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
@@ -125,17 +132,31 @@ def test_every_architecture_trains_on_two_processes(
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 
+UNDECLARED = """
+import torch
+from nmtkit.optimizers import OPTIMIZERS, AdamConfig
+
+@OPTIMIZERS.register("undeclared", AdamConfig())
+def undeclared(config, groups):
+    return torch.optim.Adam(groups, lr=0.0)
+"""
+
+
 @pytest.mark.parametrize(
     ("component", "said"),
     [
         (["--optimizer", "adafactor"], "--optimizer adafactor needs whole parameters"),
+        (["--optimizer", "muon"], "--optimizer muon needs whole parameters"),
+        (["--plugin", "undeclared.py", "--optimizer", "undeclared"], "--optimizer undeclared needs whole parameters"),
         (["--criterion", "expected_reward"], "--criterion expected_reward needs whole parameters"),
         (["--compile"], "--compile does not go with --parallel fsdp"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_by_name(
-    mirror_data: Path, tmp_path: Path, component: list[str], said: str
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, component: list[str], said: str
 ) -> None:
+    (tmp_path / "undeclared.py").write_text(UNDECLARED)
+    monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, flags(mirror_data, tmp_path, "--parallel", "fsdp", *component))
     assert result.exit_code == 2
     assert said in result.stderr.replace("\n", " ")

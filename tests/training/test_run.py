@@ -67,8 +67,12 @@ OTHERWISE = {"ema_decay": 0.9, "subword_alpha": 0.1, "clip_norm": 0.1}
 
 @pytest.mark.parametrize(
     ("names", "settings"),
-    [({}, {}), ({"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}, OTHERWISE)],
-    ids=["plain", "otherwise"],
+    [
+        ({}, {}),
+        ({"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}, OTHERWISE),
+        ({"optimizer": "muon"}, {"weight_decay_for": ("decoder.*=0.3",)}),
+    ],
+    ids=["plain", "otherwise", "muon"],
 )
 def test_resume_equals_uninterrupted_bit_for_bit(
     mirror_data: Path, tmp_path: Path, names: dict[str, str], settings: dict[str, Any]

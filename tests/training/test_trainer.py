@@ -19,7 +19,7 @@ from nmtkit.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
-from nmtkit.training.parameters import parameter_groups, start_from
+from nmtkit.training.parameters import embedding_names, parameter_groups, start_from
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.trainer import Trainer, fit_max_tokens, largest_that_fits, probe_memory, seed_of
@@ -204,7 +204,7 @@ def test_frozen_parameters_stay_and_unknown_patterns_are_refused(mirror_data: Pa
 def test_weight_decay_spares_vectors_and_follows_rules(mirror_data: Path) -> None:
     model = trainer(mirror_data).model
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = parameter_groups(dict(model.named_parameters()), ("decoder.*weight=0.5",))
+    groups = parameter_groups(dict(model.named_parameters()), ("decoder.*weight=0.5",), embedding_names(model))
     decay = {names[id(it)]: group.get("weight_decay") for group in groups for it in group["params"]}
     assert len(decay) == len(names)
     for name, parameter in model.named_parameters():
@@ -213,7 +213,18 @@ def test_weight_decay_spares_vectors_and_follows_rules(mirror_data: Path) -> Non
         else:
             assert decay[name] == (None if parameter.dim() > 1 else 0.0)
     with pytest.raises(ValueError, match="PATTERN=NUMBER"):
-        parameter_groups(dict(model.named_parameters()), ("decoder",))
+        parameter_groups(dict(model.named_parameters()), ("decoder",), ())
+
+
+def test_an_optimizer_of_other_parameters_is_refused_with_one_that_differs(mirror_data: Path) -> None:
+    whole, frozen = trainer(mirror_data), trainer(mirror_data, freeze=("encoder.*norm*",))
+    one, last = (sorted(name for name, it in frozen.model.named_parameters() if not it.requires_grad)[i] for i in (0, -1))
+    assert one != last
+    with pytest.raises(ValueError, match=rf"other groups .* 4 only there, {one} for one; resume with the --freeze"):
+        frozen.load_state_dict(whole.state_dict(), 0)
+    decayed = trainer(mirror_data, weight_decay_for=("encoder.*fc1.weight=0.5",))
+    with pytest.raises(ValueError, match=r"other groups .* of \[.*\] and \[.*\] parameters"):
+        decayed.load_state_dict(whole.state_dict(), 0)
 
 
 def test_seeds_differ_by_each_of_run_update_and_micro_batch() -> None:
