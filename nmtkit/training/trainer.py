@@ -253,7 +253,7 @@ class Trainer:
         )
         if saved != own:
             raise ValueError(
-                f"the checkpoint's optimizer has other groups of parameters than this run's: {_difference(saved, own)}; "
+                f"the checkpoint's optimizer has other groups of parameters than this run: {_difference(saved, own)}; "
                 "resume with the --freeze and --weight-decay-for of before, or with --reset-optimizer"
             )
         self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))

@@ -218,7 +218,9 @@ def test_weight_decay_spares_vectors_and_follows_rules(mirror_data: Path) -> Non
 
 def test_an_optimizer_of_other_parameters_is_refused_with_one_that_differs(mirror_data: Path) -> None:
     whole, frozen = trainer(mirror_data), trainer(mirror_data, freeze=("encoder.*norm*",))
-    one, last = (sorted(name for name, it in frozen.model.named_parameters() if not it.requires_grad)[i] for i in (0, -1))
+    one, last = (
+        sorted(name for name, it in frozen.model.named_parameters() if not it.requires_grad)[i] for i in (0, -1)
+    )
     assert one != last
     with pytest.raises(ValueError, match=rf"other groups .* 4 only there, {one} for one; resume with the --freeze"):
         frozen.load_state_dict(whole.state_dict(), 0)
