@@ -15,8 +15,12 @@ def members(folder: Path) -> list[Path]:
     Those of the run's end, of the clock and of a signal do not count, unless there are no others. Raises OSError or
     ValueError where there are none.
     """
-    paths = _numbered(folder)
-    return [path for path in paths if checkpoint.load(path, mmap=True).get("scheduled", False)] or paths
+    return scheduled(folder) or _numbered(folder)
+
+
+def scheduled(folder: Path) -> list[Path]:
+    """Returns the `members` of a folder, none where no checkpoint was saved at an interval."""
+    return [path for path in _numbered(folder) if checkpoint.load(path, mmap=True).get("scheduled", False)]
 
 
 def last_of(folder: Path, count: int) -> list[Path]:

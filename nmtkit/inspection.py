@@ -14,7 +14,7 @@ from nmtkit.data.binarized import Dataset, Side
 from nmtkit.data.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import tokenizer_of
-from nmtkit.registry import plain
+from nmtkit.registry import plain, to_toml
 from nmtkit.training.config import RunConfig
 
 Section = dict[str, Any]
@@ -115,8 +115,26 @@ def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
     result = {"translate": shlex.join(["nmtkit", "generate", "--path", str(path), *plugins]) + " < source.txt"}
     if "training" in contents:
         config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
-        result["resume"] = shlex.join(["nmtkit", "train", contents["run"]["data"], "--config", str(config)])
+        result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
+    if "run" in contents:
+        written = shlex.join(["nmtkit", "inspect", str(path), "--format", "toml"])
+        result["train the same again"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
     return result
+
+
+def config_of(path: Path) -> str:
+    """Returns a config file that starts the run a checkpoint is of again, an averaged checkpoint too.
+
+    It leaves out --save-dir: the run's own folder is taken. Raises OSError, or ValueError for a checkpoint that does
+    not say how it was made.
+    """
+    facts = {} if path.is_dir() else checkpoint.load(path, mmap=True).get("run", {})
+    if not facts:
+        raise ValueError(f"{path} does not say which run it is of; --format toml is for checkpoints of `nmtkit train`")
+    tables = {table: dict(settings) for table, settings in facts["settings"].items()}
+    folder = tables["run"].pop("save_dir")
+    lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
+    return "\n".join([f"# The run of {path}, saved in {folder}.", *lines, "", to_toml(tables)])
 
 
 # --- datasets -------------------------------------------------------------------------------------------------------

@@ -8,6 +8,9 @@ import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from nmtkit.registry import Entry
 
 PACKAGE = str(Path(__file__).parent) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
@@ -39,7 +42,7 @@ def load_plugin(name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
         raise FileNotFoundError(f"plug-in {name}: no such file")
-    module_name = "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(path))
+    module_name = plugin_module(name)
     if module_name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -52,6 +55,21 @@ def load_plugin(name: str) -> None:
     except BaseException:
         del sys.modules[module_name]
         raise
+
+
+def plugin_module(name: str) -> str:
+    """Returns the name of the module that a plug-in becomes."""
+    if not name.endswith(".py"):
+        return name
+    return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
+
+
+def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
+    """Returns those of `plugins` that a registered name needs: the one it comes from; all where that cannot be told."""
+    if entry.module.split(".")[0] == "nmtkit":
+        return []
+    own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
+    return own or list(plugins)
 
 
 def _import(name: str, title: str) -> None:

@@ -8,6 +8,7 @@ import difflib
 import operator
 import re
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -376,6 +377,7 @@ class Entry(Generic[T]):
     name: str
     factory: Callable[..., T]
     preset: Any
+    module: str  # that registered it
 
 
 class Registry(Generic[T]):
@@ -406,13 +408,14 @@ class Registry(Generic[T]):
         for field in dataclasses.fields(cls):
             if "help" not in field.metadata:
                 raise TypeError(f"{cls.__name__}.{field.name} has no help text; declare it with option(default, help)")
+        module = sys._getframe(1).f_globals["__name__"]
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
             before = self.entries.get(name)
             if before is not None and (before.factory is factory or _place(before.factory) != _place(factory)):
                 where = ".".join(_place(before.factory))
                 raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has it: give yours another name")
-            self.entries[name] = Entry(name, factory, preset)
+            self.entries[name] = Entry(name, factory, preset, module)
             return factory
 
         return keep

@@ -17,16 +17,27 @@ if TYPE_CHECKING:
 @click.command(cls=Command)
 @click.argument("path", type=Path, metavar="FILE")
 @click.option("--verify", is_flag=True, help="Recompute checksums; of a dataset, decode its first pairs too.")
-@click.option("--format", type=click.Choice(["text", "json"]), default="text", help="Output.  [default: text]")
+@click.option(
+    "--format",
+    type=click.Choice(["text", "json", "toml"]),
+    default="text",
+    help="Output; toml: of a checkpoint, a config that trains the same again.  [default: text]",
+)
 def command(path: Path, verify: bool, format: str) -> None:
     """Describe FILE, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
 
     \b
     nmtkit inspect checkpoints/last.pt
     nmtkit inspect data-bin --verify
+    nmtkit inspect averaged.pt --format toml > again.toml
     """
-    from nmtkit.inspection import inspect
+    from nmtkit.inspection import config_of, inspect
 
+    if format == "toml" and path.exists():
+        if verify:
+            raise ValueError("--verify says what it verified, which has no place in --format toml; give one of them")
+        click.echo(config_of(path), nl=False)
+        return
     described = inspect(path)
     if verify and path.is_file():
         from nmtkit import checkpoint

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from nmtkit.cli.command import Command, fail, message_of, stderr
+from nmtkit.plugins import plugins_for
 from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_command_line
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
 
@@ -107,19 +108,20 @@ def command(
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
+    nmtkit train --config checkpoints/config.toml      # that run again, or on
     nmtkit train --arch transformer_base --help   # its flags
     """
     template, arguments = parsed
     for name in ("config", "plugin", *(flag.name for flag in name_flags())):
         settings.pop(name)
-    job = template.job(on_command_line(settings))
+    job = template.job(on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
         from nmtkit.training.estimate import dry_run as estimated
 
-        click.echo("\n".join(estimated(job, data, vocab_size, dry_run_updates or 0)))
+        click.echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
-    if data is None:
+    if job.data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
     from nmtkit.distributed import launch
     from nmtkit.training.plan import device_of, processes_to_start
@@ -128,7 +130,7 @@ def command(
     if processes > 1:
         device_of(job.run)  # refuses here, and not in every process, one that is not there
         sys.exit(launch(["train", *arguments], processes))
-    sys.exit(_train(job, data, arguments))
+    sys.exit(_train(job, job.data, arguments))
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
@@ -167,13 +169,19 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     """Returns lines that say why the run is finished, and which commands follow."""
     from nmtkit import averaging
+    from nmtkit.architectures import ARCHITECTURES
+    from nmtkit.data.binarized import Dataset
 
     folder = job.run.save_dir
-    count = len(averaging.members(folder))
+    count = len(averaging.scheduled(folder))
     model = folder / ("averaged.pt" if count > 1 else "last.pt")
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
-    plugins = [word for plugin in job.plugins for word in ("--plugin", plugin)]
-    generate = ["nmtkit", "generate", str(data), "--path", str(model), "--gen-subset", "test", *plugins]
+    needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)
+    plugins = [word for plugin in needed for word in ("--plugin", plugin)]
+    splits = Dataset.open(data).splits
+    subset = next((name for name in splits if name.startswith("test")), job.run.valid_subset)
+    known = [str(data), "--gen-subset", subset] if subset in splits else []  # else lines of standard input
+    generate = ["nmtkit", "generate", *known, "--path", str(model), *plugins]
     steps = [average, generate] if count > 1 else [generate]
     return [
         f"training is finished: {end.reason} after update {end.updates:,}",

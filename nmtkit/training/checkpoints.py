@@ -1,6 +1,5 @@
 """The folder of a run: numbered checkpoints, `last.pt` and `best.pt`, which of them stay, and which one to resume."""
 
-import fcntl
 import logging
 import math
 import os
@@ -8,10 +7,12 @@ import platform
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nmtkit import checkpoint, distributed
 from nmtkit.checkpoint import NUMBERED, file_name, numbered, objective
+from nmtkit.training.differences import changes, table
+from nmtkit.training.folder_lock import FolderLock
 
 log = logging.getLogger("nmtkit")
 
@@ -32,7 +33,7 @@ class CheckpointManager:
         self.metric = metric
         self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
         self.scheduled: set[str] = set()  # names of the files saved at the run's intervals
-        self.locked: IO[str] | None = None
+        self.locked: FolderLock | None = None
 
     def open(self) -> None:
         """Removes half-written files and reads the scores of existing checkpoints, if there is a folder yet.
@@ -55,30 +56,15 @@ class CheckpointManager:
                 continue  # a damaged one; `newest` says so
 
     def lock(self) -> None:
-        """Takes the folder for this process until `unlock`. Raises ValueError naming the process that has it.
-
-        The lock is the system's, on a file in the folder: it ends with the process, however that ends.
-        """
-        if self.locked:
-            return
-        file = (self.folder / ".lock").open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read() or "another run"
-            file.close()
-            raise ValueError(f"--save-dir {self.folder} is in use by {holder}; give another folder") from None
-        except OSError as error:
-            log.warning("%s cannot be locked (%s): let no other run write to it", self.folder, error.strerror)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}")
-        file.flush()
-        self.locked = file
+        """Takes the folder for this process until `unlock`. Raises ValueError naming the process that has it."""
+        if self.locked is None:
+            lock = FolderLock(self.folder)
+            lock.acquire()
+            self.locked = lock
 
     def unlock(self) -> None:
         if self.locked:
-            self.locked.close()
+            self.locked.release()
             self.locked = None
 
     def _note(self, path: Path, contents: checkpoint.Checkpoint) -> None:
@@ -194,11 +180,15 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
-    """Raises ValueError when a checkpoint is of a run that differs in `requirements` (the dataset, the seed, …)."""
-    before = contents["training"]["identity"]
-    for name, value in requirements.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{path} was trained with {name} {before.get(name)}, this run has {value}; "
-                "resume with the same, or give another --save-dir"
-            )
+    """Raises ValueError when a checkpoint is of a run that differs in `requirements` (the dataset, the seed, …).
+
+    The message shows all that differs.
+    """
+    differing = changes(contents["training"]["identity"], requirements)
+    if differing:
+        resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""
+        raise ValueError(
+            f"--save-dir {path.parent} holds another run, which cannot go on with\n{table(differing)}\n"
+            f"resume it with what it had before{resettable}; or give another --save-dir, and --finetune-from {path} to "
+            "start there from its weights"
+        )

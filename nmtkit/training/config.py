@@ -3,9 +3,11 @@
 Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
 """
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,11 +174,12 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """One training: the config of the run, those of its components by table, and the plug-ins they come from."""
+    """One training: the config of the run, those of its components by table, the plug-ins they come from, its data."""
 
     run: RunConfig
     components: dict[str, Component]  # "optimizer", "metrics.bleu": see `table_of`
     plugins: tuple[str, ...] = ()
+    data: Path | None = None  # the dataset's folder
 
     def __post_init__(self) -> None:
         scheduler = self.components["lr-scheduler"].name
@@ -203,21 +206,32 @@ class JobConfig:
         """Returns the components of a kind, in the order in which they were named."""
         return [component for table, component in self.components.items() if kind_of(table) == kind]
 
-    def tables(self) -> dict[str, dict[str, Any]]:
-        """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it."""
-        run = plain(self.run) | ({"plugin": list(self.plugins)} if self.plugins else {})
+    def tables(self, folder: Path | None = None) -> dict[str, dict[str, Any]]:
+        """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it.
+
+        Paths are absolute; with `folder`, they are as a config file in that folder names them.
+        """
+
+        def located(path: Path) -> Path:
+            return Path(os.path.abspath(path)) if folder is None else relative_to(path, folder)
+
+        run: dict[str, Any] = {} if self.data is None else {"data": str(located(self.data))}
+        run |= plain(_with_paths(self.run, located))
+        if self.plugins:
+            run["plugin"] = [str(located(Path(name))) if name.endswith(".py") else name for name in self.plugins]
         tables = {"run": run}
         for kind in SEVERAL:
             run[kind] = [component.name for component in self.chosen(kind)]
         for table, component in self.components.items():
             named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
-            settings = named | plain(component.config)
+            settings = named | plain(_with_paths(component.config, located))
             if settings:
                 tables[table] = settings
         return tables
 
-    def toml(self) -> str:
-        return registry.to_toml(self.tables())
+    def toml(self, folder: Path) -> str:
+        """Returns the resolved config as a file in `folder` holds it; `--config` with that file is the same job."""
+        return registry.to_toml(self.tables(folder))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +242,7 @@ class JobTemplate:
     components: dict[str, Component]  # with the settings of the file
     plugins: tuple[str, ...]
     origin: str  # the file, for errors
+    data: Path | None = None  # the dataset that the file names
 
     @staticmethod
     def read(
@@ -236,21 +251,30 @@ class JobTemplate:
         """Loads the plug-ins and chooses the components: `names` by kind, else those of the TOML file, else defaults.
 
         `names` are as typed: of a kind with several, with commas, or "none". A table applies only to the name it was
-        written for. Raises OSError, or ValueError for an unknown name, an unknown or wrong setting, and two components
-        with one flag.
+        written for; paths in a file are relative to its folder. Raises OSError, or ValueError for an unknown name, an
+        unknown or wrong setting, and two components with one flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
+        folder = file.parent if file else Path()
         run = dict(tables.get("run", {}))
+        data = _converted(run.pop("data", None), Path | None, f"{origin}: data")
         listed = _converted(run.pop("plugin", []), tuple[str, ...], f"{origin}: plugin")
+        listed = tuple(str(folder / name) if name.endswith(".py") else name for name in listed)
         loaded = tuple(dict.fromkeys((*listed, *plugins)))
         load_plugins(loaded)
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
-            components |= _components(kind, (names or {}).get(kind), run, tables, origin)
+            components |= _components(kind, (names or {}).get(kind), run, tables, origin, folder)
         titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
         registry.check_no_collisions({"the run": RunConfig()} | titles)
-        return JobTemplate(run=run, components=components, plugins=loaded, origin=origin)
+        return JobTemplate(
+            run=_in_folder(run, RunConfig, folder),
+            components=components,
+            plugins=loaded,
+            origin=origin,
+            data=None if data is None else folder / data,
+        )
 
     def flags(self) -> list[click.Option]:
         """Returns the flags of the components, each under a heading with its name."""
@@ -262,8 +286,11 @@ class JobTemplate:
             )
         ]
 
-    def job(self, given: Mapping[str, Any]) -> JobConfig:
-        """Returns the job: `given` are the flags on the command line, by field name, over the file's settings."""
+    def job(self, given: Mapping[str, Any], data: Path | None = None) -> JobConfig:
+        """Returns the job: `given` are the flags on the command line, by field name, over the file's settings.
+
+        `data` goes before the dataset that the file names.
+        """
         run_fields = registry.field_types(RunConfig)
         run_flags = {name: value for name, value in given.items() if name in run_fields}
         # flags settle what the file left open: of two settings for one thing the file's goes
@@ -277,7 +304,7 @@ class JobTemplate:
             fields = registry.field_types(type(component.config))
             changes = {name: value for name, value in given.items() if name in fields}
             components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
-        return JobConfig(run=run, components=components, plugins=self.plugins)
+        return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
 
 
 def table_of(kind: str, name: str) -> str:
@@ -290,7 +317,7 @@ def kind_of(table: str) -> str:
 
 
 def _components(
-    kind: str, given: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str
+    kind: str, given: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
     """Returns by table the components of a kind, with the settings of the file; takes their list out of `run`."""
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
@@ -312,6 +339,7 @@ def _components(
         settings = {}
         if several or name in in_file:
             settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
+        settings = _in_folder(settings, type(entry.preset), folder)
         config = derive(entry.preset, settings, f"{origin}: [{table}]") if settings else entry.preset
         chosen[table] = Component(name=name, config=config)
     return chosen
@@ -320,6 +348,42 @@ def _components(
 def names_in(text: str) -> tuple[str, ...]:
     """Returns the names of a list as typed, `a,b`; "none" and the empty text are none."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
+
+
+def relative_to(path: Path, folder: Path) -> Path:
+    """Returns `path` as seen from `folder`, or absolute where the two share nothing but the root."""
+    both = os.path.abspath(path), os.path.abspath(folder)
+    return Path(both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both))
+
+
+def _in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
+    """Returns settings of a config file, with the paths among them seen from here and not from its folder."""
+    types = registry.field_types(cls)
+
+    def located(value: Any) -> Any:
+        if isinstance(value, list):
+            return [located(item) for item in value]
+        return str(folder / value) if isinstance(value, str) and value not in ("", "none") else value
+
+    return {name: located(value) if Path in _parts(types.get(name)) else value for name, value in settings.items()}
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """Returns the types that make up an annotation: of `tuple[Path, ...] | None`, Path among others."""
+    return (hint, *(part for argument in typing.get_args(hint) for part in _parts(argument)))
+
+
+def _with_paths(config: Any, located: Callable[[Path], Path]) -> Any:
+    """Returns `config` with a function applied to every path in it."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(moved(item) for item in value)
+        return located(value) if isinstance(value, Path) else value
+
+    values = {field.name: getattr(config, field.name) for field in fields(config)}
+    changed = {name: moved(value) for name, value in values.items() if moved(value) != value}
+    return replace(config, **changed) if changed else config
 
 
 def _converted(value: Any, hint: Any, name: str) -> Any:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,26 @@ text { fill: #aaa } tr { border-color: #444 } }
 """
 
 
-def read_records(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a run's log; of an update that was made again after a restart, the last."""
-    latest: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines():
+def read_lines(log: Path) -> list[dict[str, Any]]:
+    """Returns the records of a run's log in the order written, without what was cut off when a run was killed."""
+    records = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off when the run was killed
-        latest[record["kind"], record.get("update", 0)] = record
+            continue
+        if isinstance(record, dict) and "kind" in record:
+            records.append(record)
+    return records
+
+
+def read_records(log: Path) -> list[dict[str, Any]]:
+    """Returns the records of a run's log; of an update that was made again after a restart, the last."""
+    return latest_records(read_lines(log))
+
+
+def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    latest = {(record["kind"], record.get("update", 0)): record for record in records}
     return list(latest.values())
 
 
@@ -57,9 +68,9 @@ def write(folder: Path, config: str, examples: Sequence[Example]) -> None:
 def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Example], name: str) -> str:
     charts = []
     for title, lines in CURVES.items():
-        points = {kind: _points(records, kind, field) for field, kind in lines}
-        if any(points.values()):
-            charts.append(chart(title, points, title in LOGARITHMIC))
+        drawn = {kind: points(records, kind, field) for field, kind in lines}
+        if any(drawn.values()):
+            charts.append(chart(title, drawn, title in LOGARITHMIC))
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>',
         f"<h1>{escape(name)}</h1><p>{escape(_summary(records))}</p>",
@@ -71,7 +82,7 @@ def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Exam
     return "\n".join(parts)
 
 
-def _points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
+def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
     return sorted(
         (float(record["update"]), float(record[field]))
         for record in records
@@ -90,8 +101,10 @@ def _summary(records: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def chart(title: str, lines: dict[str, list[Point]], logarithmic: bool) -> str:
-    """Returns an SVG of several curves on shared axes."""
+def chart(
+    title: str, lines: dict[str, list[Point]], logarithmic: bool, colours: Mapping[str, str] | None = None
+) -> str:
+    """Returns an SVG of several curves on shared axes. With `colours` of the curves, these are not named in it."""
     values = [y for points in lines.values() for _, y in points]
     updates = [x for points in lines.values() for x, _ in points]
     scale = math.log10 if logarithmic and min(values) > 0 else float
@@ -106,10 +119,12 @@ def chart(title: str, lines: dict[str, list[Point]], logarithmic: bool) -> str:
     parts = [f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escape(title)} by update">']
     parts.append(f'<text x="{MARGIN}" y="14" font-weight="bold">{escape(title)}</text>')
     for index, (kind, points) in enumerate(line for line in lines.items() if line[1]):
+        colour = (colours or COLOURS)[kind]
         drawn = " ".join(pixels(x, y) for x, y in points)
-        parts.append(f'<polyline fill="none" stroke="{COLOURS[kind]}" stroke-width="1.5" points="{drawn}"/>')
-        parts += [f'<circle r="2" fill="{COLOURS[kind]}" cx="{x}" cy="{y}"/>' for x, y in _ends(drawn)]
-        parts.append(f'<text x="{WIDTH - 90 + 45 * index}" y="14" style="fill:{COLOURS[kind]}">{kind}</text>')
+        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{drawn}"/>')
+        parts += [f'<circle r="2" fill="{colour}" cx="{x}" cy="{y}"/>' for x, y in _ends(drawn)]
+        if colours is None:
+            parts.append(f'<text x="{WIDTH - 90 + 45 * index}" y="14" style="fill:{colour}">{kind}</text>')
     for value, row in ((max(values), 30), (min(values), HEIGHT - 24)):
         parts.append(f'<text x="{MARGIN - 4}" y="{row}" text-anchor="end">{value:.4g}</text>')
     for value, anchor, column in ((left, "start", MARGIN), (right, "end", WIDTH - 8)):

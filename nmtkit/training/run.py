@@ -6,20 +6,23 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from nmtkit import checkpoint, distributed, models
+from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import objective
 from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.lr_schedulers import learning_rate
+from nmtkit.plugins import plugins_for
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
-from nmtkit.training.config import JobConfig, Tables, kind_of
+from nmtkit.training.config import JobConfig
+from nmtkit.training.differences import changed_settings, table
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.meter import Meter, NonfiniteGuard
 from nmtkit.training.plan import device_of, resolve
@@ -30,10 +33,6 @@ from nmtkit.training.validation import StopRequestedError, Validator
 
 log = logging.getLogger("nmtkit")
 
-EXPECTED_CHANGES = (
-    *("max_update", "max_epoch", "save_dir", "device", "threads", "nproc_per_node", "tensorboard", "callbacks"),
-    *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
-)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -101,7 +100,7 @@ class Run:
         self.checkpoints.check_shared()
         newest = self._newest_checkpoint()
         before = newest[1]["training"]["identity"]["batch tokens"] if newest else None
-        plan = resolve(job, distributed.world_size(), before)
+        plan = resolve(replace(job, data=data), distributed.world_size(), before)
         plan.configure_torch()
         self.plan = plan
         self.job = plan.job
@@ -155,9 +154,9 @@ class Run:
         check_resumable(contents, requirements, path)
         state = contents["training"]
         if distributed.is_rank_zero():
-            changed = differences(contents["run"]["settings"], self.job.tables())
+            changed = changed_settings(contents["run"]["settings"], self.job.tables())
             if changed:
-                log.info("other settings than before: %s", ", ".join(changed))
+                log.warning("%s goes on with other settings:\n%s", self.checkpoints.folder, table(changed))
         self.trainer.load_weights(contents["model"])
         self.trainer.load_state_dict(state, contents["update"])
         self._announce_jump()
@@ -196,14 +195,29 @@ class Run:
 
     def run(self) -> StopReason:
         """Trains to the end, or until a signal asks to stop."""
+        try:
+            end = self._train()
+            self._log_end("stopped" if end.received else "finished", end.reason)
+        except BaseException as error:
+            self._log_end("failed", str(error) or type(error).__name__)
+            raise
+        finally:
+            self.log.close()
+            self.checkpoints.unlock()
+        return end
+
+    def _log_end(self, state: str, reason: str) -> None:
+        if distributed.is_rank_zero() and self.checkpoints.folder.is_dir():
+            self.log.write("end", update=self.trainer.done, state=state, reason=reason)
+
+    def _train(self) -> StopReason:
         if distributed.is_rank_zero():
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.lock()
-            (self.checkpoints.folder / "config.toml").write_text(self.job.toml(), encoding="utf-8")
+            self._write_config()
             self._announce()
         end = None if self.validation_due else self._stop_reason(None)
         if end:
-            self.checkpoints.unlock()
             return end
         loader = self._loader()
         if self.plan.fits_max_tokens:
@@ -225,10 +239,14 @@ class Run:
                         break
         finally:
             loader.close()
-            self.log.close()
-            self.checkpoints.unlock()
         assert end is not None
         return end
+
+    def _write_config(self) -> None:
+        folder = self.checkpoints.folder
+        made_by = [f"# {name}: {value}" for name, value in self.facts.items() if name not in ("settings", "data")]
+        text = "\n".join(["# To start or resume this run: nmtkit train --config FILE", *made_by, "", ""])
+        (folder / "config.toml").write_text(text + self.job.toml(folder), encoding="utf-8")
 
     def _loader(self) -> BatchLoader:
         config = self.job.run
@@ -283,7 +301,9 @@ class Run:
         if end or number % config.log_interval == 0:
             self._log_line(update)
         validate = bool(end and not received) or self._interval_ends(update, "validate_interval")
-        return self._validate_and_save(validate, bool(save), self._interval_ends(update, "save_interval"), received)
+        by_clock_alone = config.save_interval is None and config.save_interval_updates is None
+        scheduled = self._interval_ends(update, "save_interval") or (bool(save) and by_clock_alone)
+        return self._validate_and_save(validate, bool(save), scheduled, received)
 
     def _validate_and_save(
         self, validate: bool, save: bool, scheduled: bool, received: signal.Signals | None
@@ -377,7 +397,8 @@ class Run:
 
     def _report(self, validator: Validator) -> None:
         try:
-            report.write(self.checkpoints.folder, self.job.toml(), validator.worst)
+            folder = self.checkpoints.folder
+            report.write(folder, self.job.toml(folder), validator.worst)
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -389,7 +410,7 @@ class Run:
         if not distributed.is_rank_zero():
             return
         architecture = self.job.components["architecture"]
-        tokenizer, plugins = self.dataset.tokenizer, list(self.job.plugins)
+        tokenizer, plugins = self.dataset.tokenizer, plugins_for(ARCHITECTURES[architecture.name], self.job.plugins)
         model, done = self.trainer.model, self.trainer.done
         contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
         contents["model"] = weights
@@ -412,20 +433,6 @@ class Run:
                 raise
             log.warning("checkpoint not saved: %s; training goes on, the older ones are untouched", error)
         self.meter.pause(time.monotonic() - started)
-
-
-def differences(before: Tables, now: Tables) -> list[str]:
-    """Returns what a resumed run sets otherwise, for people, without settings that are expected to change.
-
-    Of components that were not there before, the list of names says so.
-    """
-    return [
-        f"{name} {value} (was {before.get(table, {}).get(name)})"
-        for table, settings in now.items()
-        if table in before and kind_of(table) != "callbacks"
-        for name, value in settings.items()
-        if before[table].get(name) != value and name not in EXPECTED_CHANGES
-    ]
 
 
 def _due(count: int, interval: int | None) -> bool:

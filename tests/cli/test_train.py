@@ -3,17 +3,21 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
+from nmtkit.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
@@ -107,6 +111,127 @@ def test_the_resolved_config_can_be_fed_back(mirror_data: Path, tmp_path: Path) 
     one, other = resolved(tmp_path / "one"), resolved(tmp_path / "other")
     one["run"].pop("save_dir"), other["run"].pop("save_dir")
     assert one == other
+
+
+def test_the_saved_config_alone_starts_or_resumes_the_run_from_anywhere(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its paths, those of data and plug-ins among them, are relative to the file: the tree may move as a whole."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    (before / "plugins").mkdir(parents=True)
+    (before / "plugins" / "mine.py").write_text(PLUGIN)
+    shutil.copytree(mirror_data, before / "data-bin")
+    monkeypatch.chdir(before)
+    flags = [*TINY.split(), "--plugin", "plugins/mine.py", "--criterion", "mine"]
+    first = train("data-bin", *flags, "--save-dir", "runs/one")
+    assert first.exit_code == 0, first.stderr
+    shutil.move(before, after)
+    monkeypatch.chdir(tmp_path)
+    CRITERIONS.entries.pop("mine")
+    config = after / "runs" / "one" / "config.toml"
+    again = train("--config", config)
+    assert again.exit_code == 0 and "training is finished" in again.stderr, again.stderr
+    assert train("--config", config, "--max-update", 3).exit_code == 0
+    assert checkpoint.load(after / "runs" / "one" / "last.pt")["update"] == 3
+    assert train("--config", config, "--save-dir", after / "two").exit_code == 0
+    one, other = resolved(after / "runs" / "one")["run"], resolved(after / "two")["run"]
+    assert (one["data"], one["plugin"], one["save_dir"]) == ("../../data-bin", ["../../plugins/mine.py"], ".")
+    assert (other["data"], other["plugin"], other["save_dir"]) == ("../data-bin", ["../plugins/mine.py"], ".")
+    CRITERIONS.entries.pop("mine")
+
+
+def test_a_run_is_rebuilt_from_its_averaged_checkpoint_to_the_bit(mirror_data: Path, tmp_path: Path) -> None:
+    flags = [*TINY.split(), "--seed", 5, "--dropout", 0.3, "--save-interval-updates", 1, "--keep-last", "none"]
+    assert train(mirror_data, *flags, "--save-dir", tmp_path / "one").exit_code == 0
+    averaged = tmp_path / "averaged.pt"
+    average = ["average-checkpoints", str(tmp_path / "one"), "--last", "2", "--output", str(averaged)]
+    assert CliRunner().invoke(main, average).exit_code == 0
+    written = CliRunner().invoke(main, ["inspect", str(averaged), "--format", "toml"])
+    (tmp_path / "again.toml").write_text(written.stdout)
+    shutil.copytree(tmp_path / "one", tmp_path / "kept")
+    shutil.rmtree(tmp_path / "one")
+    again = train("--config", tmp_path / "again.toml", "--save-dir", tmp_path / "two")
+    assert again.exit_code == 0, again.stderr
+    for update in (1, 2):
+        name = checkpoint.file_name(update)
+        one, other = (checkpoint.load(tmp_path / folder / name)["model"] for folder in ("kept", "two"))
+        assert all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+    assert f"dataset: {checkpoint.load(averaged)['run']['dataset']}" in written.stdout
+
+
+@pytest.mark.parametrize("subset", ["test", "valid"])
+def test_the_advice_at_the_end_names_a_subset_that_is_there(mirror_data: Path, tmp_path: Path, subset: str) -> None:
+    data = tmp_path / "data-bin"
+    flags = [word for name in ("train", "valid") for word in (f"--{name}pref", str(mirror_data.parent / name))]
+    flags += ["-s", "xx", "-t", "yy", "--destdir", str(data), "--vocab-size", "320"]
+    if subset == "test":
+        flags += ["--testpref", str(mirror_data.parent / "test")]
+    made = CliRunner().invoke(main, ["preprocess", *flags])
+    assert made.exit_code == 0, made.stderr
+    said = train(data, *TINY.split(), "--save-dir", tmp_path / "run").stderr
+    assert f"--gen-subset {subset}" in said
+
+
+def test_the_advice_at_the_end_counts_no_checkpoint_that_a_signal_left(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmtkit.training.progress.Lines.tick", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    arguments = [mirror_data, *TINY.split(), "--save-dir", tmp_path / "run", "--save-interval", "none"]
+    assert train(*arguments).exit_code == 128 + signal.SIGTERM
+    monkeypatch.undo()
+    said = train(*arguments).stderr
+    assert len(checkpoint.numbered(tmp_path / "run")) == 2
+    assert "average-checkpoints" not in said and "last.pt" in said
+
+
+def test_the_clocks_checkpoints_are_the_runs_interval_where_there_is_no_other(
+    mirror_data: Path, tmp_path: Path
+) -> None:
+    flags = ["--save-interval", "none", "--save-interval-minutes", "0.000001", "--keep-best", "0"]
+    said = train(mirror_data, *TINY.split(), *flags, "--save-dir", tmp_path / "run").stderr
+    assert "average-checkpoints" in said and "--last 2" in said
+
+
+PLUGIN = """
+import math
+from nmtkit.criterions import CRITERIONS
+from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+
+@CRITERIONS.register("mine", CrossEntropyConfig())
+class Mine(CrossEntropy):
+    pass
+"""
+BROKEN = """
+import math
+from nmtkit.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
+
+@LR_SCHEDULERS.register("broken", FixedConfig())
+class Broken(Fixed):
+    def lr(self, update):
+        return math.nan
+"""
+
+
+def test_only_plugins_that_the_model_needs_are_named_for_generate(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "criterion.py").write_text(PLUGIN)
+    gru = Path(__file__).parents[2] / "examples" / "plugin" / "gru.py"
+    plugins = ["--plugin", tmp_path / "criterion.py", "--criterion", "mine"]
+    said = train(mirror_data, *TINY.split(), *plugins, "--save-dir", tmp_path / "one").stderr
+    assert "nmtkit generate" in said and "--plugin" not in said
+    assert checkpoint.load(tmp_path / "one" / "last.pt")["plugins"] == []
+    flags = ["--arch", "gru", "--width", 8, "--lr", 0.1, "--max-update", 1, "--no-valid-bleu", "--device", "cpu"]
+    said = train(mirror_data, *flags, "--plugin", gru, *plugins, "--save-dir", tmp_path / "two").stderr
+    assert f"--plugin {gru}" in said and "criterion.py" not in said
+    assert checkpoint.load(tmp_path / "two" / "last.pt")["plugins"] == [str(gru)]
+    CRITERIONS.entries.pop("mine")
+
+
+def test_a_schedule_that_returns_nan_ends_the_run_as_a_mistake(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    flags = ["--plugin", tmp_path / "broken.py", "--lr-scheduler", "broken", "--save-dir", tmp_path / "run"]
+    result = train(mirror_data, *TINY.split(), *flags)
+    assert result.exit_code == 2 and "Broken returned nan for update 1" in result.stderr.replace("\n", " ")
+    LR_SCHEDULERS.entries.pop("broken")
 
 
 def test_help_shows_the_chosen_components_own_flags() -> None:

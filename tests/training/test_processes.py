@@ -178,6 +178,34 @@ def test_a_signal_ends_a_validation_which_is_made_up_for(mirror_data: Path, tmp_
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
+TRANSLATING = """
+from nmtkit.cli import main
+from nmtkit.generation.translator import Translator
+plain = Translator.translate
+def translate(self, lines, **settings):
+    print("translating", flush=True)
+    while True:
+        result = plain(self, lines, **settings)
+Translator.translate = translate
+main()
+"""
+
+
+def test_a_signal_ends_a_validation_that_translates(mirror_data: Path, tmp_path: Path) -> None:
+    flags = ("--validate-interval-updates", 3, "--valid-bleu", "--max-update", 6)
+    command = [sys.executable, "-c", TRANSLATING, *train_flags(mirror_data, tmp_path / "run", *flags)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "translating\n"
+    process.terminate()
+    signalled = time.monotonic()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert time.monotonic() - signalled < 40  # on a busy machine; 10 seconds on an idle one
+    assert run(mirror_data, tmp_path / "run", *flags) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [(line["update"], "bleu" in line) for line in lines if line["kind"] == "valid"] == [(3, True), (6, True)]
+
+
 # The n-th call of a function of os ends the process at once, as kill -9 would.
 KILLED = """
 import os, signal

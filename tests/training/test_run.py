@@ -2,9 +2,12 @@
 
 import json
 import logging
+import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from nmtkit import Translator, checkpoint, distributed
+from nmtkit.training import folder_lock
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run, StopReason
@@ -189,14 +193,32 @@ def test_the_total_of_updates_is_an_estimate_until_the_last_and_then_right(mirro
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"d_ff": 64}, "d_ff 32.* 64"), ({"seed": 7}, "seed 1.* 7"), ({"batch_tokens": 300}, "batch tokens 200.* 300")],
+    [({"d_ff": 64}, "d_ff +32 +64"), ({"seed": 7}, "seed +1 +7"), ({"batch_tokens": 300}, "batch tokens +200 +300")],
 )
 def test_resuming_another_run_names_the_difference(
     mirror_data: Path, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
-    with pytest.raises(ValueError, match=named):
+    with pytest.raises(ValueError, match=rf"(?s)holds another run.*setting +before +now\n +{named}\n.*--finetune-from"):
         train(mirror_data, tmp_path / "run", max_update=2, **change)
+
+
+def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+    caplog.clear()
+    logging.getLogger("nmtkit").setLevel(logging.WARNING)  # as -q does
+    train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=2, clip_norm=0.5, warmup_updates=1)
+    text = caplog.records[0].getMessage()
+    assert text.splitlines()[0].endswith("run goes on with other settings:")
+    rows = [line.split() for line in text.splitlines()[1:]]
+    assert rows[0] == ["setting", "before", "now"]
+    assert ["clip_norm", "0", "0.5"] in rows and ["lr-scheduler", "inverse_sqrt", "fixed"] in rows
+    assert {row[0] for row in rows} == {"setting", "clip_norm", "lr-scheduler", "warmup_updates"}
+    caplog.clear()
+    train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=3, clip_norm=0.5, warmup_updates=1)
+    assert not caplog.records
 
 
 def test_running_means_may_begin_and_end_when_a_run_is_resumed(mirror_data: Path, tmp_path: Path) -> None:
@@ -278,6 +300,45 @@ def test_a_folder_is_locked_until_its_run_ends_be_it_by_kill(mirror_data: Path, 
     holder.kill()
     holder.wait()
     assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_lock_that_another_machine_does_not_show_is_known_by_its_signs_of_life(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    """Some shared file systems lock within each machine only."""
+    train(mirror_data, tmp_path / "run", max_update=1)
+    lock = tmp_path / "run" / ".lock"
+    assert lock.read_text() == ""
+    lock.write_text(json.dumps({"process": 7, "host": "node9", "since": "2026-01-01 00:00:00"}))
+    monkeypatch.setattr(folder_lock, "WATCHED_SECONDS", 0.6)
+    monkeypatch.setattr(folder_lock, "TOUCH_SECONDS", 0.05)
+    if not alive:
+        assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2
+        return
+    ended = threading.Event()
+    threading.Thread(target=folder_lock._touch, args=(lock, ended)).start()
+    try:
+        with pytest.raises(ValueError, match="in use by process 7 on node9, since 2026-01-01 00:00:00; give another"):
+            train(mirror_data, tmp_path / "run", max_update=2)
+        assert folder_lock.holder_of(tmp_path / "run") == json.loads(lock.read_text())
+    finally:
+        ended.set()
+
+
+def test_the_log_says_how_a_run_ended(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+    monkeypatch.setattr(Lines, "tick", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    train(mirror_data, tmp_path / "run", max_update=9)
+    monkeypatch.setattr(Lines, "tick", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(mirror_data, tmp_path / "run", max_update=9)
+    ends = [(line["update"], line["state"], line["reason"]) for line in records(tmp_path / "run", "end")]
+    assert ends == [
+        (1, "finished", "--max-update 1 is reached"),
+        (2, "stopped", "SIGTERM"),
+        (3, "failed", "division by zero"),
+    ]
 
 
 def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_path: Path) -> None:

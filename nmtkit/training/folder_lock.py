@@ -1,0 +1,128 @@
+"""The lock of a run's folder: one process writes to it, and others can tell which."""
+
+import fcntl
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+log = logging.getLogger("nmtkit")
+
+NAME = ".lock"
+TOUCH_SECONDS = 10.0  # between signs of life of the holder
+WATCHED_SECONDS = 30.0  # without one, after which a holder on another machine counts as dead
+TRIES = 10  # in a second: whoever only looks has the lock for a moment
+
+
+class FolderLock:
+    """An exclusive lock on a folder, held from `acquire` to `release`.
+
+    It is the system's (`flock`) on a file in the folder, so it ends with the process, however that ends. Some shared
+    file systems keep such locks within each machine; there the holder's signs of life, new times of the file, count.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / NAME
+        self.file: IO[str] | None = None
+        self.released = threading.Event()
+
+    def acquire(self) -> None:
+        """Raises ValueError naming the process that has the folder."""
+        file = self.path.open("a+", encoding="utf-8")
+        try:
+            if not self._lock(file):
+                raise self._in_use(read_holder(self.path))
+            holder = read_holder(self.path)
+            if holder and holder["host"] != platform.node() and self._shows_life(holder):
+                raise self._in_use(holder)
+        except BaseException:
+            file.close()
+            raise
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(json.dumps({"process": os.getpid(), "host": platform.node(), "since": since}))
+        file.flush()
+        self.file = file
+        threading.Thread(target=_touch, args=(self.path, self.released), name="folder lock", daemon=True).start()
+
+    def release(self) -> None:
+        if self.file:
+            self.released.set()
+            self.file.truncate(0)
+            self.file.close()
+            self.file = None
+
+    def _lock(self, file: IO[str]) -> bool:
+        for _ in range(TRIES):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(1 / TRIES)
+                continue
+            except OSError as error:
+                log.warning("%s cannot be locked (%s): let no other run write to it", self.folder, error.strerror)
+            return True
+        return False
+
+    def _in_use(self, holder: dict[str, Any] | None) -> ValueError:
+        return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
+
+    def _shows_life(self, holder: dict[str, Any]) -> bool:
+        """Returns whether the file's time changes: by the file system's clock alone, as those of machines differ."""
+        log.info(
+            "%s was left by %s; looking for signs of life for %g s", self.folder, described(holder), WATCHED_SECONDS
+        )
+        before, end = self.path.stat().st_mtime_ns, time.monotonic() + WATCHED_SECONDS
+        while time.monotonic() < end:
+            time.sleep(WATCHED_SECONDS / 30)
+            with self.path.open("rb") as file:  # opening makes a network file system look anew
+                if os.fstat(file.fileno()).st_mtime_ns != before:
+                    return True
+        return False
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def _touch(path: Path, released: threading.Event) -> None:
+    while not released.wait(TOUCH_SECONDS):
+        try:
+            os.utime(path)
+        except OSError as error:
+            log.debug("no sign of life in %s: %s", path, error)
+
+
+def read_holder(path: Path) -> dict[str, Any] | None:
+    """Returns what the lock's file says of its last holder: process, host and since when; None once it was released."""
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return holder if isinstance(holder, dict) and {"process", "host", "since"} <= holder.keys() else None
+
+
+def described(holder: dict[str, Any] | None) -> str:
+    return "process {process} on {host}, since {since}".format(**holder) if holder else "another run"
+
+
+def holder_of(folder: Path) -> dict[str, Any] | None:
+    """Returns which process writes to a run's folder now, None if none does. Changes nothing in the folder."""
+    path = folder / NAME
+    holder = read_holder(path)
+    if holder is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder
+    except OSError:
+        pass
+    # a holder elsewhere may have a lock that is not seen here
+    fresh = holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS
+    return holder if fresh else None
