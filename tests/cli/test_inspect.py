@@ -45,13 +45,13 @@ def test_parameters_are_counted_by_part_and_shared_ones_once(run_folder: Path) -
     )
 
 
-def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path, mirror_data: Path) -> None:
+def test_a_checkpoint_says_how_it_was_made_and_how_to_go_on(run_folder: Path) -> None:
     described = json.loads(inspect(str(run_folder / "last.pt"), "--format", "json").output)
     assert described["sections"]["Checkpoint"]["updates"] == 2
     assert described["sections"]["Config"]["d_ff"] == 32
     assert described["sections"]["Optimizer"]["name"] == "adam"
     words = shlex.split(described["commands"]["resume"])
-    assert words[:3] == ["nmtkit", "train", str(mirror_data)]
+    assert words == ["nmtkit", "train", "--config", str(run_folder / "config.toml")]
     assert CliRunner().invoke(main, words[1:]).exit_code == 0  # parses, and finds its files
 
 
