@@ -13,7 +13,7 @@ Rows = dict[str, dict[str, str]]  # toolkit -> name there -> how the sentence go
 COMMANDS: Rows = {
     "fairseq": {
         "interactive": "is nmtkit generate --path averaged.pt here: it reads standard input, and prompts at a terminal",
-        "validate": "is nmtkit generate data-bin --gen-subset valid --score-reference here",
+        "validate": "is nmtkit generate data-bin --path averaged.pt --gen-subset valid --score-reference here",
         "eval-lm": "has no counterpart here: nmtkit has no language models",
         "hydra-train": "is nmtkit train --config run.toml here",
     },
