@@ -27,13 +27,14 @@ import ctranslate2
 import torch
 from turns import in_turns_by_core
 
-from nmtkit import Translator, checkpoint, models
+from nmtkit import checkpoint, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
 from nmtkit.formats.ctranslate2 import save as save_ctranslate2
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.parallel import Workers
 from nmtkit.generation.requests import Request
+from nmtkit.generation.translator import Translator
 from nmtkit.scoring.metrics import score
 
 PROCESSES = 2

@@ -1,18 +1,23 @@
-"""nmtkit: neural machine translation from raw parallel text to a score you can believe."""
+"""nmtkit: neural machine translation from raw parallel text to a score you can believe.
 
+The names below are those of `nmtkit.api`, imported when they are first used: `import nmtkit` loads no torch.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Translator", "__version__"]
+__all__ = ["Model", "Request", "Translation", "__version__", "average", "load", "preprocess", "score"]
 
 if TYPE_CHECKING:
-    from nmtkit.generation.translator import Translator
+    from nmtkit.api import Model, Request, Translation, average, load, preprocess, score
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that `import nmtkit` and the command line's first line of help do not wait for torch.
-    if name == "Translator":
-        from nmtkit.generation.translator import Translator
-
-        return Translator
+    if name in __all__:
+        return getattr(importlib.import_module("nmtkit.api"), name)
     raise AttributeError(f"module 'nmtkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

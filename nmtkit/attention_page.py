@@ -37,6 +37,19 @@ class Attention:
     target: list[str]  # T pieces, eos last: what the decoder writes at each step
     weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
 
+    @property
+    def alignment(self) -> list[tuple[int, int]]:
+        """Pairs of a source and a target piece: for each of the target the one that it attends to most, eos aside.
+
+        By the cross-attention that `nmtkit generate --alignment` goes by: the mean of the heads of the last layer but
+        one. Raises ValueError where there is none.
+        """
+        layers = self.weights.get("cross")
+        if not layers:
+            raise ValueError("the model has no cross-attention to align by")
+        weights = layers[max(0, len(layers) - 2)].mean(0)[:-1, :-1]  # H L M -> L M
+        return [(int(row.argmax()), target) for target, row in enumerate(weights)] if weights.shape[1] else []
+
 
 def attend(
     model: Architecture, tokenizer: Tokenizer, source: str, target: str | None = None, beam: int = 4

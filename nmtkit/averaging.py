@@ -1,5 +1,7 @@
 """The mean of several checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,6 +9,34 @@ from torch import Tensor
 
 from nmtkit import checkpoint
 from nmtkit.checkpoint import Checkpoint
+
+
+def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
+    """Returns the checkpoints to average: files, or of one folder the `last` N or the `best` N by `metric`.
+
+    Raises OSError, or ValueError for a choice that does not go with the inputs.
+    """
+    if last is not None and best is not None:
+        raise ValueError("--last and --best both choose the checkpoints; give one")
+    selects = last is not None or best is not None
+    if selects and len(inputs) > 1:
+        raise ValueError(f"--last and --best choose among one folder's checkpoints; {len(inputs)} paths were given")
+    if not selects and inputs[0].is_dir():
+        raise ValueError(f"{inputs[0]} is a folder; say which of its checkpoints with --last N or --best N")
+    if last is not None:
+        return last_of(inputs[0], last)
+    if best is not None:
+        return best_of(inputs[0], best, metric)
+    return list(inputs)
+
+
+def write(paths: list[Path], output: Path) -> None:
+    """Writes the average of these checkpoints to `output`. Raises OSError, or ValueError as `average` does."""
+    check_files(paths, output)
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
+    checkpoint.save(output, average(paths))
+    logging.getLogger("nmtkit").info("averaged into %s: %s", output, ", ".join(path.name for path in paths))
 
 
 def members(folder: Path) -> list[Path]:

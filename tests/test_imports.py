@@ -15,6 +15,7 @@ ROOT = Path(nmtkit.__file__).parent
 LAYERS = (
     ("__main__",),
     ("cli",),
+    ("api",),
     ("demo",),
     ("inspection", "attention_page"),
     ("training",),

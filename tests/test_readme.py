@@ -51,9 +51,9 @@ def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> 
     )
     assert trained.exit_code == 0, trained.output
     (tmp_path / "averaged.pt").symlink_to("last.pt")
-    (code,) = [block for block in blocks("python") if "Translator" in block]
+    (code,) = [block for block in blocks("python") if "nmtkit.load" in block]
     output = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert output.stdout.count("\n") == 1
+    assert output.stdout.count("\n") == 3
 
 
 PAGES = sorted(

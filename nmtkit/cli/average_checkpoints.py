@@ -28,26 +28,6 @@ def command(
     nmtkit average-checkpoints checkpoints --best 3 --output averaged.pt
     nmtkit average-checkpoints one.pt two.pt --output averaged.pt
     """
-    import logging
+    from nmtkit import averaging
 
-    from nmtkit import averaging, checkpoint
-
-    if last is not None and best is not None:
-        raise ValueError("--last and --best both choose the checkpoints; give one")
-    selects = last is not None or best is not None
-    if selects and len(inputs) > 1:
-        raise ValueError(f"--last and --best choose among one folder's checkpoints; {len(inputs)} paths were given")
-    if not selects and inputs[0].is_dir():
-        raise ValueError(f"{inputs[0]} is a folder; say which of its checkpoints with --last N or --best N")
-    if last is not None:
-        paths = averaging.last_of(inputs[0], last)
-    elif best is not None:
-        paths = averaging.best_of(inputs[0], best, best_checkpoint_metric)
-    else:
-        paths = list(inputs)
-    averaging.check_files(paths, output)
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
-    checkpoint.save(output, averaging.average(paths))
-    names = ", ".join(path.name for path in paths)
-    logging.getLogger("nmtkit").info("averaged into %s: %s", output, names)
+    averaging.write(averaging.choose(inputs, last, best, best_checkpoint_metric), output)

@@ -13,7 +13,7 @@ import click
 
 from nmtkit import registry
 from nmtkit.cli.command import Command, standard_input, stderr
-from nmtkit.generation.options import GENERATE_RULES, SearchOptions, TranslatorOptions
+from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
@@ -44,17 +44,7 @@ class GenerateConfig(registry.Config):
     format: Literal["text", "jsonl"] = registry.option(
         "text", "text: a line for each line; jsonl: an object for each line, with all of --nbest"
     )
-    precision: Literal["auto", "fp32", "bf16", "int8"] = registry.option(
-        "auto", "type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
-    )
-    engine: Literal["torch", "ctranslate2"] = registry.option(
-        "torch",
-        "ctranslate2: the package of this name does the search, on the CPU, with a model written beside the "
-        "checkpoint once: faster for a few lines at a time",
-    )
-    device: str = registry.option("auto", "cpu, cuda, cuda:1, …; auto is cuda where there is one", metavar="NAME")
     workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
-    threads: int | None = registry.option(None, "CPU threads of the one process", min=1, max=1024)
 
 
 @click.command(cls=Command)
@@ -94,13 +84,15 @@ def command(
     given = registry.on_command_line(flags)
     config: GenerateConfig = derived(GenerateConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
-    check_combination(config, search, data is not None)
+    devices: DeviceOptions = derived(DeviceOptions, given)
+    check_combination(config, search, devices, data is not None)
     load_plugins(plugins)
-    generate(data, paths, inputs, config, search, derived(TranslatorOptions, given))
+    generate(data, paths, inputs, config, search, devices, derived(TranslatorOptions, given))
 
 
-for part, section in ((GenerateConfig, "Options"), (TranslatorOptions, "Options"), (SearchOptions, "Search")):
-    command.params += registry.flags(part, section)
+for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
+    command.params += registry.flags(part)
+command.params += registry.flags(SearchOptions, "Search")
 
 
 def derived(config: type, given: dict[str, Any]) -> Any:
@@ -109,7 +101,7 @@ def derived(config: type, given: dict[str, Any]) -> Any:
     return registry.derive(config, {name: given[name] for name in given if name in fields}, registry.COMMAND_LINE)
 
 
-def check_combination(config: GenerateConfig, search: SearchOptions, has_data: bool) -> None:
+def check_combination(config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, has_data: bool) -> None:
     """Raises ValueError for flags that do not go together, naming them."""
     given = registry.given_flags()
     search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
@@ -122,8 +114,8 @@ def check_combination(config: GenerateConfig, search: SearchOptions, has_data: b
         raise ValueError("--score-reference scores the references of a dataset, or those of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
         raise ValueError("--nbest above 1 needs --format jsonl: text has one translation for each line")
-    if config.workers > 1 and config.device not in ("auto", "cpu"):
-        raise ValueError(f"--workers are CPU processes; leave out --device {config.device}")
+    if config.workers > 1 and devices.device not in ("auto", "cpu"):
+        raise ValueError(f"--workers are CPU processes; leave out --device {devices.device}")
 
 
 def generate(
@@ -132,6 +124,7 @@ def generate(
     files: tuple[Path, ...],
     config: GenerateConfig,
     search: SearchOptions,
+    devices: DeviceOptions,
     options: TranslatorOptions,
 ) -> None:
     import torch
@@ -140,16 +133,15 @@ def generate(
     from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
     from nmtkit.generation.translator import WINDOW, Translator
 
-    on_cpu = config.engine == "ctranslate2" and config.device == "auto"
-    device = rank_device("cpu" if on_cpu else config.device, config.workers)
-    own_processes = config.workers > 1 and config.engine == "torch"  # the workers of an engine are threads of its own
-    threads = 1 if config.workers > 1 else config.threads
+    device = rank_device(devices.named_device, config.workers)
+    own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of an engine are threads of its own
+    threads = 1 if config.workers > 1 else devices.threads
     if threads is not None:
         torch.set_num_threads(threads)
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
         translator = Translator.load(
-            paths, device, config.precision, config.engine, config.workers, **dataclasses.asdict(options)
+            paths, device, devices.precision, devices.engine, config.workers, **dataclasses.asdict(options)
         )
         if config.source_tag is not None:
             translator.tokenizer.check_tag(config.source_tag)

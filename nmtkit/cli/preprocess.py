@@ -8,13 +8,11 @@ import click
 from rich.table import Table
 
 from nmtkit.cli.command import Command, stderr
-from nmtkit.data.config import PreprocessConfig
-from nmtkit.registry import COMMAND_LINE, derive, flags, on_command_line
+from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.registry import COMMAND_LINE, check_flags, derive, flags, given_flags, on_command_line
 
 if TYPE_CHECKING:
     from nmtkit.data.report import Report
-
-OF_NEW_TOKENIZER = ("vocab_size", "model_type", "separate_vocab", "spm_sample")  # without effect with --spm-model
 
 
 @click.command(cls=Command, short_help="Raw parallel text to a binarized dataset.")
@@ -32,12 +30,8 @@ def command(**settings: Any) -> None:
     from nmtkit.data.preprocess import preprocess
 
     started = time.monotonic()
-    given = on_command_line(settings)
-    config: PreprocessConfig = derive(PreprocessConfig, given, COMMAND_LINE)
-    for name in OF_NEW_TOKENIZER:
-        if config.spm_model and name in given:
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} is for a new tokenizer, and --spm-model uses an existing one; leave one out")
+    config: PreprocessConfig = derive(PreprocessConfig, on_command_line(settings), COMMAND_LINE)
+    check_flags(PREPROCESS_RULES, given_flags(), given_flags())
     if stderr.is_terminal:
         with stderr.status("preprocess") as status:
             report = preprocess(
@@ -46,10 +40,6 @@ def command(**settings: Any) -> None:
             )
     else:
         report = preprocess(config)
-    if config.report is not None:
-        from nmtkit.data.report import page
-
-        config.report.write_text(page(report), encoding="utf-8")
     if not click.get_current_context().meta.get("quiet"):
         show(report, time.monotonic() - started)
         stderr.print(f"next: nmtkit train {config.destdir} --save-dir checkpoints", soft_wrap=True, markup=False)

@@ -6,11 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.registry import Config, option, plain
+from nmtkit.registry import Config, FlagRule, option, plain
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # positions of aligned tokens are stored as 16 bits
 NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that the dataset does not depend on
+
+PREPROCESS_RULES = (
+    FlagRule(
+        "--spm-model",
+        excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
+        reason="they are of a new tokenizer, and it names an existing one",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from nmtkit.data.dataset_files import (
     write_manifest,
 )
 from nmtkit.data.encoding import EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
-from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport
+from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, page
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ MAX_PASSES = 10_000  # of an epoch over the smallest corpus
 
 
 def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
-    """Makes the dataset `config.destdir`, whole or not at all.
+    """Makes the dataset `config.destdir`, whole or not at all, and the page `config.report`.
 
     `on_progress` is called with the number of training pairs read so far. Raises ValueError and OSError for a user's
     mistakes.
@@ -77,6 +77,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         destination.finish()
     for warning in writer.warnings():
         log.warning("%s", warning)
+    if config.report is not None:
+        config.report.write_text(page(writer.report), encoding="utf-8")
     return writer.report
 
 

@@ -122,6 +122,27 @@ class SearchOptions(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Config):
+    """Where a model runs, and in which type of numbers."""
+
+    precision: Literal["auto", "fp32", "bf16", "int8"] = option(
+        "auto", "type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"
+    )
+    engine: Literal["torch", "ctranslate2"] = option(
+        "torch",
+        "ctranslate2: the package of this name does the search, on the CPU, with a model written beside the "
+        "checkpoint once: faster for a few lines at a time",
+    )
+    device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda where there is one", metavar="NAME")
+    threads: int | None = option(None, "CPU threads of the one process", min=1, max=1024)
+
+    @property
+    def named_device(self) -> str:
+        """`device`, with the CPU for an engine that runs nowhere else."""
+        return "cpu" if self.engine == "ctranslate2" and self.device == "auto" else self.device
+
+
+@dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(Config):
     """How lines become batches. None of it but the treatment of long lines changes a translation."""
 

@@ -1,9 +1,4 @@
-"""Lines in, translations out, in order.
-
-from nmtkit import Translator
-for translation in Translator.load("averaged.pt").translate(["A dog runs.", "Hello!"], beam=4):
-    print(translation.text)
-"""
+"""Lines in, translations out, in order. `nmtkit.load` returns it in a form that is shorter to use."""
 
 import math
 from collections import deque

@@ -196,7 +196,10 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
         ("--shard needs --spm-model", ["--trainpref=train", "--shard", "1/2"]),
         ("'3/2' is not I/N", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),
         ("leave no pair", ["--trainpref=train", "--min-len", "9", "--max-len", "8"]),
-        ("--vocab-size is for a new tokenizer", ["--trainpref=train", "--spm-model", "base", "--vocab-size", "300"]),
+        (
+            "--spm-model and --vocab-size cannot be combined",
+            ["--trainpref=train", "--spm-model", "base", "--vocab-size", "300"],
+        ),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
     ],
 )

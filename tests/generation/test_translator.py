@@ -9,14 +9,14 @@ import pytest
 import torch
 from testing import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
-from nmtkit import Translator, checkpoint
+from nmtkit import checkpoint
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.parallel import Workers
 from nmtkit.generation.requests import Preprocessor, utilities
-from nmtkit.generation.translator import STEP_COST, WINDOW, Request, batch_ends
+from nmtkit.generation.translator import STEP_COST, WINDOW, Request, Translator, batch_ends
 from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
 

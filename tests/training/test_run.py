@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import Translator, checkpoint, distributed
+from nmtkit import checkpoint, distributed
+from nmtkit.generation.translator import Translator
 from nmtkit.training import folder_lock
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines

@@ -1,0 +1,340 @@
+"""nmtkit in Python: what the commands do, as functions; `import nmtkit` has all of it, and loads torch only when used.
+
+Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and are checked as flags are: an
+unknown one is a ValueError that names the nearest, and so are a wrong type and a number out of range. Nothing is
+printed; what the commands say goes to the logger "nmtkit".
+"""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from nmtkit import averaging, registry
+from nmtkit.architectures import Architecture
+from nmtkit.attention_page import Attention, attend
+from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.data.report import Report
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.inputs import tagged_request
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.generation.parallel import rank_device
+from nmtkit.generation.requests import Request, Translation
+from nmtkit.generation.translator import Translator, batch_ends
+from nmtkit.packed import Packed
+from nmtkit.plugins import load_plugins
+from nmtkit.scoring import metrics
+from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
+
+__all__ = ["Model", "Request", "Translation", "average", "load", "preprocess", "score"]
+
+# B texts, S pieces of a source, eos included, D width of the model
+
+Pooling = Literal["none", "mean"]
+PathLike = str | Path
+
+
+# --- a model ----------------------------------------------------------------------------------------------------------
+
+
+def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), **options: Any) -> "Model":
+    """Returns the model of a checkpoint with its tokenizer; several paths, of one tokenizer, are an ensemble.
+
+    >>> model = nmtkit.load("averaged.pt", precision="int8")
+
+    `plugins` are Python files or modules to import first, those that `--plugin` names. `options` are those flags of
+    `nmtkit generate` that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`,
+    `max_source_len`, `long_lines`.
+
+    Raises OSError or ValueError, naming the file or the option.
+    """
+    load_plugins([str(plugin) for plugin in plugins])
+    devices, of_translator = _configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
+    device = rank_device(devices.named_device, workers=1)
+    if devices.threads is not None:
+        torch.set_num_threads(devices.threads)
+    paths = [path] if isinstance(path, str | Path) else path
+    settings = dataclasses.asdict(of_translator)
+    return Model(Translator.load(paths, device, devices.precision, devices.engine, **settings))
+
+
+class Model:
+    """A model in evaluation mode, or an ensemble of several, with its tokenizer. `load` makes one."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._translator.tokenizer
+
+    @property
+    def architectures(self) -> list[Architecture]:
+        """The torch modules: one, or those of the ensemble."""
+        return self._translator.models
+
+    @overload
+    def translate(self, source: str | Request, *, nbest: None = None, **options: Any) -> str: ...
+    @overload
+    def translate(self, source: str | Request, *, nbest: int, **options: Any) -> Translation: ...
+    @overload
+    def translate(self, source: Sequence[str | Request], *, nbest: None = None, **options: Any) -> list[str]: ...
+    @overload
+    def translate(self, source: Sequence[str | Request], *, nbest: int, **options: Any) -> list[Translation]: ...
+    @overload
+    def translate(self, source: Iterable[str | Request], *, nbest: None = None, **options: Any) -> Iterator[str]: ...
+    @overload
+    def translate(self, source: Iterable[str | Request], *, nbest: int, **options: Any) -> Iterator[Translation]: ...
+    def translate(
+        self,
+        source: str | Request | Iterable[str | Request],
+        *,
+        nbest: int | None = None,
+        source_tag: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Returns the translation of a text; of a list, the list of them; of any other iterable, an iterator.
+
+        >>> model.translate("A dog runs.")
+        'Ein Hund rennt.'
+        >>> model.translate(["A dog runs.", "Two men."], beam=5, lenpen=1.0)
+        ['Ein Hund rennt.', 'Zwei Männer.']
+        >>> best, second = model.translate("A dog runs.", nbest=2, alignment="hard").hypotheses
+
+        A translation is a str. With `nbest`, 1 included, it is a `Translation`: its `hypotheses`, best first, have
+        `text`, `pieces`, `score`, `log_probability`, and with `alignment` what each piece attends to.
+
+        A text is one line. It may be a `Request`, which also holds a prefix, phrases that its translation must or must
+        not have, or all three. An iterator reads thousands of lines before it yields the first, to sort them by length.
+
+        `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …
+        Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
+        neither a text nor a request.
+        """
+        if nbest is None and options.get("alignment") is not None:
+            raise ValueError("alignment does nothing without nbest, with which translations are objects")
+        given = options if nbest is None else options | {"nbest": nbest}
+        (search,) = _configs("translate", given, SearchOptions, elsewhere=("nmtkit.load", _OF_LOAD))
+        if search.score_reference:
+            raise ValueError("score_reference is the method score of a model")
+        if search.mbr is not None and nbest is None:
+            raise ValueError("mbr chooses among nbest translations; give nbest")
+        if source_tag is not None:
+            self.tokenizer.check_tag(source_tag)
+        alone = isinstance(source, str | Request)
+        lines = typing.cast(Iterable[str | Request], [source] if alone else source)
+        found = self._translator.stream((_request(line, i, source_tag) for i, line in enumerate(lines)), search)
+        results = found if nbest is not None else (translation.text for translation in found)
+        if alone:
+            (result,) = results
+            return result
+        return list(results) if isinstance(source, Sequence) else results
+
+    @overload
+    def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap]  # a str comes first
+    @overload
+    def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
+    def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
+        """Returns the log probability of a given translation, or of each of a list: natural logarithms, eos included.
+
+        >>> model.score("A dog runs.", "Ein Hund rennt.")
+        -2.71
+
+        Raises ValueError where the two lists differ in length.
+        """
+        sources, targets = _texts(source), _texts(target)
+        if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
+            raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
+        requests = [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
+        found = self._translator.stream(requests, SearchOptions(score_reference=True))
+        scores = [translation.hypotheses[0].log_probability for translation in found]
+        return scores[0] if isinstance(source, str) else scores
+
+    @overload
+    def encode(self, source: str, *, pooling: Pooling = "none") -> Tensor: ...  # type: ignore[overload-overlap]
+    @overload
+    def encode(self, source: Sequence[str], *, pooling: Literal["none"] = "none") -> list[Tensor]: ...
+    @overload
+    def encode(self, source: Sequence[str], *, pooling: Literal["mean"]) -> Tensor: ...
+    @torch.inference_mode()
+    def encode(self, source: str | Sequence[str], *, pooling: Pooling = "none") -> Tensor | list[Tensor]:
+        """Returns what the decoder attends to, the memory of the encoder, in fp32 on the CPU.
+
+        Of a text it is a tensor S D, a row for each piece and one for eos (some architectures have another number of
+        rows); of a list, a list of these. With `pooling="mean"`, the mean of the rows: D, and of a list B D. These are
+        vectors to compare sentences of one model by.
+
+        Raises ValueError for an ensemble, and for a text that is longer than the model can read.
+        """
+        if pooling not in ("none", "mean"):
+            raise ValueError(f"pooling is {pooling!r}; it must be none or mean")
+        model = self._single("encode")
+        sentences = self.tokenizer.encode_source(_texts(source)).split()
+        limit = model.max_source_positions
+        for number, ids in enumerate(sentences, 1):
+            if limit is not None and len(ids) > limit:
+                raise ValueError(f"text {number} has {len(ids)} pieces; this model reads {limit} at most")
+        order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
+        ends = batch_ends([len(sentences[index]) for index in order], self._translator.max_tokens, 1)
+        rows: dict[int, Tensor] = {}
+        for start, end in zip([0, *ends], ends, strict=False):
+            batch = order[start:end]
+            packed = Packed.from_lists([sentences[index].tolist() for index in batch], self._translator.device)
+            rows |= zip(batch, (memory.float().cpu() for memory in model.encode(packed).split()), strict=True)
+        memories = [rows[index] for index in range(len(sentences))]
+        if pooling == "mean":
+            means = [memory.mean(0) for memory in memories]
+            return means[0] if isinstance(source, str) else torch.stack(means) if means else torch.empty(0)
+        return memories[0] if isinstance(source, str) else memories
+
+    def attention(self, source: str, target: str | None = None, *, beam: int = 4) -> Attention:
+        """Returns the attention weights of every head over a text and `target`, or else the model's own translation.
+
+        >>> attention = model.attention("A dog runs.", "Ein Hund rennt.")
+        >>> attention.weights["cross"][0].shape  # first layer: heads, target pieces, source pieces, both with eos
+        (8, 5, 5)
+        >>> attention.alignment  # pairs of a source and a target piece
+        [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+        Raises ValueError for an ensemble, an empty source, one that is too long, and a model without attention.
+        """
+        return attend(self._single("attention"), self.tokenizer, source, target, beam)
+
+    def _single(self, method: str) -> Architecture:
+        if len(self.architectures) > 1:
+            raise ValueError(f"{method} is of one model, and this is an ensemble of {len(self.architectures)}")
+        return self.architectures[0]
+
+    def __repr__(self) -> str:
+        names = ", ".join(type(model).__name__ for model in self.architectures)
+        sizes = f"{self.tokenizer.source_size:,} source and {self.tokenizer.target_size:,} target pieces"
+        return f"<nmtkit.Model: {names}, {sizes}, on {self._translator.device}>"
+
+
+def _request(line: Any, index: int, tag: str | None) -> Request:
+    if isinstance(line, Request):
+        return dataclasses.replace(line, source=tagged_request(line.source, tag).source)
+    if not isinstance(line, str):
+        raise ValueError(f"item {index} is of type {type(line).__name__}; give a text, or texts")
+    return tagged_request(line, tag)
+
+
+def _texts(texts: str | Sequence[str]) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ValueError(f"item {index} is of type {type(text).__name__}; give a text, or texts")
+    return listed
+
+
+# --- before and after -------------------------------------------------------------------------------------------------
+
+
+def preprocess(**settings: Any) -> Report:
+    """Makes a dataset of parallel text, as `nmtkit preprocess` does; `settings` are its flags.
+
+    >>> report = nmtkit.preprocess(
+    ...     source_lang="en", target_lang="de", trainpref="data/train", validpref="data/val", destdir="data-bin"
+    ... )
+    >>> report.splits["train"].pairs
+    29000
+
+    Raises OSError or ValueError.
+    """
+    from nmtkit.data.preprocess import preprocess as run
+
+    (config,) = _configs("nmtkit.preprocess", settings, PreprocessConfig)
+    given = {registry.flag_name(name) for name in settings}
+    registry.check_flags(PREPROCESS_RULES, given, given)
+    return run(config)
+
+
+def average(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    best_checkpoint_metric: str = "loss",
+) -> Path:
+    """Writes the average of checkpoints to `output` and returns its path, as `nmtkit average-checkpoints` does.
+
+    >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
+
+    `inputs` are files, or a run's folder with `last` or `best`. Raises OSError or ValueError.
+    """
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    chosen = averaging.choose([Path(path) for path in paths], last, best, best_checkpoint_metric)
+    averaging.write(chosen, Path(output))
+    return Path(output)
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    metric: Sequence[str] = DEFAULT_METRICS,
+    *,
+    bootstrap: int = 0,
+    **settings: Any,
+) -> dict[str, Score]:
+    """Returns scores of a corpus by metric, as `nmtkit score` gives them, each with its sacreBLEU signature.
+
+    >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
+
+    `references` are the lines of one reference text, or a list of several such lists. `bootstrap` resamples give each
+    score a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and `comet_model`. Raises
+    ValueError for an unknown metric and for unequal numbers of lines, ImportError for a metric that is not installed.
+    """
+    names = (metric,) if isinstance(metric, str) else tuple(metric)
+    (chosen,) = _configs("nmtkit.score", settings, metrics.Settings)
+    texts: Any = [references] if references and isinstance(references[0], str) else references
+    scores = metrics.score(_texts(hypotheses), [_texts(text) for text in texts], names, chosen, bootstrap=bootstrap)
+    return dict(zip(names, scores, strict=True))
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _names(cls: Any) -> dict[str, str]:
+    """Returns the fields of a config class by the names of their flags, with underscores."""
+    return {registry.flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
+
+
+_OF_LOAD = (*_names(DeviceOptions), *_names(TranslatorOptions))
+
+
+def _configs(
+    title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
+) -> list[Any]:
+    """Returns a config of each class with those of `given` that are its flags.
+
+    `elsewhere` are settings of another function, to name it. Raises ValueError, in which `title` says whose settings.
+    """
+    owners = {name: (cls, field) for cls in classes for name, field in _names(cls).items()}
+    changes: dict[Any, dict[str, Any]] = {cls: {} for cls in classes}
+    for name, value in given.items():
+        key = name.replace("-", "_")
+        if key in elsewhere[1]:
+            raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
+        if key not in owners:
+            nearest = difflib.get_close_matches(key, owners, 1)
+            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "it has"
+            raise ValueError(f"{title} has no setting {name!r}; {guess} {', '.join(owners)}")
+        cls, field = owners[key]
+        changes[cls][field] = _item_as_list(value, registry.field_types(cls)[field])
+    for name, (cls, field) in owners.items():
+        required = cls.__dataclass_fields__[field].default is dataclasses.MISSING
+        if required and field not in changes[cls]:
+            raise ValueError(f"{title} needs {name}")
+    return [registry.derive(cls, changes[cls], title) for cls in classes]
+
+
+def _item_as_list(value: Any, hint: Any) -> Any:
+    """Returns a single text, path or number as the list that its flag takes."""
+    single = isinstance(value, str | Path | int | float)
+    return [value] if single and typing.get_origin(hint) is tuple else value

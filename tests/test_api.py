@@ -1,0 +1,311 @@
+"""The Python interface: the results of the commands, in the shapes that were asked for; nothing is printed."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from testing import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer
+
+import nmtkit
+from nmtkit import api, checkpoint
+from nmtkit.architectures import ARCHITECTURES
+from nmtkit.cli import main
+from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.packed import Packed
+from nmtkit.registry import derive
+
+LINES = ["the dog runs .", "two men sleep in the park .", "", "a cat !"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return save_tiny_transformer(folder / "model.pt", tiny_tokenizer(), sharpness=6)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> nmtkit.Model:
+    return nmtkit.load(path, device="cpu")
+
+
+def generated(path: Path, folder: Path, *flags: str) -> list[dict[str, Any]]:
+    """Returns what `nmtkit generate --format jsonl` writes for LINES."""
+    (folder / "in").write_text("".join(line + "\n" for line in LINES))
+    flags = ("--path", str(path), "--input", str(folder / "in"), "--format", "jsonl", "--device", "cpu", *flags)
+    result = CliRunner().invoke(main, ["generate", *flags])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_importing_nmtkit_loads_no_torch_and_no_command_line() -> None:
+    code = "import sys, nmtkit; dir(nmtkit); sys.exit(bool({'torch', 'click', 'nmtkit.api'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_the_package_exports_is_what_api_exports() -> None:
+    assert set(nmtkit.__all__) == {*api.__all__, "__version__"}
+    assert all(getattr(nmtkit, name) is getattr(api, name) for name in api.__all__)
+    assert set(nmtkit.__all__) <= set(dir(nmtkit))
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        nmtkit.lode  # type: ignore[attr-defined]  # noqa: B018
+
+
+# --- translate --------------------------------------------------------------------------------------------------------
+
+
+def test_translations_are_those_of_the_command(model: nmtkit.Model, path: Path, tmp_path: Path) -> None:
+    rows = generated(path, tmp_path, "--beam", "5", "--nbest", "3", "--lenpen", "1", "--alignment", "hard")
+    texts = [row["hypotheses"][0]["text"] for row in rows]
+    assert model.translate(LINES, beam=5, lenpen=1) == texts
+    assert [model.translate(line, beam=5, lenpen=1.0) for line in LINES] == texts
+    objects = model.translate(tuple(LINES), beam=5, nbest=3, lenpen=1, alignment="hard")
+    assert [[output.text for output in item.hypotheses] for item in objects] == [
+        [output["text"] for output in row["hypotheses"]] for row in rows
+    ]
+    assert objects[0].hypotheses[0].alignment == rows[0]["hypotheses"][0]["alignment"]
+
+
+def test_a_text_gives_a_text_a_list_a_list_and_an_iterable_an_iterator(model: nmtkit.Model) -> None:
+    one = model.translate(LINES[0])
+    assert isinstance(one, str) and one
+    assert model.translate([LINES[0]]) == [one]
+    assert model.translate([]) == []
+    stream = model.translate(line for line in LINES)
+    assert isinstance(stream, Iterator)
+    assert next(stream) == one
+    assert isinstance(model.translate(LINES[0], nbest=1), nmtkit.Translation)
+
+
+def test_an_iterator_reads_ahead_no_more_than_a_window(model: nmtkit.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmtkit.generation.translator.WINDOW", 2)
+    read: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for line in ["a dog", "a cat", "two men", "two women"]:
+            read.append(line)
+            yield line
+
+    stream = model.translate(lines())
+    next(stream)
+    assert read == ["a dog", "a cat"]
+
+
+def test_requests_carry_prefixes_and_phrases(model: nmtkit.Model) -> None:
+    request = nmtkit.Request("the dog runs .", prefix="the cat", avoided=["dog"])
+    assert model.translate(request).startswith("the cat")
+    assert "women" in model.translate(nmtkit.Request("the dog runs .", required=["women"]), beam=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beem": 5}, r"translate has no setting 'beem'; did you mean 'beam'\?"),
+        ({"precision": "int8"}, "precision is a setting of nmtkit.load, not of translate"),
+        ({"beam": "5"}, "translate: beam: '5' is not a whole number"),
+        ({"beam": True}, "beam: True is not a whole number"),
+        ({"beam": 0}, "--beam is 0; it must be at least 1"),
+        ({"nbest": 9}, "--nbest 9 needs --beam 9 or more"),
+        ({"alignment": "hard"}, "alignment does nothing without nbest"),
+        ({"mbr": "chrf", "nbest": 2, "temperature": 0.5}, "--temperature does nothing without --sampling"),
+        ({"mbr": "chrf"}, "mbr"),
+        ({"score_reference": True}, "score_reference is the method score"),
+        ({"source_tag": "<2xx>"}, "the tokenizer has no tag '<2xx>'"),
+    ],
+)
+def test_a_wrong_option_is_named(model: nmtkit.Model, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model.translate("the dog", **options)
+
+
+@pytest.mark.parametrize("source", [[1, 2], ["a dog", None], b"a dog", [["a dog"]]])
+def test_what_is_no_text_is_named_with_its_type(model: nmtkit.Model, source: Any) -> None:
+    with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list); give a text, or texts"):
+        model.translate(source)
+
+
+# --- load -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
+    other = save_tiny_transformer(tmp_path / "other.pt", tiny_tokenizer(), sharpness=6, seed=2)
+    rows = generated(path, tmp_path, "--path", str(other))
+    ensemble = nmtkit.load([path, other], device="cpu")
+    assert ensemble.translate(LINES) == [row["hypotheses"][0]["text"] for row in rows]
+    assert len(ensemble.architectures) == 2
+    for method in (ensemble.encode, ensemble.attention):
+        with pytest.raises(ValueError, match="is of one model, and this is an ensemble of 2"):
+            method("a dog")
+
+
+def test_int8_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
+    rows = generated(path, tmp_path, "--precision", "int8", "--nbest", "1")
+    found = nmtkit.load(str(path), device="cpu", precision="int8").translate(LINES, nbest=1)
+    assert [item.hypotheses[0].score for item in found] == [row["hypotheses"][0]["score"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precison": "int8"}, r"nmtkit\.load has no setting 'precison'; did you mean 'precision'\?"),
+        ({"precision": "int4"}, "'int4' is not one of auto, fp32, bf16, int8"),
+        ({"device": "nowhere"}, "--device nowhere cannot be used"),
+        ({"beam": 5}, "nmtkit.load has no setting 'beam'"),
+        ({"plugins": ["missing.py"]}, r"plug-in missing\.py: no such file"),
+    ],
+)
+def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        nmtkit.load(path, **options)
+
+
+def test_a_model_says_what_it_is(model: nmtkit.Model) -> None:
+    assert repr(model) == "<nmtkit.Model: Transformer, 330 source and 330 target pieces, on cpu>"
+
+
+# --- score, encode, attention -----------------------------------------------------------------------------------------
+
+
+def test_scores_are_sums_of_log_probabilities(model: nmtkit.Model, path: Path) -> None:
+    source, target = "the dog runs .", "two men"
+    network, tokenizer = from_checkpoint(path)
+    ids = tokenizer.encode_target([target]).ids.tolist()
+    with torch.no_grad():
+        features = network(
+            Packed.from_lists([tokenizer.encode_source([source]).ids.tolist()]), Packed.from_lists([[1, *ids[:-1]]])
+        )
+        log_probabilities = network.output_projection(features).log_softmax(-1)
+    expected = sum(float(row[token]) for row, token in zip(log_probabilities, ids, strict=True))
+    assert model.score(source, target) == pytest.approx(expected, abs=1e-4)
+    assert model.score([source, "a cat !"], [target, "a"])[0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", [["a", "b"], ["a"]])
+def test_scores_need_a_translation_for_each_source(model: nmtkit.Model, target: Any) -> None:
+    with pytest.raises(ValueError, match="give one for each"):
+        model.score("a dog" if len(target) == 1 else ["a dog"], target)
+
+
+def test_encode_returns_the_memory_of_each_text_alone(model: nmtkit.Model, path: Path) -> None:
+    network, tokenizer = from_checkpoint(path)
+    found = model.encode(LINES)
+    for line, memory in zip(LINES, found, strict=True):
+        ids = tokenizer.encode_source([line]).ids.tolist()
+        with torch.no_grad():
+            expected = network.encode(Packed.from_lists([ids])).values
+        assert memory.shape == (len(ids), 16)
+        torch.testing.assert_close(memory, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(model.encode(LINES[1]), found[1], atol=1e-5, rtol=1e-4)
+
+
+def test_sentence_vectors_are_means_of_the_memory(model: nmtkit.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = torch.stack([memory.mean(0) for memory in model.encode(LINES)])
+    torch.testing.assert_close(model.encode(LINES, pooling="mean"), expected)
+    torch.testing.assert_close(model.encode(LINES[0], pooling="mean"), expected[0], atol=1e-5, rtol=1e-4)
+    monkeypatch.setattr(model._translator, "max_tokens", 4)  # batches of one
+    torch.testing.assert_close(model.encode(LINES, pooling="mean"), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="pooling is 'max'; it must be none or mean"):
+        model.encode(LINES, pooling="max")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("architecture", ["gnmt_small", "convs2s_small", "bytenet_small", "deep_att_small"])
+def test_every_architecture_encodes(architecture: str, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    network = tiny_model(architecture, vocabulary_of(tokenizer))
+    config = derive(ARCHITECTURES[architecture].preset, TINY_CONFIGS[architecture], "test")
+    checkpoint.save(tmp_path / "m.pt", to_checkpoint(network, architecture, config, tokenizer, [], 1))
+    loaded = nmtkit.load(tmp_path / "m.pt", device="cpu")
+    vectors = loaded.encode(["the dog runs .", "a cat"], pooling="mean")
+    assert vectors.shape[0] == 2 and vectors.isfinite().all()
+
+
+def test_attention_has_the_shapes_and_the_alignment_of_the_command(model: nmtkit.Model) -> None:
+    found = model.translate("two men sleep .", nbest=1, alignment="hard", beam=3)
+    best = found.hypotheses[0]
+    attention = model.attention("two men sleep .", beam=3)
+    assert attention.target[:-1] == best.pieces
+    assert [list(pair) for pair in attention.alignment] == best.alignment
+    given = model.attention("two men sleep .", "the cat")
+    layers = given.weights["cross"]
+    assert [layer.shape for layer in layers] == [(2, len(given.target), len(given.source))] * 2
+    np.testing.assert_allclose(layers[0].sum(-1), 1, atol=1e-5)
+
+
+# --- before and after -------------------------------------------------------------------------------------------------
+
+
+def test_preprocess_makes_the_dataset_of_the_command(mirror_data: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {f"{name}pref": mirror_data.parent / name for name in ("train", "valid", "test")}
+    settings = {name: str(value) for name, value in settings.items()}
+    report = nmtkit.preprocess(
+        source_lang="xx", target_lang="yy", destdir=tmp_path / "data", vocab_size=320, workers=1,
+        report=tmp_path / "report.html", **settings,
+    )  # fmt: skip
+    assert report.splits["train"].pairs == 200
+    assert (tmp_path / "report.html").is_file()
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (mirror_data, tmp_path / "data")]
+    assert manifests[0]["files"] == manifests[1]["files"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": "x"}, r"nmtkit\.preprocess has no setting 'train'; did you mean 'trainpref'\?"),
+        ({"vocab_size": 1.5}, "vocab_size: 1.5 is not a whole number"),
+        ({"source_lang": None}, "nmtkit.preprocess: source_lang: None is not a text"),
+        ({"spm_model": "x", "vocab_size": 9}, "--spm-model and --vocab-size cannot be combined"),
+    ],
+)
+def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    settings = {"source_lang": "xx", "target_lang": "yy", "trainpref": "x", "destdir": tmp_path / "data"} | changes
+    with pytest.raises(ValueError, match=message):
+        nmtkit.preprocess(**settings)
+    del settings["target_lang"]
+    if "train" not in changes:
+        with pytest.raises(ValueError, match=r"nmtkit\.preprocess needs target_lang"):
+            nmtkit.preprocess(**settings)
+
+
+def test_average_writes_the_mean_of_the_weights(path: Path, tmp_path: Path) -> None:
+    other = save_tiny_transformer(tmp_path / "other.pt", tiny_tokenizer(), seed=2)
+    written = nmtkit.average([path, other], tmp_path / "mean.pt")
+    first, second, mean = (checkpoint.load(file)["model"] for file in (path, other, written))
+    for name, value in mean.items():
+        torch.testing.assert_close(value, (first[name] + second[name]) / 2)
+    with pytest.raises(ValueError, match="is a folder; say which"):
+        nmtkit.average(tmp_path, tmp_path / "x.pt")
+
+
+def test_corpus_scores_are_those_of_sacrebleu() -> None:
+    from sacrebleu import corpus_bleu
+
+    hypotheses, reference = ["the dog runs in the park ."], ["the dog runs on the street ."]
+    expected = corpus_bleu(hypotheses, [reference]).score
+    found = nmtkit.score(hypotheses, reference, ["bleu", "chrf"])
+    assert list(found) == ["bleu", "chrf"]
+    assert found["bleu"].value == pytest.approx(expected)
+    assert nmtkit.score(hypotheses, [reference, hypotheses], "bleu")["bleu"].value == pytest.approx(100)
+    assert "case:lc" in nmtkit.score(hypotheses, reference, "bleu", lowercase=True)["bleu"].signature
+    with pytest.raises(ValueError, match=r"did you mean 'lowercase'\?"):
+        nmtkit.score(hypotheses, reference, "bleu", lower_case=True)
+    with pytest.raises(ValueError, match="1 translations and 2 references"):
+        nmtkit.score(hypotheses, [*reference, "x"])
+
+
+def test_nothing_is_printed(
+    path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("nmtkit")
+    logger.propagate, logger.handlers = True, []  # as in a process in which no command has run
+    with caplog.at_level(logging.INFO):
+        nmtkit.average([path], tmp_path / "mean.pt")
+    nmtkit.load(path, device="cpu").translate(LINES)
+    assert capfd.readouterr() == ("", "")
+    assert any("averaged into" in record.getMessage() for record in caplog.records)
