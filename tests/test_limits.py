@@ -13,7 +13,7 @@ from nmtkit.cli import COMMANDS, main
 from nmtkit.cli.generate import GenerateConfig
 from nmtkit.cli.score import ScoreConfig
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.generation.options import SearchOptions, TranslatorOptions
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
 from nmtkit.registry import derive, field_types
 from nmtkit.training.config import REGISTRIES, RunConfig
 
@@ -24,7 +24,7 @@ def configs() -> Iterator[tuple[str, Any]]:
     for registry in REGISTRIES.values():
         for name, entry in registry.entries.items():
             yield f"{registry.flag} {name}", entry.preset
-    for config in (RunConfig(), SearchOptions(), TranslatorOptions(), GenerateConfig(), ScoreConfig()):
+    for config in (RunConfig(), SearchOptions(), TranslatorOptions(), DeviceOptions(), GenerateConfig(), ScoreConfig()):
         yield type(config).__name__, config
     yield "PreprocessConfig", PreprocessConfig
 

@@ -106,7 +106,7 @@ def check_combination(config: GenerateConfig, search: SearchOptions, devices: De
     given = registry.given_flags()
     search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
     on = (given - search_flags) | registry.changed_flags(search)
-    on |= {f"--format {config.format}", f"--engine {config.engine}"}
+    on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
     registry.check_flags(GENERATE_RULES, given, on)

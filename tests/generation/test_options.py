@@ -115,7 +115,7 @@ def test_every_rule_is_about_flags_that_there_are():
     from nmtkit.cli.generate import command
 
     flags = {flag for parameter in command.params for flag in parameter.opts}
-    flags |= {"DATA", "--format jsonl"}
+    flags |= {"DATA", "--format jsonl", "--engine ctranslate2"}
     for rule in GENERATE_RULES:
         assert {rule.flag, *rule.needs, *rule.excludes} <= flags
 
