@@ -14,10 +14,8 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     training      only in the newest of a run: optimizer, scheduler, data position, best scores
 """
 
-import os
 import pickle
 import re
-import secrets
 import warnings
 import zipfile
 import zlib
@@ -27,6 +25,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from nmtkit.files import atomic_write
 
 FORMAT = 2
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
@@ -65,34 +65,13 @@ def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def save(path: Path, contents: Checkpoint) -> None:
-    """Writes beside `path`, syncs, renames: whatever happens, `path` is what it was or all of `contents`.
-
-    Raises OSError (a full disk, say), after removing what was written.
-    """
+    """Writes `path`, whole or not at all. Raises OSError: for a full disk, say, and where `path` is no file."""
     contents = {name: value for name, value in contents.items() if name not in ("nmtkit", "checksum")}
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with atomic_write(path) as file:
         try:
-            with temporary.open("xb") as file:
-                torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:  # torch's zip writer reports a failed write as a RuntimeError
-            raise OSError(f"cannot write {path}: {error}") from error
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames and links in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)
+        except RuntimeError as error:  # so torch's zip writer reports a failed write
+            raise OSError(str(error)) from error
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:

@@ -34,6 +34,7 @@ LAYERS = (
     ("packed",),
     ("plugins",),
     ("registry",),
+    ("files",),
 )
 HEIGHT = {name: -index for index, names in enumerate(LAYERS) for name in names}
 

@@ -1,6 +1,5 @@
 """`nmtkit attention`: a web page of the attention weights of every head in one sentence."""
 
-import os
 from pathlib import Path
 
 import click
@@ -31,17 +30,14 @@ def command(sentence: str, path: Path, target: str | None, beam: int, output: Pa
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
     from nmtkit.attention_page import attend, page
+    from nmtkit.files import atomic_write
     from nmtkit.models import from_checkpoint
     from nmtkit.plugins import load_plugins
 
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
     attention = attend(model, tokenizer, sentence, target, beam)
-    partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        partial.write_text(page(attention, f"Attention in {path}"), encoding="utf-8")
-        os.replace(partial, output)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_write(output) as file:
+        file.write(page(attention, f"Attention in {path}").encode())
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)
     stderr.print(f"wrote {output}: {heads} heads", markup=False, soft_wrap=True)

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.files import sync_folder
+
 FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -244,14 +246,14 @@ class AtomicFolder:
 
     def finish(self) -> None:
         """Puts the folder, whose files are synced, at `final`."""
-        sync(self.folder)
+        sync_folder(self.folder)
         if self.final.is_dir() and any(self.final.iterdir()):
             (self.final / UNFINISHED).touch()  # so that a later run may remove it, should this one be killed
             os.rename(self.final, self._old)
         os.rename(self.folder, self.final)
         (self.final / UNFINISHED).unlink()
-        sync(self.final)
-        sync(self.final.parent)
+        sync_folder(self.final)
+        sync_folder(self.final.parent)
         if self._old.exists():
             _remove_folder(self._old)
 
@@ -318,12 +320,3 @@ def foreign_files(folder: Path) -> list[Path]:
         elif path.name == TOKENIZER_FOLDER and path.is_dir():
             foreign += [inside for inside in path.iterdir() if inside.suffix != ".model"]
     return foreign
-
-
-def sync(folder: Path) -> None:
-    """Makes the names in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

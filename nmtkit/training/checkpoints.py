@@ -11,6 +11,7 @@ from typing import Any
 
 from nmtkit import checkpoint, distributed
 from nmtkit.checkpoint import NUMBERED, file_name, numbered, objective
+from nmtkit.files import sync_folder
 from nmtkit.training.differences import changes, table
 from nmtkit.training.folder_lock import FolderLock
 
@@ -176,7 +177,7 @@ def replace_link(path: Path, target: str) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, path)
-    checkpoint.sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from nmtkit.files import atomic_write
 
 CURVES = {
     # title -> (field, kind of record) of each line in it
@@ -60,9 +61,8 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def write(folder: Path, config: str, examples: Sequence[Example]) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
     page = html(read_records(folder / "log.jsonl"), config, examples, folder.resolve().name)
-    temporary = folder / f".report.html.{os.getpid()}.tmp"
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, folder / "report.html")
+    with atomic_write(folder / "report.html") as file:
+        file.write(page.encode())
 
 
 def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Example], name: str) -> str:
