@@ -1,6 +1,7 @@
 """The mean of several checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,10 +94,10 @@ def _numbered(folder: Path) -> list[Path]:
 def check_files(paths: list[Path], output: Path) -> None:
     """Raises ValueError when `output` is one of the members, or two of them are the same file, a link say."""
     for index, path in enumerate(paths):
-        if output.resolve() == path.resolve():
+        if os.path.realpath(output) == os.path.realpath(path):  # Path.resolve raises RuntimeError for a link to itself
             raise ValueError(f"--output {output} is one of the checkpoints to average, {path}; give another name")
         for other in paths[:index]:
-            if path.resolve() == other.resolve():
+            if os.path.realpath(path) == os.path.realpath(other):
                 raise ValueError(f"{other} and {path} are one file, which would count twice; leave one out")
 
 

@@ -105,3 +105,11 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
         averaging.best_of(tmp_path, 4, "loss")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         averaging.last_of(tmp_path / "nowhere", 1)
+
+
+def test_a_link_to_itself_is_replaced_by_the_output(tmp_path: Path) -> None:
+    output = tmp_path / "loop"
+    output.symlink_to("loop")
+    averaging.check_files([tmp_path / "a.pt", tmp_path / "b.pt"], output)
+    with pytest.raises(ValueError, match="are one file"):
+        averaging.check_files([tmp_path / "a.pt", tmp_path / "." / "a.pt"], output)
