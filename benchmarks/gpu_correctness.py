@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.data.tokenizer import EOS
+from nmtkit.generation.beam_search import TOPK_BLOCK
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.decoding import BatchHypotheses, Sentence, beam_search
 from nmtkit.generation.graph_search import Eager
 from nmtkit.layers import attention as attentions
 from nmtkit.layers.attention_reference import AttentionSpec, reference_attention
 from nmtkit.layers.dropout import add_and_norm, dropout
+from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
 from nmtkit.packed import IGNORE_INDEX, Layout, Packed
 from nmtkit.registry import derive
@@ -32,7 +34,7 @@ TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  #
 def correctness(scale: Scale) -> Iterator[Row]:
     device = torch.device(scale.device, 0) if scale.device == "cuda" else torch.device("cpu")
     torch.manual_seed(1)
-    for check in (attention, residuals, losses, whole_model, searches):
+    for check in (attention, residuals, losses, normalizers, whole_model, searches):
         yield from check(device, scale)
 
 
@@ -142,6 +144,18 @@ def losses(device: torch.device, scale: Scale) -> Iterator[Row]:
             errors["features"] = error(given[0].grad, passes[0].grad)
             errors["weight"] = error(own.weight.grad, exact.weight.grad)
             yield judged(f"{name}, {dtype}", errors, TOLERANCES[dtype])
+
+
+def normalizers(device: torch.device, scale: Scale) -> Iterator[Row]:
+    """The log-sum-exp of logits against fp64, and the largest of each block, if they come with it."""
+    logits = 10 * torch.randn(64, scale.vocabulary)
+    result, maxima = logsumexp(logits.to(device), TOPK_BLOCK)
+    errors = {"log-sum-exp": error(result, logits.double().logsumexp(1))}
+    if maxima is not None:
+        whole = scale.vocabulary // TOPK_BLOCK
+        blocks = logits[:, : whole * TOPK_BLOCK].unflatten(1, (whole, TOPK_BLOCK))
+        errors["maxima"] = error(maxima, blocks.amax(2))
+    yield judged("log-sum-exp" + (", fused" if maxima is not None else ""), errors, 1e-5)
 
 
 def whole_model(device: torch.device, scale: Scale) -> Iterator[Row]:

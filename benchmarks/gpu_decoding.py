@@ -22,10 +22,12 @@ from turns import in_turns
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import EOS
 from nmtkit.formats.ctranslate2 import specification
+from nmtkit.generation.beam_search import TOPK_BLOCK, topk
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.decoding import Sentence, beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import prepare
+from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.packed import Batch, Layout, Packed
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2
@@ -100,6 +102,24 @@ def decoding(scale: Scale) -> Iterator[Row]:
                 title = {"model": name, "precision": precision, "beam": beam, "slots": "batch by batch"}
                 yield title | speed(batch_by_batch(model, some, beam, device), scale)
         del model
+    yield from normalizers(scale, device)
+
+
+def normalizers(scale: Scale, device: torch.device) -> Iterator[Row]:
+    """What a step does with its logits: log-sum-exp and top-k beside a log-softmax and its top-k."""
+    beam = scale.beams[0]
+    logits = torch.randn(scale.slots[-1] * beam, scale.vocabulary, device=device)
+
+    def by_logsumexp() -> None:
+        _, maxima = logsumexp(logits, TOPK_BLOCK)
+        topk(logits, beam + 1, maxima)
+
+    ways = {"log-sum-exp": by_logsumexp, "log-softmax": lambda: topk(logits.log_softmax(1), beam + 1)}
+    with torch.inference_mode():
+        for name, way in ways.items():
+            way()
+            seconds = statistics.median(timed(way, scale.device)[0] for _ in range(10))
+            yield {"candidates by": name, "rows": len(logits), "columns": scale.vocabulary, "ms": 1000 * seconds}
 
 
 def speed(system: System, scale: Scale) -> Row:

@@ -79,11 +79,11 @@ def mean_log_probabilities(logits: Sequence[Tensor]) -> Tensor:
     return each[0] if len(each) == 1 else torch.stack(each).logsumexp(0).sub_(math.log(len(each)))
 
 
-def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def topk(values: Tensor, k: int, maxima: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Returns the k largest of each row of `values` [N, V] and their columns, largest first: exact, in two stages.
 
     The k largest lie in the k blocks of columns with the largest maxima, so that all other blocks are only read once,
-    for their maximum.
+    for their maximum; or never, if the `maxima` [N, whole blocks] are known.
     """
     columns = values.shape[1]
     blocks = columns // TOPK_BLOCK
@@ -91,7 +91,7 @@ def topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
         return values.topk(min(k, columns), dim=1)
     values = values.contiguous()
     whole = values[:, : blocks * TOPK_BLOCK].unflatten(1, (blocks, TOPK_BLOCK))
-    best = whole.amax(2).topk(k, dim=1, sorted=False).indices  # N k
+    best = (whole.amax(2) if maxima is None else maxima).topk(k, dim=1, sorted=False).indices  # N k
     first = torch.arange(len(values), device=values.device)[:, None] * columns + best * TOPK_BLOCK
     # index_select copies whole runs of memory, unlike gather
     windows = values.as_strided((values.numel() - TOPK_BLOCK + 1, TOPK_BLOCK), (1, 1))

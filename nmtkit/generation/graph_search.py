@@ -15,8 +15,9 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS, UNK
-from nmtkit.generation.beam_search import length_penalty, mean_log_probabilities, topk
+from nmtkit.generation.beam_search import TOPK_BLOCK, length_penalty, mean_log_probabilities, topk
 from nmtkit.generation.options import SearchOptions
+from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
 
@@ -101,7 +102,7 @@ class GraphBeamSearch:
     @torch.inference_mode()
     def step(self, lengths: CacheLengths) -> None:
         """Adds a token to every open hypothesis. `lengths.target` is more than the tokens of any slot."""
-        log_probability, beam_index, tokens = self._candidates(self._log_probs(lengths))
+        log_probability, beam_index, tokens = self._candidates(*self._scores(lengths))
         beam = self.options.beam
         self._finish(log_probability[:, :beam], beam_index[:, :beam], tokens[:, :beam], lengths)
         parents = self._extend(log_probability, beam_index, tokens, lengths)
@@ -109,34 +110,44 @@ class GraphBeamSearch:
             state.reorder(parents, lengths)
         self._end_step(self._is_done())
 
-    def _log_probs(self, lengths: CacheLengths) -> Tensor:
-        """Returns the log probabilities of every token that may come next: N V."""
+    def _scores(self, lengths: CacheLengths) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Returns scores of every token that may come next [N, V], and what makes them log probabilities when it is
+        taken off, N; also the largest score of each block of columns for `topk`, if they are known.
+
+        The scores of one model are its logits, for a log-softmax would read and write all of them again.
+        """
         tokens = self.tokens.flatten()
-        log_probs = mean_log_probabilities(
-            [
-                model.static_step(tokens, self.length, state, lengths)
-                for model, state in zip(self.models, self.states, strict=True)
-            ]
-        )
+        logits = [
+            model.static_step(tokens, self.length, state, lengths)
+            for model, state in zip(self.models, self.states, strict=True)
+        ]
+        if len(logits) == 1:
+            scores = logits[0]
+            normalizer, maxima = logsumexp(scores, TOPK_BLOCK)
+        else:
+            scores, maxima = mean_log_probabilities(logits), None
+            normalizer = torch.zeros_like(scores[:, 0])
         for forbidden in (BOS, UNK):
-            log_probs[:, forbidden].fill_(-math.inf)
+            scores[:, forbidden].fill_(-math.inf)
         if self.options.min_len:
             short = (self.length < self.options.min_len)[:, None].expand_as(self.tokens).flatten()
-            log_probs[:, EOS].masked_fill_(short, -math.inf)
-        return log_probs
+            scores[:, EOS].masked_fill_(short, -math.inf)
+        if maxima is not None and maxima.shape[1]:
+            maxima[:, 0] = scores[:, :TOPK_BLOCK].amax(1)  # the special tokens are in the first block
+        return scores, normalizer, maxima
 
-    def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the 2R best continuations of each sentence, best first: log probabilities, hypotheses and tokens."""
         slots, beam = self.tokens.shape
-        values, tokens = topk(log_probs, beam + 1)  # one of a hypothesis's may be eos
-        eos = log_probs[:, EOS].view(slots, beam)
+        values, tokens = topk(scores, beam + 1, maxima)  # one of a hypothesis's may be eos
+        values, eos = values.double() - normalizer[:, None], scores[:, EOS].double() - normalizer
         values, tokens = values.view(slots, beam, -1), tokens.view(slots, beam, -1)
         only_eos = torch.full_like(values, -math.inf)
-        only_eos[:, :, 0] = eos
+        only_eos[:, :, 0] = eos.view(slots, beam)
         full = (self.length >= self.max_length)[:, None, None]
         values, tokens = torch.where(full, only_eos, values), tokens.masked_fill(full, EOS)
         values = values.masked_fill(values.isnan(), -math.inf)  # the model overflowed
-        totals = (self.log_probability[:, :, None] + values.double()).flatten(1)
+        totals = (self.log_probability[:, :, None] + values).flatten(1)
         width = values.shape[2]
         best, index = totals.topk(min(2 * beam, beam * width), dim=1)
         return best, index // width, tokens.flatten(1).gather(1, index)

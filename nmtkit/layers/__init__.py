@@ -1,7 +1,12 @@
 """Layers of architectures: fast paths per device, each beside its plain reference."""
 
+import logging
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+log = logging.getLogger("nmtkit")
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -9,3 +14,14 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast else x.dtype
+
+
+def works(kernel: Callable[[], object], otherwise: str) -> bool:
+    """Returns whether a GPU kernel can be built and launched; if not, logs `otherwise`, what happens then, and why."""
+    try:
+        with torch.random.fork_rng([]):
+            kernel()
+    except Exception as error:  # a compiler raises any kind
+        log.warning("%s: %s", otherwise, next(iter(str(error).strip().splitlines()), type(error).__name__))
+        return False
+    return True

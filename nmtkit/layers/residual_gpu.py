@@ -9,17 +9,16 @@ the plain way. Tests run these kernels in Triton's interpreter; **on a GPU they 
 """
 
 import functools
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nmtkit.layers import works
+
 # T tokens, D model width
 
 ROWS = 16  # of a program of the backward kernel, each of which sums a part of the gradients of weight and bias
-
-log = logging.getLogger("nmtkit")
 
 
 @functools.cache
@@ -133,14 +132,12 @@ def is_usable(device: torch.device) -> bool:
     """Returns whether the kernels work on this CUDA device: they are tried once, and a failure is logged."""
     if kernels() is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
-    try:
-        with torch.random.fork_rng([]), torch.enable_grad():
+
+    def both_passes() -> None:
+        with torch.enable_grad():
             x, change = (torch.ones(3, 512, dtype=torch.bfloat16, device=device, requires_grad=True) for _ in range(2))
             weight, bias = (torch.ones(512, device=device, requires_grad=True) for _ in range(2))
             result = FusedAddAndNorm.apply(x, change, weight, bias, 1e-5, 0.1)  # type: ignore[no-untyped-call]
             result.sum().backward()
-    except Exception as error:  # a compiler raises any kind
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        log.warning("the residual connection runs unfused: %s", reason[0])
-        return False
-    return True
+
+    return works(both_passes, "the residual connection runs unfused")

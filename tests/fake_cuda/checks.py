@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from fake_gpu import StepRules, fake_gpu, on_host
 from testing import TINY_CONFIGS, tiny_model, tiny_tokenizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS, Criterion
@@ -118,6 +119,30 @@ def graph_search(architecture: str, dtype: str, models: int, options: dict[str, 
             search.step(CacheLengths(24, 16))
             results = search.results(slots, 16)
         assert all(result.is_cuda for result in results)
+
+
+class Wide(TorchDispatchMode):
+    """Writes down the operations that make a new tensor of `columns` columns."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns, self.names = columns, []  # type: tuple[int, list[str]]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        made = isinstance(result, torch.Tensor) and all(result is not given for given in args)  # not in place
+        if made and result.shape[1:] == (self.columns,) and not result._is_view():
+            self.names.append(func.overloadpacket.__name__)
+        return result
+
+
+def logits_of_a_step() -> list[str]:
+    """Returns the operations of a search step that write a number for each entry of the vocabulary."""
+    with fake_gpu(), torch.no_grad():
+        search = GraphBeamSearch([model_on_gpu("transformer_tiny")], SearchOptions(min_len=2), 4, 32, 32, DEVICE)
+        with Wide(VOCABULARY) as wide:
+            search.step(CacheLengths(16, 16))
+    return wide.names
 
 
 def forbidden(deed: str) -> None:

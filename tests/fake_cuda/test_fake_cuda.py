@@ -140,3 +140,8 @@ def test_the_static_step_of_every_transformer(run: Runner, dtype: str, config: d
 )
 def test_a_graph_search(run: Runner, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
     run(checks.graph_search, "transformer_tiny", dtype, models, options, precision)
+
+
+def test_a_graph_search_writes_logits_once(run: Runner) -> None:
+    """Neither log probabilities nor a masked copy: at a vocabulary of 37,000, logits are most of what a step moves."""
+    assert run(checks.logits_of_a_step) == ["linear"]

@@ -6,7 +6,7 @@ from testing import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
-from nmtkit.generation import continuous_batching
+from nmtkit.generation import continuous_batching, graph_search
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
 from nmtkit.generation.decoding import Sentence, beam_search
@@ -106,6 +106,26 @@ def test_an_ensemble_a_small_vocabulary_and_learned_positions_are_searched_alike
     assert max(len(hypothesis.tokens) for found in expected for hypothesis in found) == 13
     found = dict(continuous(models, options, 3).decode([sentences]))
     assert_same(found[0], expected)
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_maxima_of_blocks_that_come_with_the_log_sum_exp_change_nothing(monkeypatch, beam):
+    """As on a GPU. Logits of special tokens are the largest of the first block, and must not be taken."""
+
+    def logsumexp(logits, block):
+        whole = logits.shape[1] // block
+        calls.append(whole)
+        return logits.logsumexp(1), logits[:, : whole * block].unflatten(1, (whole, block)).amax(2)
+
+    calls = []
+    model, sentences = tiny(1700, seed=4), sources(12, 1700, 9)
+    with torch.no_grad():
+        model.output_projection.weight[:2].mul_(3)  # unk and bos
+    options = SearchOptions(beam=beam, max_len_b=6, min_len=2)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in sentences]), options)
+    monkeypatch.setattr(graph_search, "logsumexp", logsumexp)
+    assert_same(dict(continuous([model], options, 5).decode([sentences]))[0], expected)
+    assert set(calls) == {13}
 
 
 def test_a_mixture_of_experts_is_searched_alike():

@@ -1,0 +1,84 @@
+"""Log-sum-exp and block maxima of logits in one reading, as a Triton kernel for GPUs.
+
+A search needs of the logits N x V only the best few of each row and the row's log-sum-exp. A log-softmax would write
+all of them again, and top-k would read that: at 1,024 rows of 37,000 some 450 MB a step, where one reading is 150. The
+largest value of every block of columns, for which top-k would read them once more, comes from the same reading.
+
+Tests run the kernel in Triton's interpreter; **on a GPU it has not run yet**.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit.layers import works
+
+# N rows of a search, V target vocabulary
+
+COLUMNS = 1024  # that a program reads at once
+
+
+@functools.cache
+def kernel() -> Any:
+    """Returns the kernel, or None without Triton."""
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError:
+        return None
+
+    @triton.jit(do_not_specialize=["columns", "blocks"])  # type: ignore[untyped-decorator]
+    def statistics(  # type: ignore[no-untyped-def]
+        logits, maxima, result, columns, blocks,
+        BLOCK: tl.constexpr, GROUP: tl.constexpr,  # noqa: N803
+    ):  # fmt: skip
+        row = tl.program_id(0).to(tl.int64)
+        largest = -float("inf")
+        total = 0.0
+        for start in range(0, columns, GROUP * BLOCK):
+            block = start // BLOCK + tl.arange(0, GROUP)
+            column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+            x = tl.load(logits + row * columns + column, column < columns, -float("inf"))
+            of_block = tl.max(x, 1)
+            tl.store(maxima + row * blocks + block, of_block, block < blocks)
+            new = tl.maximum(largest, tl.max(of_block, 0))
+            shift = tl.where(new == -float("inf"), 0.0, new)
+            total = total * tl.exp(largest - shift) + tl.sum(tl.sum(tl.exp(x - shift), 1), 0)
+            largest = new
+        tl.store(result + row, largest + tl.log(total))
+
+    return statistics
+
+
+def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Returns the log-sum-exp of each row of fp32 logits N V, and the largest of each whole block: N blocks.
+
+    `block` columns, a power of two, make a block.
+
+    A row with a NaN has the log-sum-exp NaN, but maxima leave it out.
+    """
+    launch = kernel()
+    assert launch is not None and logits.dtype == torch.float32
+    logits = logits.contiguous()
+    rows, columns = logits.shape
+    blocks = columns // block
+    result, maxima = logits.new_empty(rows), logits.new_empty(rows, blocks)
+    launch[(rows,)](logits, maxima, result, columns, blocks, BLOCK=block, GROUP=COLUMNS // block)
+    return result, maxima
+
+
+def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
+    """Returns what `fused_logsumexp` does; where the kernel cannot run, torch's log-sum-exp and no maxima."""
+    if logits.is_cuda and is_usable(logits.device):
+        return fused_logsumexp(logits, block)
+    return logits.logsumexp(1), None
+
+
+@functools.cache
+def is_usable(device: torch.device) -> bool:
+    """Returns whether the kernel works on this CUDA device: it is tried once, and a failure is logged."""
+    if kernel() is None:
+        return False
+    return works(lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "log-sum-exp runs unfused")
