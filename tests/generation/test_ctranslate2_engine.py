@@ -8,9 +8,10 @@ import torch
 from click.testing import CliRunner
 from testing import REAL_LINES, save_transformer
 
-from nmtkit import Translator, checkpoint
+from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.data.tokenizer import EOS
+from nmtkit.generation.translator import Translator
 
 pytest.importorskip("ctranslate2")
 SAME = {"max_len_a": 0.5, "max_len_b": 20, "lenpen": 0.0}
