@@ -7,10 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Model", "Request", "Translation", "__version__", "average", "load", "preprocess", "score"]
+__all__ = ["Model", "Request", "TrainingResult", "Translation", "__version__"]
+__all__ += ["average", "load", "preprocess", "score", "train"]
 
 if TYPE_CHECKING:
-    from nmtkit.api import Model, Request, Translation, average, load, preprocess, score
+    from nmtkit.api import Model, Request, TrainingResult, Translation, average, load, preprocess, score, train
 
 
 def __getattr__(name: str) -> Any:

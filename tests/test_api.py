@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from testing import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokeni
 import nmtkit
 from nmtkit import api, checkpoint
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.architectures.transformer import Transformer
 from nmtkit.cli import main
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.packed import Packed
@@ -267,10 +269,11 @@ def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message
     settings = {"source_lang": "xx", "target_lang": "yy", "trainpref": "x", "destdir": tmp_path / "data"} | changes
     with pytest.raises(ValueError, match=message):
         nmtkit.preprocess(**settings)
-    del settings["target_lang"]
-    if "train" not in changes:
-        with pytest.raises(ValueError, match=r"nmtkit\.preprocess needs target_lang"):
-            nmtkit.preprocess(**settings)
+
+
+def test_a_setting_that_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match=r"nmtkit\.preprocess needs target_lang"):
+        nmtkit.preprocess(source_lang="xx", trainpref="x", destdir="data")
 
 
 def test_average_writes_the_mean_of_the_weights(path: Path, tmp_path: Path) -> None:
@@ -309,3 +312,80 @@ def test_nothing_is_printed(
     nmtkit.load(path, device="cpu").translate(LINES)
     assert capfd.readouterr() == ("", "")
     assert any("averaged into" in record.getMessage() for record in caplog.records)
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+TINY = {"arch": "transformer_tiny", "encoder_layers": 1, "decoder_layers": 1, "d_model": 16, "d_ff": 24, "heads": 2}
+SHORT = TINY | {"max_update": 4, "batch_tokens": 200, "log_interval": 2, "device": "cpu"}
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(path)["model"]
+
+
+def test_training_makes_the_checkpoints_of_the_command(mirror_data: Path, tmp_path: Path) -> None:
+    result = nmtkit.train(SHORT | {"save_dir": tmp_path / "here", "lr-scheduler": "fixed", "lr": 0.01}, mirror_data)
+    assert (result.finished, result.updates, result.reason) == (True, 4, "--max-update 4 is reached")
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SHORT.items()]
+    flags += ["--lr-scheduler=fixed", "--lr=0.01", f"--save-dir={tmp_path / 'there'}"]
+    assert CliRunner().invoke(main, ["train", str(mirror_data), *flags]).exit_code == 0
+    ours, theirs = weights(result.last), weights(tmp_path / "there" / "last.pt")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert [record["update"] for record in result.log if record["kind"] == "train"] == [2, 4]
+    (valid,) = [record for record in result.log if record["kind"] == "valid"]
+    assert result.best is not None and result.scores["loss"] == pytest.approx(valid["loss"], rel=1e-5)
+    assert isinstance(nmtkit.load(result.best, device="cpu").translate("bado kelu"), str)
+
+
+def test_the_same_call_resumes_and_a_config_file_is_a_setting(mirror_data: Path, tmp_path: Path) -> None:
+    settings = SHORT | {"save_dir": str(tmp_path / "run"), "max_update": 2, "validate_interval": None}
+    first = nmtkit.train(settings, mirror_data)
+    assert (first.updates, first.best, first.scores) == (2, None, {})
+    second = nmtkit.train({"config": first.save_dir / "config.toml", "max_update": 3}, str(mirror_data))
+    assert second.updates == 3
+    assert [record["kind"] for record in second.log].count("resume") == 1
+    assert nmtkit.train(first.save_dir / "config.toml", mirror_data).reason == "--max-update 3 is reached"
+
+
+def test_training_goes_on_in_a_thread_where_no_signal_can_be_handled(mirror_data: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as pool:
+        future = pool.submit(nmtkit.train, SHORT | {"save_dir": tmp_path, "validate_interval": None}, mirror_data)
+    assert future.result().finished
+
+
+def test_a_component_of_a_notebook_trains_and_is_loaded(mirror_data: Path, tmp_path: Path) -> None:
+    preset = ARCHITECTURES["transformer_tiny"].preset
+    cell = "@ARCHITECTURES.register('mine', preset)\nclass Mine(Transformer): pass\n"
+    notebook = {"ARCHITECTURES": ARCHITECTURES, "Transformer": Transformer, "preset": preset, "__name__": "__main__"}
+    try:
+        for _ in range(2):
+            exec(cell, notebook)
+        settings = SHORT | {"arch": "mine", "save_dir": tmp_path, "validate_interval": None}
+        result = nmtkit.train(settings, mirror_data)
+        assert type(nmtkit.load(result.last, device="cpu").architectures[0]) is notebook["Mine"]
+    finally:
+        del ARCHITECTURES.entries["mine"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label_smothing": 0.1}, r"nmtkit\.train has no setting 'label_smothing'; did you mean 'label_smoothing'\?"),
+        ({"max_update": "4"}, "nmtkit.train: max_update: '4' is not a whole number"),
+        ({"max_update": 4.0}, "max_update: 4.0 is not a whole number"),
+        ({"dropout": 2.0}, "--dropout is 2.0; it must be"),
+        ({"arch": "transformer_tny"}, "unknown architecture 'transformer_tny'"),
+        ({"optimizer": 3}, "nmtkit.train: optimizer: 3 is not a text"),
+        ({"config": "nowhere.toml"}, r"config nowhere\.toml: no such file"),
+        ({"plugin": "nowhere.py"}, r"plug-in nowhere\.py: no such file"),
+        ({"nproc_per_node": 2}, "start the script with torchrun --nproc-per-node 2"),
+        ({"batch_tokens": 9, "update_freq": 2}, "--batch-tokens and --update-freq both set the size of an update"),
+    ],
+)
+def test_a_wrong_setting_of_train_is_named(
+    settings: dict[str, Any], message: str, mirror_data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        nmtkit.train({"save_dir": tmp_path / "run"} | settings, mirror_data)
+    assert not (tmp_path / "run").exists()

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -54,7 +55,8 @@ class StopSignal:
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
-        self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+            self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -52,7 +52,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
     """Returns in plain types what a run is made of: its command, data, settings, versions and device."""
     gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
     return {
-        "command": shlex.join(["nmtkit", *sys.argv[1:]]),
+        "command": _command(),
         "data": str(data.absolute()),
         "dataset": fingerprint(dataset),
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
@@ -63,6 +63,13 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "processes": plan.world_size,
         "settings": plan.job.tables(),
     }
+
+
+def _command() -> str:
+    """Returns what started this process: the command as typed, or a script that calls `nmtkit.train`."""
+    program = Path(sys.argv[0])
+    ours = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
+    return shlex.join(["nmtkit", *sys.argv[1:]] if ours else ["python", *sys.argv])
 
 
 def _commit() -> str | None:

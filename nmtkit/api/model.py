@@ -1,25 +1,17 @@
-"""nmtkit in Python: what the commands do, as functions; `import nmtkit` has all of it, and loads torch only when used.
-
-Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and are checked as flags are: an
-unknown one is a ValueError that names the nearest, and so are a wrong type and a number out of range. Nothing is
-printed; what the commands say goes to the logger "nmtkit".
-"""
+"""A model with its tokenizer: what `nmtkit generate` and `nmtkit attention` do, and what an encoder makes of a text."""
 
 import dataclasses
-import difflib
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from nmtkit import averaging, registry
+from nmtkit.api.settings import PathLike, configs, names_of, texts
 from nmtkit.architectures import Architecture
 from nmtkit.attention_page import Attention, attend
-from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
-from nmtkit.data.report import Report
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.inputs import tagged_request
 from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
@@ -28,18 +20,11 @@ from nmtkit.generation.requests import Request, Translation
 from nmtkit.generation.translator import Translator, batch_ends
 from nmtkit.packed import Packed
 from nmtkit.plugins import load_plugins
-from nmtkit.scoring import metrics
-from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
-
-__all__ = ["Model", "Request", "Translation", "average", "load", "preprocess", "score"]
 
 # B texts, S pieces of a source, eos included, D width of the model
 
 Pooling = Literal["none", "mean"]
-PathLike = str | Path
-
-
-# --- a model ----------------------------------------------------------------------------------------------------------
+_OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
 
 
 def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), **options: Any) -> "Model":
@@ -54,7 +39,7 @@ def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (
     Raises OSError or ValueError, naming the file or the option.
     """
     load_plugins([str(plugin) for plugin in plugins])
-    devices, of_translator = _configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
+    devices, of_translator = configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
     device = rank_device(devices.named_device, workers=1)
     if devices.threads is not None:
         torch.set_num_threads(devices.threads)
@@ -119,7 +104,7 @@ class Model:
         if nbest is None and options.get("alignment") is not None:
             raise ValueError("alignment does nothing without nbest, with which translations are objects")
         given = options if nbest is None else options | {"nbest": nbest}
-        (search,) = _configs("translate", given, SearchOptions, elsewhere=("nmtkit.load", _OF_LOAD))
+        (search,) = configs("translate", given, SearchOptions, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
             raise ValueError("score_reference is the method score of a model")
         if search.mbr is not None and nbest is None:
@@ -147,7 +132,7 @@ class Model:
 
         Raises ValueError where the two lists differ in length.
         """
-        sources, targets = _texts(source), _texts(target)
+        sources, targets = texts(source), texts(target)
         if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
             raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
         requests = [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
@@ -174,7 +159,7 @@ class Model:
         if pooling not in ("none", "mean"):
             raise ValueError(f"pooling is {pooling!r}; it must be none or mean")
         model = self._single("encode")
-        sentences = self.tokenizer.encode_source(_texts(source)).split()
+        sentences = self.tokenizer.encode_source(texts(source)).split()
         limit = model.max_source_positions
         for number, ids in enumerate(sentences, 1):
             if limit is not None and len(ids) > limit:
@@ -222,119 +207,3 @@ def _request(line: Any, index: int, tag: str | None) -> Request:
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text, or texts")
     return tagged_request(line, tag)
-
-
-def _texts(texts: str | Sequence[str]) -> list[str]:
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    for index, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise ValueError(f"item {index} is of type {type(text).__name__}; give a text, or texts")
-    return listed
-
-
-# --- before and after -------------------------------------------------------------------------------------------------
-
-
-def preprocess(**settings: Any) -> Report:
-    """Makes a dataset of parallel text, as `nmtkit preprocess` does; `settings` are its flags.
-
-    >>> report = nmtkit.preprocess(
-    ...     source_lang="en", target_lang="de", trainpref="data/train", validpref="data/val", destdir="data-bin"
-    ... )
-    >>> report.splits["train"].pairs
-    29000
-
-    Raises OSError or ValueError.
-    """
-    from nmtkit.data.preprocess import preprocess as run
-
-    (config,) = _configs("nmtkit.preprocess", settings, PreprocessConfig)
-    given = {registry.flag_name(name) for name in settings}
-    registry.check_flags(PREPROCESS_RULES, given, given)
-    return run(config)
-
-
-def average(
-    inputs: PathLike | Sequence[PathLike],
-    output: PathLike,
-    *,
-    last: int | None = None,
-    best: int | None = None,
-    best_checkpoint_metric: str = "loss",
-) -> Path:
-    """Writes the average of checkpoints to `output` and returns its path, as `nmtkit average-checkpoints` does.
-
-    >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
-
-    `inputs` are files, or a run's folder with `last` or `best`. Raises OSError or ValueError.
-    """
-    paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    chosen = averaging.choose([Path(path) for path in paths], last, best, best_checkpoint_metric)
-    averaging.write(chosen, Path(output))
-    return Path(output)
-
-
-def score(
-    hypotheses: Sequence[str],
-    references: Sequence[str] | Sequence[Sequence[str]],
-    metric: Sequence[str] = DEFAULT_METRICS,
-    *,
-    bootstrap: int = 0,
-    **settings: Any,
-) -> dict[str, Score]:
-    """Returns scores of a corpus by metric, as `nmtkit score` gives them, each with its sacreBLEU signature.
-
-    >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
-
-    `references` are the lines of one reference text, or a list of several such lists. `bootstrap` resamples give each
-    score a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and `comet_model`. Raises
-    ValueError for an unknown metric and for unequal numbers of lines, ImportError for a metric that is not installed.
-    """
-    names = (metric,) if isinstance(metric, str) else tuple(metric)
-    (chosen,) = _configs("nmtkit.score", settings, metrics.Settings)
-    texts: Any = [references] if references and isinstance(references[0], str) else references
-    scores = metrics.score(_texts(hypotheses), [_texts(text) for text in texts], names, chosen, bootstrap=bootstrap)
-    return dict(zip(names, scores, strict=True))
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def _names(cls: Any) -> dict[str, str]:
-    """Returns the fields of a config class by the names of their flags, with underscores."""
-    return {registry.flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
-
-
-_OF_LOAD = (*_names(DeviceOptions), *_names(TranslatorOptions))
-
-
-def _configs(
-    title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
-) -> list[Any]:
-    """Returns a config of each class with those of `given` that are its flags.
-
-    `elsewhere` are settings of another function, to name it. Raises ValueError, in which `title` says whose settings.
-    """
-    owners = {name: (cls, field) for cls in classes for name, field in _names(cls).items()}
-    changes: dict[Any, dict[str, Any]] = {cls: {} for cls in classes}
-    for name, value in given.items():
-        key = name.replace("-", "_")
-        if key in elsewhere[1]:
-            raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
-        if key not in owners:
-            nearest = difflib.get_close_matches(key, owners, 1)
-            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "it has"
-            raise ValueError(f"{title} has no setting {name!r}; {guess} {', '.join(owners)}")
-        cls, field = owners[key]
-        changes[cls][field] = _item_as_list(value, registry.field_types(cls)[field])
-    for name, (cls, field) in owners.items():
-        required = cls.__dataclass_fields__[field].default is dataclasses.MISSING
-        if required and field not in changes[cls]:
-            raise ValueError(f"{title} needs {name}")
-    return [registry.derive(cls, changes[cls], title) for cls in classes]
-
-
-def _item_as_list(value: Any, hint: Any) -> Any:
-    """Returns a single text, path or number as the list that its flag takes."""
-    single = isinstance(value, str | Path | int | float)
-    return [value] if single and typing.get_origin(hint) is tuple else value

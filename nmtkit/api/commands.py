@@ -1,0 +1,73 @@
+"""Preprocessing, averaging and scoring: what the commands of these names do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nmtkit import averaging, registry
+from nmtkit.api.settings import PathLike, configs, texts
+from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
+from nmtkit.data.preprocess import preprocess as make_dataset
+from nmtkit.data.report import Report
+from nmtkit.scoring import metrics
+from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
+
+
+def preprocess(**settings: Any) -> Report:
+    """Makes a dataset of parallel text, as `nmtkit preprocess` does; `settings` are its flags.
+
+    >>> report = nmtkit.preprocess(
+    ...     source_lang="en", target_lang="de", trainpref="data/train", validpref="data/val", destdir="data-bin"
+    ... )
+    >>> report.splits["train"].pairs
+    29000
+
+    Raises OSError or ValueError.
+    """
+    (config,) = configs("nmtkit.preprocess", settings, PreprocessConfig)
+    given = {registry.flag_name(name) for name in settings}
+    registry.check_flags(PREPROCESS_RULES, given, given)
+    return make_dataset(config)
+
+
+def average(
+    inputs: PathLike | Sequence[PathLike],
+    output: PathLike,
+    *,
+    last: int | None = None,
+    best: int | None = None,
+    best_checkpoint_metric: str = "loss",
+) -> Path:
+    """Writes the average of checkpoints to `output` and returns its path, as `nmtkit average-checkpoints` does.
+
+    >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
+
+    `inputs` are files, or a run's folder with `last` or `best`. Raises OSError or ValueError.
+    """
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
+    chosen = averaging.choose([Path(path) for path in paths], last, best, best_checkpoint_metric)
+    averaging.write(chosen, Path(output))
+    return Path(output)
+
+
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    metric: Sequence[str] = DEFAULT_METRICS,
+    *,
+    bootstrap: int = 0,
+    **settings: Any,
+) -> dict[str, Score]:
+    """Returns scores of a corpus by metric, as `nmtkit score` gives them, each with its sacreBLEU signature.
+
+    >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
+
+    `references` are the lines of one reference text, or a list of several such lists. `bootstrap` resamples give each
+    score a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and `comet_model`. Raises
+    ValueError for an unknown metric and for unequal numbers of lines, ImportError for a metric that is not installed.
+    """
+    names = (metric,) if isinstance(metric, str) else tuple(metric)
+    (chosen,) = configs("nmtkit.score", settings, metrics.Settings)
+    several: Any = [references] if references and isinstance(references[0], str) else references
+    scores = metrics.score(texts(hypotheses), [texts(text) for text in several], names, chosen, bootstrap=bootstrap)
+    return dict(zip(names, scores, strict=True))

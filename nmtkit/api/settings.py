@@ -1,0 +1,66 @@
+"""The arguments of the interface: settings by the names of flags, checked as these are, and texts."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nmtkit import registry
+
+PathLike = str | Path
+
+
+def names_of(cls: Any) -> dict[str, str]:
+    """Returns the fields of a config class by the names of their flags, with underscores."""
+    return {registry.flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
+
+
+def configs(
+    title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
+) -> list[Any]:
+    """Returns a config of each class with those of `given` that are its flags.
+
+    `elsewhere` are settings of another function, to name it. Raises ValueError, in which `title` says whose settings.
+    """
+    owners = {name: (cls, field) for cls in classes for name, field in names_of(cls).items()}
+    for name in given:
+        if name in elsewhere[1]:
+            raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
+    hints = {name: registry.field_types(cls)[field] for name, (cls, field) in owners.items()}
+    changes: dict[Any, dict[str, Any]] = {cls: {} for cls in classes}
+    for name, value in checked(title, given, hints).items():
+        cls, field = owners[name]
+        changes[cls][field] = value
+    for name, (cls, field) in owners.items():
+        if cls.__dataclass_fields__[field].default is dataclasses.MISSING and field not in changes[cls]:
+            raise ValueError(f"{title} needs {name}")
+    return [registry.derive(cls, changes[cls], registry.COMMAND_LINE) for cls in classes]
+
+
+def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings as the types that `hints` have by name; an item may stand for a list of one.
+
+    Raises ValueError for a name that is not there, with the nearest one, and for a value of another type.
+    """
+    values = {}
+    for name, value in given.items():
+        if name not in hints:
+            nearest = difflib.get_close_matches(name, hints, 1)
+            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "it has"
+            raise ValueError(f"{title} has no setting {name!r}; {guess} {', '.join(hints)}")
+        single = isinstance(value, str | Path | int | float) and typing.get_origin(hints[name]) is tuple
+        try:
+            values[name] = registry.convert([value] if single else value, hints[name])
+        except ValueError as error:
+            raise ValueError(f"{title}: {name}: {error}") from None
+    return values
+
+
+def texts(texts: str | Sequence[str]) -> list[str]:
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise ValueError(f"item {index} is of type {type(text).__name__}; give a text, or texts")
+    return listed
