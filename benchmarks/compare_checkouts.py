@@ -34,7 +34,16 @@ def train(checkout: Path, data: Path, save_dir: Path, arguments: argparse.Namesp
     shutil.rmtree(save_dir, ignore_errors=True)
     flags = ["--arch", arguments.arch, "--max-update", str(arguments.updates), "--log-interval", "1"]
     flags += ["--batch-tokens", str(arguments.batch_tokens), "--max-tokens", str(arguments.batch_tokens // processes)]
-    flags += ["--no-valid-bleu", "--save-dir", str(save_dir), "--device", "cpu", "--nproc-per-node", str(processes)]
+    flags += [
+        "--validate-interval",
+        "none",
+        "--save-dir",
+        str(save_dir),
+        "--device",
+        "cpu",
+        "--nproc-per-node",
+        str(processes),
+    ]
     nmtkit(checkout, "train", str(data), *flags)
     records = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
     speeds = [record["tokens_per_second"] for record in records if record["kind"] == "train"]

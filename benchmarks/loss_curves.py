@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 TENTHS = 10
-RECIPE = "--arch transformer_tiny --dropout 0.3 --lr 0.002 --warmup-updates 200 --log-interval 1 --no-valid-bleu"
+RECIPE = "--arch transformer_tiny --dropout 0.3 --lr 0.002 --warmup-updates 200 --log-interval 1 --metrics none"
 QUIET = "--validate-interval none --save-interval none --save-interval-minutes none"
 
 

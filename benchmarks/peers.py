@@ -121,7 +121,7 @@ def ours(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     figures = {}
     for precision in ("fp32", "bf16"):
         save_dir = folder / f"nmtkit-{precision}-{time.time_ns()}"
-        flags = "--arch transformer_tiny --log-interval 2 --batch-tokens 4096 --no-valid-bleu --threads 2"
+        flags = "--arch transformer_tiny --log-interval 2 --batch-tokens 4096 --metrics none --threads 2"
         command = [sys.executable, "-m", "nmtkit", "train", str(data), *flags.split()]
         command += ["--max-update", str(arguments.updates)]
         command += ["--precision", precision, "--save-dir", str(save_dir)]

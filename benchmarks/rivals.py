@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 NMTKIT = (sys.executable, "-m", "nmtkit")
-QUIET = "--clip-norm 1 --no-valid-bleu --validate-interval none --save-interval none"
+QUIET = "--clip-norm 1 --metrics none --validate-interval none --save-interval none"
 RECIPE = f"--lr 0.003 --warmup-updates 200 --dropout 0.1 {QUIET}"
 INTERVAL = 25  # updates between checkpoints, of which the last three are averaged
 REFINED = "gnmt_small"

@@ -67,16 +67,22 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first.
 
-    Raises OSError, or ValueError when fewer have one.
+    `metric` is a score's name, or name:max or name:min where the checkpoints do not say which is better. Raises
+    OSError, or ValueError when fewer have one.
     """
+    name, _, direction = metric.partition(":")
+    if direction not in ("", "min", "max"):
+        raise ValueError(f"--best-checkpoint-metric {metric}: {direction!r} is neither min nor max")
     scored = []
     for path in _numbered(folder):
-        scores = checkpoint.load(path, mmap=True).get("scores", {})
-        if metric in scores:
-            scored.append((checkpoint.objective(metric, scores[metric]), path))
+        contents = checkpoint.load(path, mmap=True)
+        scores = contents.get("scores", {})
+        if name in scores:
+            higher = direction == "max" if direction else name in contents.get("maximized", ())
+            scored.append((checkpoint.Objective(name, higher).value(scores), path))
     if len(scored) < count:
         raise ValueError(
-            f"{folder}: {count} checkpoints with a validation {metric} asked for, {len(scored)} there; "
+            f"{folder}: {count} checkpoints with a validation {name} asked for, {len(scored)} there; "
             "train with a larger --keep-best to keep more"
         )
     return [path for _, path in sorted(scored)[:count]]

@@ -8,6 +8,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     tokenizer     Tokenizer.state()           plugins    what to import before building the model
     model         parameter name -> tensor    update     updates done, an int
     scores        of the validation at that update by name, where there was one ("loss", "bleu", …)
+    maximized     names of those scores of which more is better
     scheduled     whether it was saved at one of the run's intervals, and not at its end, by the clock or at a signal
     run           of a run's: what it is made of, in plain types (setup.run_facts)
     averaged      of averaged checkpoints: names of the files
@@ -20,6 +21,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +49,16 @@ def numbered(folder: Path) -> list[Path]:
     return [path for _, path in sorted(by_update)]
 
 
-def objective(metric: str, score: float) -> float:
-    """Returns a validation score ("loss", "bleu") as a number of which lower is better."""
-    return -score if metric == "bleu" else score
+@dataclass(frozen=True)
+class Objective:
+    """The validation score that a run goes by, and whether more of it is better."""
+
+    name: str
+    higher_is_better: bool = False
+
+    def value(self, scores: Mapping[str, float]) -> float:
+        """Returns the score as a number of which lower is better."""
+        return -scores[self.name] if self.higher_is_better else scores[self.name]
 
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from nmtkit.demo import corpus
 
 TRAIN = (
     "nmtkit train data-bin --arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --d-model 32 --d-ff 64 "
-    "--batch-tokens 800 --lr 0.01 --warmup-updates 10 --max-update 24 --save-interval-updates 8 --no-valid-bleu "
+    "--batch-tokens 800 --lr 0.01 --warmup-updates 10 --max-update 24 --save-interval-updates 8 --metrics none "
     "--threads 1 --save-dir checkpoints"
 )
 PREPROCESS = (

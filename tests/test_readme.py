@@ -30,7 +30,7 @@ def test_the_plugin_shown_is_the_one_in_examples() -> None:
 
 def test_the_plugin_shown_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:
     plugin = ["--plugin", str(ROOT / "examples/plugin/gru.py")]
-    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --no-valid-bleu --threads 1"
+    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --metrics none --threads 1"
     trained = CliRunner().invoke(
         main, ["train", str(mirror_data), *plugin, *flags.split(), "--save-dir", str(tmp_path / "run")]
     )
@@ -47,7 +47,7 @@ def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> 
         "--arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --max-update 2 --batch-tokens 200 --threads 1"
     )
     trained = CliRunner().invoke(
-        main, ["train", str(mirror_data), *flags.split(), "--no-valid-bleu", "--save-dir", str(tmp_path)]
+        main, ["train", str(mirror_data), *flags.split(), "--metrics", "none", "--save-dir", str(tmp_path)]
     )
     assert trained.exit_code == 0, trained.output
     (tmp_path / "averaged.pt").symlink_to("last.pt")

@@ -13,9 +13,9 @@ from nmtkit.cli.command import Command
 @click.option("--best", type=click.IntRange(1, 10_000), metavar="N", help="The N with the best validation score.")
 @click.option(
     "--best-checkpoint-metric",
-    type=click.Choice(["loss", "bleu"]),
     default="loss",
-    help="The score that --best goes by.  [default: loss]",
+    metavar="NAME",
+    help="The score that --best goes by: loss, bleu, or another that validations had.  [default: loss]",
 )
 @click.option("--output", type=Path, required=True, metavar="FILE", help="The checkpoint to write.")
 def command(

@@ -122,7 +122,7 @@ FLAGS: dict[str, Rows] = {
             "--keep-interval-updates": "is --keep-last here, of all checkpoints",
             "--keep-best-checkpoints": "is --keep-best here",
             "--maximize-best-checkpoint-metric": "is not needed here: --best-checkpoint-metric bleu is maximised",
-            "--eval-bleu": "is --valid-bleu here, the default",
+            "--eval-bleu": "is --metrics bleu here, the default",
             "--eval-bleu-args": "is --valid-beam here",
             "--eval-bleu-detok": "is not needed here: BLEU is sacreBLEU's, against the raw references",
             "--eval-bleu-remove-bpe": "is not needed here: BLEU is sacreBLEU's, against the raw references",

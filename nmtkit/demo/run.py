@@ -36,7 +36,7 @@ COMMANDS = (
         "Train: a small Transformer",
         "train {0}/data-bin --arch transformer_tiny --encoder-layers 2 --decoder-layers 2 --d-ff 512 --dropout 0 "
         "--lr-scheduler polynomial --lr 0.004 --warmup-updates 100 --batch-tokens 1500 --max-update 700 "
-        "--save-interval-updates 20 --no-valid-bleu --save-dir {0}/checkpoints",
+        "--save-interval-updates 20 --metrics none --save-dir {0}/checkpoints",
     ),
     (
         "Average the last checkpoints",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint, distributed
-from nmtkit.checkpoint import NUMBERED, file_name, numbered, objective
+from nmtkit.checkpoint import NUMBERED, Objective, file_name, numbered
 from nmtkit.files import sync_folder
 from nmtkit.training.differences import changes, table
 from nmtkit.training.folder_lock import FolderLock
@@ -27,11 +27,11 @@ class CheckpointManager:
     The last are those saved at the run's intervals; those of the clock and of signals come on top while they are new.
     """
 
-    def __init__(self, folder: Path, keep_last: int | None, keep_best: int, metric: str) -> None:
+    def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
         self.folder = folder
         self.keep_last = keep_last
         self.keep_best = keep_best
-        self.metric = metric
+        self.objective = objective
         self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
         self.scheduled: set[str] = set()  # names of the files saved at the run's intervals
         self.locked: FolderLock | None = None
@@ -69,9 +69,9 @@ class CheckpointManager:
             self.locked = None
 
     def _note(self, path: Path, contents: checkpoint.Checkpoint) -> None:
-        score = contents.get("scores", {}).get(self.metric)
-        if score is not None and math.isfinite(score):
-            self.objectives[path.name] = objective(self.metric, score)
+        scores = contents.get("scores", {})
+        if self.objective.name in scores and math.isfinite(scores[self.objective.name]):
+            self.objectives[path.name] = self.objective.value(scores)
         if contents.get("scheduled"):
             self.scheduled.add(path.name)
 

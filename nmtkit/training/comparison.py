@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nmtkit.checkpoint import objective
 from nmtkit.training.differences import flat
 from nmtkit.training.folder_lock import described, holder_of
 from nmtkit.training.report import latest_records, read_lines
@@ -98,7 +97,8 @@ def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
     best: dict[str, Score] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
-            if name not in best or objective(name, score.value) < objective(name, best[name].value):
+            more = score.value - best[name].value if name in best else None
+            if more is None or (more > 0 if name in record.get("maximized", ()) else more < 0):
                 best[name] = score
     return best
 

@@ -33,7 +33,7 @@ from nmtkit.registry import (
     plain,
 )
 from nmtkit.training.callbacks import CALLBACKS
-from nmtkit.training.metrics import METRICS
+from nmtkit.training.metrics import METRICS, Metric, objective
 
 # Kind of component -> registry. Of a kind with one component, settings stand in the table [kind], whose `name` says
 # which entry it was written for; of a kind with several, names are a list `kind` in [run], and each has its table
@@ -54,14 +54,13 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "optimizer": ("adam",),
     "lr-scheduler": ("inverse_sqrt",),
     "transforms": (),
-    "metrics": (),
+    "metrics": ("bleu",),
     "callbacks": (),
 }
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in ("--patience", "--best-checkpoint-metric", "--valid-subset")),
-    *(FlagRule(name, needs=("--valid-bleu",)) for name in ("--valid-beam", "--best-checkpoint-metric bleu")),
     FlagRule("--valid-beam", needs=VALIDATION),
 )
 
@@ -140,13 +139,16 @@ class RunConfig(Config):
     save_interval_minutes: float | None = option(10.0, "Minutes between checkpoints.", above=0)
     keep_last: int | None = option(5, "Keep the last N checkpoints; none keeps all.", min=1)
     keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
-    best_checkpoint_metric: Literal["loss", "bleu"] = option("loss", "Validation score that makes a checkpoint best.")
+    best_checkpoint_metric: str = option(
+        "loss",
+        "Validation score that makes a checkpoint best: loss, ppl, a metric, or another count as NAME:min or NAME:max.",
+        metavar="NAME",
+    )
 
     validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
     validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
     valid_subset: str = option("valid", "Subset of the dataset to validate on.")
-    valid_bleu: bool = option(True, "Also translate the valid set and score it with BLEU.")
-    valid_beam: int = option(4, "Beam of that translation.", min=1, max=1000)
+    valid_beam: int = option(4, "Beam of translations, where metrics read them.", min=1, max=1000)
 
     log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
     tensorboard: Path | None = option(None, "Also log to this folder for TensorBoard (pip install tensorboard).")
@@ -156,8 +158,7 @@ class RunConfig(Config):
         if self.batch_tokens is not None and self.update_freq is not None:
             raise ValueError("--batch-tokens and --update-freq both set the size of an update; give one")
         on = {flag_of(field) for field in fields(self) if getattr(self, field.name) not in (None, False)}
-        given = changed_flags(self) | {f"--best-checkpoint-metric {self.best_checkpoint_metric}"}
-        check_flags(RUN_RULES, given, on)
+        check_flags(RUN_RULES, changed_flags(self), on)
 
     @property
     def validates(self) -> bool:
@@ -188,6 +189,13 @@ class JobConfig:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
         if self.run.parallel == "fsdp":
             self._check_shardable()
+        if tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"]) and not self.run.validates:
+            raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
+        metrics = self.metrics()
+        objective(self.run.best_checkpoint_metric, metrics)
+        beam = changed_flags(self.run) & {"--valid-beam"}
+        if beam and not any(metric.translates for metric in metrics.values()):
+            raise ValueError("--valid-beam does nothing without a metric of translations: --metrics bleu, say")
 
     def _check_shardable(self) -> None:
         """Raises ValueError for components that need whole parameters, where each process has a share of them."""
@@ -201,6 +209,10 @@ class JobConfig:
             raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
         if self.run.compile:
             raise ValueError("--compile does not go with --parallel fsdp; give one of them")
+
+    def metrics(self) -> dict[str, Metric]:
+        """Returns the metrics by name, made anew. Raises ValueError or ImportError for what one of them refuses."""
+        return {it.name: METRICS[it.name].factory(it.config) for it in self.chosen("metrics")}
 
     def chosen(self, kind: str) -> list[Component]:
         """Returns the components of a kind, in the order in which they were named."""

@@ -1,10 +1,10 @@
-"""The log of a run: records in a JSON-lines file, and for people a live line in a terminal or plain lines elsewhere."""
+"""The log of a run: records in a JSON-lines file, and for people lines, in a terminal with a live one below them."""
 
 import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ Record = dict[str, Any]
 
 
 class Lines:
-    """Shows a run to people as plain lines in the log."""
+    """Shows a run to people as lines in the log; in a terminal, lines of updates are cut to its `width`."""
+
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
 
     def tick(self, record: Record) -> None:
         """Called after every update."""
@@ -28,35 +31,35 @@ class Lines:
 
     def record(self, record: Record) -> None:
         """Called with every record of the log file."""
-        text = sentence(record)
-        if text:
-            log.info("%s", text)
+        for line in lines_of(record, self.width):
+            log.info("%s", line)
 
     def close(self) -> None:
         """Called at the end of the run."""
 
 
 class LiveLine(Lines):
-    """Rewrites one line in place, below the lines of validations and checkpoints."""
+    """Beside the lines of the log, which stay, one that is rewritten after every update: progress, speed, time left."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__(console.width)
         self.live = Live(Text(""), console=console, refresh_per_second=4, transient=True)
         self.live.start()
         self.last: Record = {}
-        self.width = console.width
 
     def tick(self, record: Record) -> None:
         self.last.update(record)
-        self.live.update(Text(fitting(fields(self.last), self.width), no_wrap=True, overflow="ellipsis"))
+        shown = fields(self.last, LIVE)
+        self.live.update(Text(fitting(shown, self.live.console.width), no_wrap=True, overflow="ellipsis", style="dim"))
 
     def note(self, text: str) -> None:
         self.live.update(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
 
     def record(self, record: Record) -> None:
+        self.width = self.live.console.width
+        super().record(record)
         if record["kind"] == "train":
             self.tick(record)
-        else:
-            super().record(record)
 
     def close(self) -> None:
         self.live.stop()
@@ -105,42 +108,70 @@ def _summary_writer(folder: Path) -> Any:
 
 def _plain(value: Any) -> Any:
     """Rounds floats to six digits, and replaces NaN and infinity, which JSON does not have, by None."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def sentence(record: Mapping[str, Any]) -> str:
-    """Returns a record as a line for people, empty for records that only the file gets."""
-    if record["kind"] in ("train", "valid"):
-        prefix = "" if record["kind"] == "train" else "valid  "
-        return prefix + "  ".join(fields(record))
-    return str(record.get("message", ""))
+def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
+    """Returns the lines that people see of a record, none for those that only the file gets.
+
+    With a `width` in columns, an update has one line of it: fields that do not fit are left out from the end.
+    """
+    if record["kind"] == "train":
+        shown = fields(record)
+        return [fitting(shown, width) if width else "  ".join(shown)]
+    if record["kind"] == "valid":
+        return ["valid  " + "  ".join(fields(record)), *_translations(record.get("followed", ()))]
+    return [str(record["message"])] if record.get("message") else []
 
 
-def fields(record: Mapping[str, Any]) -> list[str]:
-    """Returns the fields of a record as texts, the most important first."""
+def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns three lines for each sentence."""
+    return [f"  {name:<12} {row[name]}" for row in rows for name in ("source", "translation", "reference")]
+
+
+def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
+    """Returns the fields of a record as texts, those of `order` first, then the most important first."""
     shown = []
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
         shown.append(f"update {record['update']:,}{of}")
-    for name, form in FORMS.items():
-        if record.get(name) is not None and record[name] is not False:
-            shown.append(form(record[name]))
+    others = (name for name, value in record.items() if isinstance(value, float) and name not in HIDDEN)
+    for name in dict.fromkeys((*order, *FIRST, *others, *FORMS)):
+        value = record.get(name)
+        if value is not None and value is not False:
+            shown.append(FORMS[name](value) if name in FORMS else f"{name} {value:.4g}")
     return shown
 
 
+def shown_scores(record: Mapping[str, Any]) -> list[str]:
+    """Returns the scores of a validation as texts, perplexity left out."""
+    scores = {name: value for name, value in record.items() if isinstance(value, float) and name not in NO_SCORES}
+    return fields(scores)
+
+
+LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # fields of the live line, before the others
+FIRST = ("loss", "ppl", "lr", "norm", "bleu")
+HIDDEN = ("nll",)  # numbers that another one says better
+NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
-    "epoch": lambda value: f"epoch {value}",
     "loss": lambda value: f"loss {value:.3f}",
     "ppl": lambda value: (
         f"ppl {value:,.2f}" if value < 1000 else f"ppl {value:,.0f}" if value < 1e7 else f"ppl {value:.3g}"
     ),
-    "bleu": lambda value: f"BLEU {value:.2f}",
-    "tokens_per_second": lambda value: f"{value:,.0f} tok/s",
-    "seconds_left": lambda value: f"{duration(value)} left",
     "lr": lambda value: f"lr {value:.3g}",
     "norm": lambda value: f"norm {value:.2f}",
+    "bleu": lambda value: f"BLEU {value:.2f}",
+    "chrf": lambda value: f"chrF {value:.2f}",
+    "comet": lambda value: f"COMET {value:.2f}",
+    "tokens_per_second": lambda value: f"{value / 1000:,.1f}k tok/s" if value >= 10_000 else f"{value:,.0f} tok/s",
+    "epoch": lambda value: f"epoch {value}",
+    "seconds_left": lambda value: f"{duration(value)} left",
     "best": lambda value: "best so far",
     "skipped": lambda value: f"{value} skipped",
     "seconds": lambda value: f"in {duration(value)}",

@@ -1,4 +1,4 @@
-"""A run on one page of HTML that needs no network: curves, the worst validation sentences, the resolved config."""
+"""A run on one page of HTML that needs no network: curves, what validations translated, the resolved config."""
 
 import json
 import math
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.files import atomic_write
+from nmtkit.training import report_validation
+from nmtkit.training.progress import shown_scores
+from nmtkit.training.report_validation import Example
 
 CURVES = {
     # title -> (field, kind of record) of each line in it
@@ -22,14 +25,16 @@ COLOURS = {"train": "#3572b0", "valid": "#c4512d"}
 WIDTH, HEIGHT, MARGIN = 420, 200, 44  # pixels
 LOGARITHMIC = ("perplexity",)  # falls by orders of magnitude at first
 
+# numbers of a record that are not drawn
+UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll", "skipped")
+
 Point = tuple[float, float]
-Example = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 svg { margin: .5rem 1rem .5rem 0 } text { font-size: 11px; fill: #555 } th, td { text-align: left; padding: .25rem 1rem
 .25rem 0; vertical-align: top } tr { border-bottom: 1px solid #ddd } pre { background: #f5f5f5; padding: 1rem;
-overflow-x: auto }
+overflow-x: auto } .bar { display: inline-block; height: .7em; background: #3572b0; opacity: .5 }
 @media (prefers-color-scheme: dark) { body { background: #1c1c1c; color: #ddd } pre { background: #2a2a2a }
 text { fill: #aaa } tr { border-color: #444 } }
 """
@@ -58,16 +63,29 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(latest.values())
 
 
-def write(folder: Path, config: str, examples: Sequence[Example]) -> None:
+def write(folder: Path, config: str, best: Sequence[Example] = (), worst: Sequence[Example] = ()) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
-    page = html(read_records(folder / "log.jsonl"), config, examples, folder.resolve().name)
+    records = read_records(folder / "log.jsonl")
+    page = html(records, config, report_validation.html(records, best, worst), folder.resolve().name)
     with atomic_write(folder / "report.html") as file:
         file.write(page.encode())
 
 
-def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Example], name: str) -> str:
+def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:
+    """Returns `CURVES` and, by name, whatever else the records have in numbers: metrics, counts of a criterion."""
+    drawn = {field for lines in CURVES.values() for field, _ in lines}
+    more: dict[str, dict[str, None]] = {}
+    for record in records:
+        for field, value in record.items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if record["kind"] in COLOURS and number and field not in drawn and field not in UNDRAWN:
+                more.setdefault(field, {})[record["kind"]] = None
+    return CURVES | {field: tuple((field, kind) for kind in kinds) for field, kinds in more.items()}
+
+
+def html(records: Sequence[dict[str, Any]], config: str, validations: str, name: str) -> str:
     charts = []
-    for title, lines in CURVES.items():
+    for title, lines in curves_of(records).items():
         drawn = {kind: points(records, kind, field) for field, kind in lines}
         if any(drawn.values()):
             charts.append(chart(title, drawn, title in LOGARITHMIC))
@@ -75,9 +93,8 @@ def html(records: Sequence[dict[str, Any]], config: str, examples: Sequence[Exam
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>',
         f"<h1>{escape(name)}</h1><p>{escape(_summary(records))}</p>",
         *charts,
+        validations,
     ]
-    if examples:
-        parts.append("<h2>Worst validation sentences</h2>" + _table(examples))
     parts.append(f"<h2>Resolved config</h2><pre>{escape(config)}</pre></html>")
     return "\n".join(parts)
 
@@ -96,8 +113,7 @@ def _summary(records: Sequence[dict[str, Any]]) -> str:
     best = [record for record in records if record["kind"] == "valid" and record.get("best")]
     if best:
         last = max(best, key=lambda record: record["update"])
-        bleu = f", BLEU {last['bleu']:.2f}" if "bleu" in last else ""
-        text += f"; best validation after update {last['update']}: loss {last['loss']:.3f}{bleu}"
+        text += f"; best validation after update {last['update']}: " + ", ".join(shown_scores(last))
     return text
 
 
@@ -137,11 +153,3 @@ def _ends(drawn: str) -> list[tuple[str, str]]:
     points = drawn.split()
     pairs = [point.split(",") for point in (points[0], points[-1])]
     return [(x, y) for x, y in pairs]
-
-
-def _table(examples: Sequence[Example]) -> str:
-    rows = "".join(
-        f"<tr><td>{chrf:.0f}</td><td>{escape(source)}</td><td>{escape(translation)}</td><td>{escape(reference)}</td></tr>"
-        for source, translation, reference, chrf in examples
-    )
-    return f"<table><tr><th>chrF</th><th>source</th><th>translation</th><th>reference</th></tr>{rows}</table>"

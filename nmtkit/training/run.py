@@ -15,10 +15,11 @@ from typing import Any
 from nmtkit import checkpoint, distributed, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
-from nmtkit.checkpoint import objective
+from nmtkit.checkpoint import Objective
 from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
 from nmtkit.data.binarized import Dataset
-from nmtkit.lr_schedulers import learning_rate
+from nmtkit.files import atomic_write
+from nmtkit.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.plugins import plugins_for
 from nmtkit.training import report
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
@@ -26,6 +27,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.differences import changed_settings, table
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.meter import Meter, NonfiniteGuard
+from nmtkit.training.metrics import objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, resume_requirements, run_facts
@@ -96,9 +98,11 @@ class Run:
         self.train_split = self.dataset["train"]
         if not len(self.train_split):
             raise ValueError(f"{data}: the training set is empty")
-        self.checkpoints = CheckpointManager(
-            job.run.save_dir, job.run.keep_last, job.run.keep_best, job.run.best_checkpoint_metric
-        )
+        self.metrics = job.metrics()
+        self.objective = objective(job.run.best_checkpoint_metric, self.metrics)
+        maximized = {name for name, metric in self.metrics.items() if metric.higher_is_better}
+        self.maximized = sorted(maximized | ({self.objective.name} if self.objective.higher_is_better else set()))
+        self.checkpoints = CheckpointManager(job.run.save_dir, job.run.keep_last, job.run.keep_best, self.objective)
         self.checkpoints.check_shared()
         newest = self._newest_checkpoint()
         before = newest[1]["training"]["identity"]["batch tokens"] if newest else None
@@ -163,10 +167,23 @@ class Run:
         self.trainer.load_state_dict(state, contents["update"])
         self._announce_jump()
         self.position = Position(*state["position"])
-        self.best, self.waited = state["best"], state["waited"]
+        if self._same_objective(state["objective"]):
+            self.best, self.waited = state["best"], state["waited"]
         self.seconds_before = state["seconds"]
         self.out_of_time = self._is_out_of_time(0.0)
         self.validation_due, self.scheduled = state["validation_due"], contents["scheduled"]
+
+    def _same_objective(self, before: list[Any]) -> bool:
+        """Returns whether the run goes by the score of before. Raises ValueError if its schedule has to, and cannot."""
+        if Objective(*before) == self.objective:
+            return True
+        scheduler = self.trainer.scheduler
+        if type(scheduler).observe is not LRScheduler.observe and not self.job.run.reset_lr_scheduler:
+            raise ValueError(
+                f"this run's learning-rate schedule has followed {before[0]}; resume with --best-checkpoint-metric "
+                f"{before[0]}, or with --reset-lr-scheduler"
+            )
+        return False
 
     def _announce_jump(self) -> None:
         """Warns if the learning rate of this run's schedule is not what the resumed run had reached."""
@@ -188,9 +205,8 @@ class Run:
         split = self.dataset[config.valid_subset]
         if not len(split):
             raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
-        beam = config.valid_beam if config.valid_bleu else None
         sharded = config.parallel == "fsdp" and distributed.world_size() > 1
-        settings = self.plan.max_tokens, self.device, self.trainer.precision, beam, sharded
+        settings = self.plan.max_tokens, self.device, self.trainer.precision, self.metrics, config.valid_beam, sharded
         return Validator(split, *settings, self.stop.interrupting)
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -321,7 +337,7 @@ class Run:
                 received = signal.Signals(max(distributed.all_gather_object(int(self.stop.received or 0))))
         self.validation_due = validate and self.validator is not None and scores is None
         end = self._stop_reason(received)
-        best = scores and distributed.broadcast(self.checkpoints.is_best(self._objective(scores)))
+        best = scores and distributed.broadcast(self.checkpoints.is_best(self.objective.value(scores)))
         if save or end or best or scheduled:
             self._save(scores, scheduled, must=bool(end))
         return end
@@ -373,10 +389,6 @@ class Run:
         if distributed.is_rank_zero():
             self.log.write("train", **record)
 
-    def _objective(self, scores: dict[str, float]) -> float:
-        metric = self.job.run.best_checkpoint_metric
-        return objective(metric, scores[metric])
-
     def _validate(self, validator: Validator) -> dict[str, float] | None:
         """Returns the scores of a validation, None when a stop signal interrupted it."""
         started, number = time.monotonic(), self.trainer.done
@@ -385,7 +397,10 @@ class Run:
             scores = validator.scores(self.trainer.model, self.trainer.criterion)
         if scores is None:
             return None
-        value = self._objective(scores)
+        if self.objective.name not in scores:
+            known = ", ".join(scores)
+            raise ValueError(f"--best-checkpoint-metric {self.objective.name}: this run's validations have {known}")
+        value = self.objective.value(scores)
         better = math.isfinite(value) and (self.best is None or value < self.best)
         self.best, self.waited = (value, 0) if better else (self.best, self.waited + 1)
         self.trainer.scheduler.observe(value)
@@ -393,14 +408,22 @@ class Run:
         self.meter.pause(seconds)
         if distributed.is_rank_zero():
             epoch = self.position.epoch + (self.position.index > 0)
-            self.log.write("valid", update=number, epoch=epoch, **scores, best=better, seconds=round(seconds, 3))
+            more = {"best": better, "followed": validator.followed(), "by_length": validator.by_length}
+            more["maximized"] = self.maximized
+            self.log.write("valid", update=number, epoch=epoch, **scores, seconds=round(seconds, 3), **more)
             self._report(validator)
         return scores
 
     def _report(self, validator: Validator) -> None:
+        """Writes the translations of a validation and the page of the run."""
+        folder = self.checkpoints.folder
         try:
-            folder = self.checkpoints.folder
-            report.write(folder, self.job.toml(folder), validator.worst)
+            if validator.hypotheses:
+                path = folder / "validation" / f"update_{self.trainer.done:08d}.txt"
+                path.parent.mkdir(exist_ok=True)
+                with atomic_write(path) as file:
+                    file.write("".join(f"{line}\n" for line in validator.hypotheses).encode())
+            report.write(folder, self.job.toml(folder), *validator.rated())
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -417,9 +440,11 @@ class Run:
         contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
         contents["model"] = weights
         contents["scores"], contents["scheduled"] = scores or {}, scheduled
+        contents["maximized"] = self.maximized
         contents["run"] = self.facts
         contents["training"] = state | {
             "position": [self.position.epoch, self.position.index],
+            "objective": [self.objective.name, self.objective.higher_is_better],
             "best": self.best,
             "waited": self.waited,
             "seconds": self.seconds_before + time.monotonic() - self.started,

@@ -1,12 +1,13 @@
-"""Validation: loss and perplexity of a split's targets, and BLEU of its translations against the raw references."""
+"""Validation: loss, perplexity and metrics of a split, its translations, and both by length of sentence."""
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,10 +18,16 @@ from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
 from nmtkit.training.meter import perplexity
+from nmtkit.training.metrics import Metric, Outputs
+from nmtkit.training.report_validation import Example
 
 T = TypeVar("T")
 
-EXAMPLES = 20  # worst translations that the report shows
+LENGTHS = (10, 20, 30, 40, 60)  # target tokens up to which a class of lengths goes; the last has no limit
+RATED = 10  # best and worst translations that the report shows
+FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length; three fixed sentences whose translations are shown each time
+
+Sums = dict[tuple[str, str], Tensor]  # by metric, "" for the criterion, and name; one for each class of length
 
 
 class StopRequestedError(Exception):
@@ -38,14 +45,22 @@ class Validator:
     max_tokens: int
     device: torch.device
     precision: str
-    beam: int | None  # of the translation behind BLEU; None leaves BLEU out
+    metrics: Mapping[str, Metric]
+    beam: int = 4  # of translations, which are made if a metric reads them
     sharded: bool = False  # the model is FSDP's
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    worst: list[tuple[str, str, str, float]] = field(default_factory=list)
-    """Source, translation, reference and chrF of the last validation's sentences with the lowest chrF, on rank 0."""
+    # of the last validation:
+    hypotheses: list[str] = field(default_factory=list)  # in the order of the split
+    by_length: list[dict[str, Any]] = field(default_factory=list)  # on rank 0, see `_by_length`
+
+    def __post_init__(self) -> None:
+        self.translates = any(metric.translates for metric in self.metrics.values())
+        self.sources = self.split.source_lines() if self.translates else []
+        self.references = self.split.references() if self.translates else []
+        self.classes = np.searchsorted(LENGTHS, np.asarray(self.split.target.lengths))  # of length, of each pair
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
-        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and bleu.
+        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and the metrics.
 
         Returns None, on all ranks, when one was interrupted.
         """
@@ -54,14 +69,16 @@ class Validator:
         sums = self._share(lambda: self._sums(model, criterion))
         if sums is None:
             return None
-        means = self._means(sums)
-        scores = means | {"ppl": perplexity(means["nll"])}
-        if self.beam is not None:
-            bleu = self.bleu(model)
-            if bleu is None:
+        if self.translates:
+            hypotheses = self.translations(model)
+            if hypotheses is None:
                 return None
-            scores["bleu"] = bleu
-        return scores
+            self.hypotheses = hypotheses
+        totals = self._totals(sums)
+        with distributed.long_operation():
+            scores = self._scores(totals) if distributed.is_rank_zero() else {}
+        result: dict[str, float] = distributed.broadcast(scores)
+        return result
 
     def _share(self, work: Callable[[], T]) -> T | None:
         """Returns the result of this rank's share of work; None, on all ranks, when one was interrupted."""
@@ -70,53 +87,96 @@ class Validator:
             result = work()
         return None if distributed.all_reduce(torch.tensor(int(result is None))) else result
 
-    def _sums(self, model: Architecture, criterion: Criterion) -> dict[str, Tensor]:
-        sums: dict[str, Tensor] = {}
+    # --- sums over tokens -------------------------------------------------------------------------------------------
+
+    def _sums(self, model: Architecture, criterion: Criterion) -> Sums:
+        """Returns this rank's sums over each class of length."""
+        sums: Sums = {}
         with torch.no_grad():
-            for pairs in self.micro_batches():
+            for length, pairs in self.micro_batches():
                 batch = self.split.batch(pairs).to(self.device)
                 distributed.heartbeat()
                 with precisions.autocast(self.precision, self.device):
                     loss = criterion(model, batch)
-                for name, value in {"loss": loss.sum, **loss.counts}.items():
-                    value = value.double()
-                    sums[name] = sums[name] + value if name in sums else value
+                    counts = {("", name): value for name, value in {"loss": loss.sum, **loss.counts}.items()}
+                    for metric, scorer in self.metrics.items():
+                        counts |= {(metric, name): value for name, value in scorer.count(model, batch).items()}
+                for name, value in counts.items():
+                    if name not in sums:
+                        sums[name] = torch.zeros(len(LENGTHS) + 1, dtype=torch.float64, device=self.device)
+                    sums[name][length] += value
         return sums
 
-    def micro_batches(self) -> list[np.ndarray]:
-        """Returns this rank's pairs in parts of at most `max_tokens`, or of one longer sentence."""
+    def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Returns this rank's pairs in parts of one class of length, of at most `max_tokens` unless one is longer."""
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))
-        parts = micro_batches(np.arange(len(self.split)), source, target, limit)
+        parts = [
+            (int(length), part)
+            for length in np.unique(self.classes)
+            for part in micro_batches(np.flatnonzero(self.classes == length), source, target, limit)
+        ]
         return parts[distributed.rank() :: distributed.world_size()]
 
-    def _means(self, sums: dict[str, Tensor]) -> dict[str, float]:
+    def _totals(self, sums: Sums) -> dict[tuple[str, str], list[float]]:
+        """Returns the sums over all ranks."""
         names = distributed.broadcast(list(sums))
-        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        zero = torch.zeros(len(LENGTHS) + 1, dtype=torch.float64, device=self.device)
         total = distributed.all_reduce(torch.stack([sums.get(name, zero) for name in names])).tolist()
-        tokens = int(np.asarray(self.split.target.lengths).sum())
-        return {name: value / tokens for name, value in zip(names, total, strict=True)}
+        return dict(zip(names, total, strict=True))
 
-    def bleu(self, model: Architecture) -> float | None:
-        """Returns BLEU of translations by beam search, from the raw source lines; None when a rank was interrupted."""
-        from nmtkit.generation.translator import Translator
+    # --- scores, on rank 0 ------------------------------------------------------------------------------------------
+
+    def _scores(self, totals: dict[tuple[str, str], list[float]]) -> dict[str, float]:
+        self.by_length = self._by_length(totals["", "loss"])
+        tokens = int(np.asarray(self.split.target.lengths).sum())
+        shared = {name: sum(values) for (metric, name), values in totals.items() if not metric}
+        scores = {name: value / tokens for name, value in shared.items()}
+        scores["ppl"] = perplexity(scores["nll"])
+        for name, metric in self.metrics.items():
+            if name in scores:
+                raise ValueError(f"metric {name!r} has the name of another score of this run; give yours another name")
+            own = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
+            texts = {"sources": self.sources, "hypotheses": self.hypotheses, "references": self.references}
+            scores[name] = float(metric.score(Outputs(sums=shared | own, tokens=tokens, **texts)))
+        return scores
+
+    def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:
+        """Returns a record for each class of length that has sentences: "tokens", "sentences", "loss" and "bleu"."""
         from nmtkit.scoring.metrics import score
 
+        lengths = np.asarray(self.split.target.lengths)
+        records = []
+        for number in np.unique(self.classes):
+            members = np.flatnonzero(self.classes == number)
+            first = LENGTHS[number - 1] + 1 if number else 1
+            record: dict[str, Any] = {
+                "tokens": f"{first}-{LENGTHS[number]}" if number < len(LENGTHS) else f"{first} and more",
+                "sentences": len(members),
+                "loss": losses[number] / int(lengths[members].sum()),
+            }
+            if self.translates:
+                hypotheses, references = ([texts[i] for i in members] for texts in (self.hypotheses, self.references))
+                record["bleu"] = score(hypotheses, [references], metrics=("bleu",))[0].value
+            records.append(record)
+        return records
+
+    # --- translations -----------------------------------------------------------------------------------------------
+
+    def translations(self, model: Architecture) -> list[str] | None:
+        """Returns translations of the raw source lines by beam search, in order; None when a rank was interrupted."""
+        from nmtkit.generation.translator import Translator
+
         rank, ranks = distributed.rank(), distributed.world_size()
-        assert self.beam is not None
-        lines = self.split.source_lines()
         translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
-        translations = self._share(lambda: translator.translate(lines[rank::ranks], beam=self.beam))
+        translations = self._share(lambda: translator.translate(self.sources[rank::ranks], beam=self.beam))
         if translations is None:
             return None
         texts = [translation.text for translation in translations]
-        hypotheses = [""] * len(lines)
+        hypotheses = [""] * len(self.sources)
         for other, share in enumerate(distributed.all_gather_object(texts)):
             hypotheses[other::ranks] = share
-        references = self.split.references()
-        if distributed.is_rank_zero():
-            self.worst = _worst(lines, hypotheses, references)
-        return score(hypotheses, [references], metrics=("bleu",))[0].value
+        return hypotheses
 
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model as `nmtkit generate` has it: with 16-bit weights on a GPU, prepacked on a CPU.
@@ -130,12 +190,22 @@ class Validator:
             return model
         return prepare(copy.deepcopy(model), str(self.device), "fp32" if self.precision == "fp32" else "auto")
 
+    def followed(self) -> list[dict[str, str]]:
+        """Returns source, translation and reference of three fixed sentences of different lengths, fewer if few."""
+        order = np.argsort(np.asarray(self.split.target.lengths), kind="stable")
+        rows = dict.fromkeys(int(order[int(share * len(order))]) for share in FOLLOWED)
+        return [
+            {"source": self.sources[i], "translation": self.hypotheses[i], "reference": self.references[i]}
+            for i in (rows if self.hypotheses else ())
+        ]
 
-def _worst(sources: list[str], hypotheses: list[str], references: list[str]) -> list[tuple[str, str, str, float]]:
-    from sacrebleu import sentence_chrf
+    def rated(self) -> tuple[list[Example], list[Example]]:
+        """Returns the translations of highest and of lowest chrF, the best and the worst first; a few of each."""
+        from sacrebleu import sentence_chrf
 
-    rated = [
-        (source, hypothesis, reference, float(sentence_chrf(hypothesis, [reference]).score))
-        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
-    ]
-    return sorted(rated, key=lambda row: row[3])[:EXAMPLES]
+        rows = [
+            (source, hypothesis, reference, float(sentence_chrf(hypothesis, [reference]).score))
+            for source, hypothesis, reference in zip(self.sources, self.hypotheses, self.references, strict=False)
+        ]
+        rows.sort(key=lambda row: row[3])
+        return rows[: -RATED - 1 : -1], rows[:RATED]

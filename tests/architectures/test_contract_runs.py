@@ -24,7 +24,6 @@ RUN = {
     "max_tokens": 120,
     "precision": "fp32",
     "device": "cpu",
-    "valid_bleu": False,
     "lr": 0.01,
     "warmup_updates": 4,
     "validate_interval": None,

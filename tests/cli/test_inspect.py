@@ -25,7 +25,7 @@ def run_folder(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     flags = (
         "--arch transformer_tiny --encoder-layers 2 --decoder-layers 1 --d-model 16 --d-ff 32 --heads 2 --max-update 2"
     )
-    flags += " --batch-tokens 200 --no-valid-bleu --threads 1"
+    flags += " --batch-tokens 200 --metrics none --threads 1"
     trained = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), "--save-dir", str(folder)])
     assert trained.exit_code == 0, trained.output
     return folder

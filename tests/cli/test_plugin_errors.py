@@ -118,7 +118,7 @@ def test_a_mistake_in_a_worker_is_shown_with_its_line(mirror_data: Path, tmp_pat
     line = text[: text.index("assert not")].count("\n") + 1
     place = f'File "{path}", line {line}, in decode\n    assert not os.environ.get("LATE_FAILS"), "not today"\n'
     flags = ["--arch", "late", "--plugin", str(path), "--max-update", "1", "--batch-tokens", "200", "--threads", "1"]
-    flags += ["--lr", "0.01", "--no-valid-bleu", "--save-dir", str(tmp_path / "run")]
+    flags += ["--lr", "0.01", "--metrics", "none", "--save-dir", str(tmp_path / "run")]
     assert CliRunner().invoke(main, ["train", str(mirror_data), *flags]).exit_code == 0
     del ARCHITECTURES.entries["late"], ARCHITECTURES.entries["late_gru"]
 

@@ -21,7 +21,7 @@ from nmtkit.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
-    "--max-tokens 200 --precision fp32 --device cpu --no-valid-bleu --max-update 2"
+    "--max-tokens 200 --precision fp32 --device cpu --metrics none --max-update 2"
 )
 
 
@@ -219,7 +219,7 @@ def test_only_plugins_that_the_model_needs_are_named_for_generate(mirror_data: P
     said = train(mirror_data, *TINY.split(), *plugins, "--save-dir", tmp_path / "one").stderr
     assert "nmtkit generate" in said and "--plugin" not in said
     assert checkpoint.load(tmp_path / "one" / "last.pt")["plugins"] == []
-    flags = ["--arch", "gru", "--width", 8, "--lr", 0.1, "--max-update", 1, "--no-valid-bleu", "--device", "cpu"]
+    flags = ["--arch", "gru", "--width", 8, "--lr", 0.1, "--max-update", 1, "--metrics", "none", "--device", "cpu"]
     said = train(mirror_data, *flags, "--plugin", gru, *plugins, "--save-dir", tmp_path / "two").stderr
     assert f"--plugin {gru}" in said and "criterion.py" not in said
     assert checkpoint.load(tmp_path / "two" / "last.pt")["plugins"] == [str(gru)]
@@ -266,7 +266,12 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
         (["--validate-interval", "none", "--patience", "3"], "--patience does nothing without --validate-interval or"),
         (["--validate-interval", "none", "--valid-beam", "3"], "--valid-beam does nothing without"),
         (["--validate-interval", "none", "--lr-scheduler", "plateau"], "--lr-scheduler plateau does nothing without"),
-        (["--best-checkpoint-metric", "bleu"], "--best-checkpoint-metric bleu does nothing without --valid-bleu"),
+        (["--best-checkpoint-metric", "bleu"], "--best-checkpoint-metric bleu does nothing without --metrics bleu"),
+        (["--best-checkpoint-metric", "wer"], "say whether more is better, wer:max, or less, wer:min; known: loss, "),
+        (["--best-checkpoint-metric", "loss:up"], "'up' is neither min nor max"),
+        (["--valid-beam", "3"], "--valid-beam does nothing without a metric of translations"),
+        (["--metrics", "bleu", "--bleu-tokenize", "klingon"], "unknown tokenizer 'klingon'"),
+        (["--metrics", "chrf", "--validate-interval", "none"], "--metrics does nothing without --validate-interval"),
         (["--device", "tpu"], "'tpu' is not one of auto, cpu, cuda"),
         (["--device", "cuda:9"], "'cuda:9' is not one of auto, cpu, cuda"),
         (["--lr", "nan"], "--lr is nan; it must be above 0"),
@@ -323,7 +328,7 @@ def test_dashes_and_underscores_are_alike_in_the_config(mirror_data: Path, tmp_p
     [
         ("max_updates = 3", "did you mean 'max_update'?"),
         ("max_update = 3.0", "max_update: 3.0 is not a whole number"),
-        ("valid_bleu = 1", "valid_bleu: 1 is not true or false"),
+        ("compile = 1", "compile: 1 is not true or false"),
         ('save_dir = ""', "save_dir: '' is not a path"),
         ("clip_norm = nan", "--clip-norm is nan; it must be at least 0"),
         ("seed = -1", "--seed is -1; it must be at least 0"),

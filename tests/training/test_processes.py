@@ -21,7 +21,7 @@ from nmtkit.distributed import free_port, launch
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
-    --batch-tokens 400 --max-tokens 80 --precision fp32 --device cpu --no-valid-bleu --lr 0.01 --warmup-updates 10
+    --batch-tokens 400 --max-tokens 80 --precision fp32 --device cpu --metrics none --lr 0.01 --warmup-updates 10
     --clip-norm 1 --log-interval 1 --threads 1
 """)
 
@@ -192,7 +192,7 @@ main()
 
 
 def test_a_signal_ends_a_validation_that_translates(mirror_data: Path, tmp_path: Path) -> None:
-    flags = ("--validate-interval-updates", 3, "--valid-bleu", "--max-update", 6)
+    flags = ("--validate-interval-updates", 3, "--metrics", "bleu", "--max-update", 6)
     command = [sys.executable, "-c", TRANSLATING, *train_flags(mirror_data, tmp_path / "run", *flags)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

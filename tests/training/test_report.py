@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from nmtkit.training import report
-from nmtkit.training.progress import Lines, RunLog, duration, fields, fitting
+from nmtkit.training.progress import LIVE, Lines, RunLog, duration, fields, fitting, lines_of
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,15 @@ def test_a_live_line_never_wraps() -> None:
     for width in (40, 80, 120):
         assert len(fitting(shown, width)) <= width
     assert fitting(shown, 200) == "  ".join(shown)
-    assert fitting(shown, 40).startswith("update 12,345/100,000  epoch 12")
+    assert fitting(shown, 40).startswith("update 12,345/100,000  loss 3.142")
+
+
+def test_a_line_of_80_columns_has_the_rate_and_the_norm_and_the_live_one_the_time_left() -> None:
+    record = {"update": 88300, "updates": 100000, "epoch": 12, "loss": 3.14159, "ppl": 23.14, "lr": 0.000118}
+    record |= {"norm": 11.5, "tokens_per_second": 23456.7, "seconds_left": 98765.0, "kind": "train"}
+    [line] = lines_of(record, 80)
+    assert line == "update 88,300/100,000  loss 3.142  ppl 23.14  lr 0.000118  norm 11.50"
+    assert fitting(fields(record, LIVE), 80).endswith("epoch 12  loss 3.142  23.5k tok/s  1 d 3 h left")
 
 
 @pytest.mark.parametrize(("ppl", "text"), [(9.876, "9.88"), (999.5, "999.50"), (6843.2, "6,843"), (1.5e9, "1.5e+09")])
@@ -49,7 +57,7 @@ def test_the_log_is_json_even_where_a_number_is_not_finite(tmp_path: Path) -> No
 
 def page(tmp_path: Path, records: list[dict[str, object]]) -> str:
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    report.write(tmp_path, "[run]\nseed = 1\n", [("a <b>", "x & y", "z", 12.3)])
+    report.write(tmp_path, "[run]\nseed = 1\n", worst=[("a <b>", "x & y", "z", 12.3)])
     return (tmp_path / "report.html").read_text()
 
 

@@ -27,7 +27,6 @@ SMALL_RUN = {
     "max_tokens": 80,
     "precision": "fp32",
     "device": "cpu",
-    "valid_bleu": False,
     "lr": 0.01,
     "warmup_updates": 10,
     "validate_interval": None,
@@ -36,7 +35,7 @@ SMALL_RUN = {
 
 
 def job(save_dir: Path, names: dict[str, str] | None = None, **settings: Any) -> JobConfig:
-    template = JobTemplate.read(names={"architecture": "transformer_tiny", **(names or {})})
+    template = JobTemplate.read(names={"architecture": "transformer_tiny", "metrics": "none", **(names or {})})
     return template.job(TINY | SMALL_RUN | {"save_dir": save_dir} | settings)
 
 
@@ -57,7 +56,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: Path, tmp_path: Path) -> None:
-    ending = train(mirror_data, tmp_path / "run", max_update=40, validate_interval=1, valid_bleu=True, valid_beam=2)
+    ending = train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=40, validate_interval=1, valid_beam=2)
     assert ending.updates == 40
     losses = [record["loss"] for record in records(tmp_path / "run", "train")]
     assert losses[-1] < losses[0] - 0.5
@@ -129,21 +128,21 @@ def test_a_validation_gives_a_heartbeat_for_every_token(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats: list[int | None] = []
-    run = Run(job(tmp_path / "run", max_update=1, validate_interval=1, valid_bleu=True), mirror_data, Lines())
+    run = Run(job(tmp_path / "run", {"metrics": "chrf"}, max_update=1, validate_interval=1), mirror_data, Lines())
     monkeypatch.setattr(distributed, "heartbeat", lambda stage=None: beats.append(stage))
     assert run.validator is not None
-    run.validator.bleu(run.trainer.model)
+    run.validator.translations(run.trainer.model)
     longest = int(run.dataset["valid"].target.lengths.max())
     assert len(beats) >= longest
 
 
 def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirror_data: Path, tmp_path: Path) -> None:
-    run = Run(job(tmp_path / "run", max_update=20, validate_interval=1, valid_bleu=True), mirror_data, Lines())
+    run = Run(job(tmp_path / "run", {"metrics": "bleu"}, max_update=20, validate_interval=1), mirror_data, Lines())
     run.run()
     assert run.validator is not None
     before = {name: (value.dtype, value.clone()) for name, value in run.trainer.model.state_dict().items()}
     kinds = [type(module) for module in run.trainer.model.modules()]
-    run.validator.bleu(run.trainer.model)
+    run.validator.translations(run.trainer.model)
     after = run.trainer.model.state_dict()
     assert all(
         after[name].dtype == dtype and torch.equal(after[name], value) for name, (dtype, value) in before.items()
@@ -151,8 +150,10 @@ def test_validation_translates_as_generate_does_and_leaves_the_model_alone(mirro
     assert [type(module) for module in run.trainer.model.modules()] == kinds
     translator = Translator.load(tmp_path / "run" / "last.pt")
     texts = [translation.text for translation in translator.translate(run.dataset["valid"].source_lines(), beam=4)]
-    assert {row[1] for row in run.validator.worst} <= set(texts)
-    assert len(run.validator.worst) == len(texts)
+    assert run.validator.hypotheses == texts
+    best, worst = run.validator.rated()
+    assert {row[1] for row in best + worst} <= set(texts)
+    assert best[0][3] == max(row[3] for row in best) and worst[0][3] == min(row[3] for row in worst)
 
 
 def test_hours_of_training_end_the_run_and_count_from_its_start(mirror_data: Path, tmp_path: Path) -> None:
@@ -282,8 +283,9 @@ def test_a_pair_larger_than_max_tokens_is_named_before_the_first_update(mirror_d
 HOLDER = """
 import sys, time
 from pathlib import Path
+from nmtkit.checkpoint import Objective
 from nmtkit.training.checkpoints import CheckpointManager
-manager = CheckpointManager(Path(sys.argv[1]), None, 1, "loss")
+manager = CheckpointManager(Path(sys.argv[1]), None, 1, Objective("loss"))
 manager.open()
 print("locked", flush=True)
 time.sleep(1000)

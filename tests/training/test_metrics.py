@@ -1,0 +1,237 @@
+"""Metrics of validations, against sacreBLEU and arithmetic of one's own; what a run goes by; what it keeps."""
+
+import json
+import logging
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from nmtkit import checkpoint
+from nmtkit.checkpoint import Objective
+from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
+from nmtkit.distributed import launch
+from nmtkit.models import from_checkpoint
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.metrics import METRICS, CometConfig, Metric, Outputs, objective
+from nmtkit.training.progress import Lines
+from nmtkit.training.run import Run
+
+FLAGS = shlex.split("""
+    --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0
+    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --valid-beam 2 --lr 0.02 --warmup-updates 10
+    --threads 1 --validate-interval none --validate-interval-updates 10 --metrics bleu,chrf,accuracy
+""")
+
+
+def flags(data: Path, save_dir: Path, *more: object) -> list[str]:
+    return ["train", str(data), *FLAGS, "--save-dir", str(save_dir), *map(str, more)]
+
+
+def train(data: Path, save_dir: Path, *more: object) -> str:
+    result = CliRunner().invoke(main, flags(data, save_dir, *more))
+    assert result.exit_code == 0, result.stderr
+    return result.stderr
+
+
+def valid(save_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "valid"]
+
+
+@pytest.fixture(scope="module")
+def trained(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("metrics") / "run"
+    train(mirror_data, folder, "--max-update", 40)
+    return folder
+
+
+def test_scores_are_those_of_sacrebleu_on_the_kept_translations(mirror_data: Path, trained: Path) -> None:
+    from sacrebleu.metrics import BLEU, CHRF
+
+    references = Dataset.open(mirror_data)["valid"].references()
+    assert [record["update"] for record in valid(trained)] == [10, 20, 30, 40]
+    for record in valid(trained):
+        hypotheses = (trained / f"validation/update_{record['update']:08d}.txt").read_text().split("\n")[:-1]
+        assert record["bleu"] == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score, rel=1e-5)
+        assert record["chrf"] == pytest.approx(CHRF().corpus_score(hypotheses, [references]).score, rel=1e-5)
+
+
+def test_accuracy_is_the_share_of_tokens_that_a_plain_loop_finds_most_probable(
+    mirror_data: Path, trained: Path
+) -> None:
+    model, _ = from_checkpoint(trained / "last.pt")
+    split = Dataset.open(mirror_data)["valid"]
+    correct, tokens = 0, 0
+    losses: dict[bool, list[float]] = {True: [], False: []}  # by whether a sentence has ten tokens or fewer
+    with torch.no_grad():
+        for pair in range(len(split)):
+            batch = split.batch(np.array([pair]))
+            log_p = model.output_projection(model(batch.source, batch.target_input)).log_softmax(-1)
+            for row, target in zip(log_p, batch.target_output.tolist(), strict=True):
+                correct, tokens = correct + (row.max() == row[target]).item(), tokens + 1
+                smoothed = 0.9 * row[target] + 0.1 * row.mean()
+                losses[len(log_p) <= 10].append(-float(smoothed))
+    last = valid(trained)[-1]
+    assert last["accuracy"] == pytest.approx(100 * correct / tokens, rel=1e-5)
+    assert last["loss"] == pytest.approx(np.mean(losses[True] + losses[False]), rel=1e-4)
+    short = [row for row in last["by_length"] if row["tokens"] == "1-10"]
+    assert [row["loss"] for row in short] == ([pytest.approx(np.mean(losses[True]), rel=1e-4)] if losses[True] else [])
+    assert sum(row["sentences"] for row in last["by_length"]) == len(split)
+
+
+def test_two_ranks_score_as_one(mirror_data: Path, trained: Path, tmp_path: Path) -> None:
+    assert launch(flags(mirror_data, tmp_path / "run", "--max-update", 10), 2) == 0
+    for one, two in zip(valid(trained), valid(tmp_path / "run"), strict=False):
+        assert {name for name in one if name != "seconds"} == {name for name in two if name != "seconds"}
+        for name in ("loss", "ppl", "accuracy", "chrf"):
+            assert two[name] == pytest.approx(one[name], rel=2e-2), name
+    texts = [
+        (folder / "validation/update_00000010.txt").read_text().split("\n") for folder in (trained, tmp_path / "run")
+    ]
+    assert len(texts[0]) == len(texts[1])
+    assert sum(a == b for a, b in zip(*texts, strict=True)) > 0.8 * len(texts[0])
+
+
+def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data: Path, tmp_path: Path) -> None:
+    more = ["--best-checkpoint-metric", "accuracy", "--lr", "1.0", "--keep-last", "1", "--save-interval", "none"]
+    for updates in (30, 60):
+        train(mirror_data, tmp_path, "--max-update", updates, *more)
+    scores = {record["update"]: record["accuracy"] for record in valid(tmp_path)}
+    best = max(scores, key=lambda update: scores[update])
+    assert (tmp_path / "best.pt").resolve().name == checkpoint.file_name(best)
+    running = [record["best"] for record in valid(tmp_path)]
+    assert running == [value > max(list(scores.values())[:i], default=-1) for i, value in enumerate(scores.values())]
+    averaged = tmp_path.parent / "averaged.pt"
+    best_two = ["average-checkpoints", tmp_path, "--best", 1, "--best-checkpoint-metric", "accuracy"]
+    assert CliRunner().invoke(main, [*map(str, best_two), "--output", str(averaged)]).exit_code == 0
+    assert checkpoint.load(averaged)["averaged"] == [checkpoint.file_name(best)]
+
+
+def test_patience_counts_validations_without_a_higher_score(mirror_data: Path, tmp_path: Path) -> None:
+    more = ["--best-checkpoint-metric", "chrf", "--patience", "2", "--max-update", "400", "--lr", "3.0"]
+    assert "no better chrf in 2 validations" in train(mirror_data, tmp_path, *more)
+    scores = [record["chrf"] for record in valid(tmp_path)]
+    assert max(scores) == scores[-3]
+
+
+def test_going_by_another_metric_starts_the_best_anew(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path, "--max-update", 10)
+    train(mirror_data, tmp_path, "--max-update", 20, "--best-checkpoint-metric", "bleu")
+    saved = checkpoint.load(tmp_path / "last.pt")
+    assert saved["training"]["objective"] == ["bleu", True]
+    assert saved["training"]["best"] == pytest.approx(-valid(tmp_path)[-1]["bleu"], rel=1e-5)
+    plateau = ["--lr-scheduler", "plateau"]
+    train(mirror_data, tmp_path / "plateau", "--max-update", 10, *plateau)
+    again = flags(mirror_data, tmp_path / "plateau", "--max-update", 20, "--best-checkpoint-metric", "chrf", *plateau)
+    assert "resume with --best-checkpoint-metric loss" in CliRunner().invoke(main, again).stderr
+
+
+def test_a_count_of_the_criterion_can_be_followed_and_a_wrong_one_is_named(mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", "--max-update", 10, "--best-checkpoint-metric", "nll:min")
+    wrong = flags(mirror_data, tmp_path / "other", "--max-update", 10, "--best-checkpoint-metric", "agreement:max")
+    said = CliRunner().invoke(main, wrong).stderr
+    assert (
+        "--best-checkpoint-metric agreement: this run's validations have loss, nll, ppl, bleu, chrf, accuracy" in said
+    )
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from nmtkit.registry import Config, option
+from nmtkit.training.metrics import METRICS, Metric
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorsConfig(Config):
+    errors_weight: float = option(1.0, "Multiplies the score.", above=0)
+
+@METRICS.register("errors", ErrorsConfig())
+class Errors(Metric):
+    higher_is_better, translates = False, True
+
+    def __init__(self, config):
+        self.weight = config.errors_weight
+
+    def score(self, outputs):
+        pairs = zip(outputs.hypotheses, outputs.references, strict=True)
+        return self.weight * sum(hypothesis != reference for hypothesis, reference in pairs)
+"""
+
+
+def test_a_plug_in_metric_is_logged_shown_drawn_and_followed(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(METRICS, "entries", dict(METRICS.entries))
+    (tmp_path / "errors.py").write_text(PLUGIN)
+    more = ["--plugin", tmp_path / "errors.py", "--metrics", "errors", "--errors-weight", 0.5, "--max-update", 20]
+    said = train(mirror_data, tmp_path / "run", *more, "--best-checkpoint-metric", "errors")
+    hypotheses = (tmp_path / "run/validation/update_00000020.txt").read_text().split("\n")[:-1]
+    references = Dataset.open(mirror_data)["valid"].references()
+    errors = 0.5 * sum(a != b for a, b in zip(hypotheses, references, strict=True))
+    assert valid(tmp_path / "run")[-1]["errors"] == errors
+    assert f"errors {errors:.4g}" in said
+    assert "errors by update" in (tmp_path / "run/report.html").read_text()
+    assert checkpoint.load(tmp_path / "run/last.pt")["training"]["objective"] == ["errors", False]
+
+
+def test_three_fixed_sentences_are_shown_at_every_validation(mirror_data: Path, tmp_path: Path) -> None:
+    said = train(mirror_data, tmp_path / "run", "--max-update", 20).splitlines()
+    first, second = (record["followed"] for record in valid(tmp_path / "run"))
+    assert len(first) == 3
+    assert [row["source"] for row in first] == [row["source"] for row in second]
+    references = Dataset.open(mirror_data)["valid"].references()
+    for row in second:
+        assert f"  translation  {row['translation']}" in said
+        assert said.count(f"  reference    {row['reference']}") == 2
+        assert row["reference"] in references
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Best validation sentences" in page and "Worst validation sentences" in page
+    assert "Three sentences" in page and "By length" in page
+
+
+def test_comet_is_loaded_once_and_gets_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def predict(data: list[dict[str, str]], **_: object) -> SimpleNamespace:
+        return SimpleNamespace(scores=[float(row["src"] == row["mt"]) for row in data])
+
+    def load(path: str) -> SimpleNamespace:
+        loaded.append(path)
+        return SimpleNamespace(predict=predict)
+
+    module = SimpleNamespace(download_model=lambda name: f"/{name}", load_from_checkpoint=load)
+    monkeypatch.setitem(__import__("sys").modules, "comet", module)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    metric = METRICS["comet"].factory(CometConfig(comet_model="some/model"))
+    texts = {"sources": ["a", "b"], "references": ["x", "y"], "sums": {}, "tokens": 4}
+    assert metric.score(Outputs(hypotheses=["a", "c"], **texts)) == 50
+    assert metric.score(Outputs(hypotheses=["a", "b"], **texts)) == 100
+    assert loaded == ["/some/model"]
+
+
+def test_directions_are_known_or_asked_for() -> None:
+    metrics: dict[str, Metric] = {"bleu": METRICS["bleu"].factory(METRICS["bleu"].preset)}
+    assert objective("ppl", metrics) == Objective("ppl", False)
+    assert objective("bleu", metrics) == Objective("bleu", True)
+    assert objective("divergence:min", metrics) == Objective("divergence", False)
+    with pytest.raises(ValueError, match="say whether more is better"):
+        objective("divergence", metrics)
+    with pytest.raises(ValueError, match="--best-checkpoint-metric chrf does nothing without --metrics chrf"):
+        objective("chrf", metrics)
+
+
+def test_a_metric_may_not_take_the_name_of_a_loss(mirror_data: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(METRICS, "entries", dict(METRICS.entries))
+    METRICS.register("nll", METRICS["accuracy"].preset)(METRICS["accuracy"].factory)
+    logging.getLogger("nmtkit").setLevel(logging.WARNING)
+    settings = {"max_update": 1, "batch_tokens": 400, "device": "cpu", "save_dir": tmp_path / "run", "d_model": 8}
+    names = {"architecture": "transformer_tiny", "metrics": "nll"}
+    job = JobTemplate.read(names=names).job(settings | {"heads": 1, "encoder_layers": 1, "decoder_layers": 1})
+    with pytest.raises(ValueError, match="'nll' has the name of another score"):
+        Run(job, mirror_data, Lines()).run()
