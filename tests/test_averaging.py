@@ -93,12 +93,14 @@ def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
 
 def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     for update, (loss, bleu) in enumerate([(3.0, 20.0), (2.0, 21.0), (2.5, 25.0)], 1):
-        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scores={"loss": loss, "bleu": bleu})
+        scores = {"scores": {"loss": loss, "bleu": bleu}, "maximized": ["bleu"]}
+        write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), **scores)
     write(tmp_path / checkpoint.file_name(4), 4, torch.zeros(1))
     names = {update: tmp_path / checkpoint.file_name(update) for update in range(1, 5)}
     assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
+    assert averaging.best_of(tmp_path, 2, "bleu:min") == [names[1], names[2]]
     with pytest.raises(ValueError, match="5 checkpoints asked for, 4 saved at its intervals"):
         averaging.last_of(tmp_path, 5)
     with pytest.raises(ValueError, match="4 checkpoints with a validation loss asked for, 3 there"):
