@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from testing import tiny_transformer
+from testing import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer, tiny_transformer
 
 from nmtkit import checkpoint, models
+from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.packed import Packed
+from nmtkit.registry import derive
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +95,23 @@ def test_a_checkpoint_whose_parts_lie_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"c.pt.*{message}"):
         models.from_checkpoint(written(tmp_path, contents, **changes))
+
+
+@pytest.mark.parametrize("name", sorted(TINY_CONFIGS))
+def test_a_loaded_model_has_the_weights_of_its_checkpoint_and_the_buffers_of_a_fresh_one(name, tmp_path) -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(name, models.vocabulary_of(tokenizer))
+    config = derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test")
+    checkpoint.save(tmp_path / "model.pt", models.to_checkpoint(model, name, config, tokenizer, [], 1))
+    loaded, _ = models.from_checkpoint(tmp_path / "model.pt")
+    for (key, value), (other_key, other) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert key == other_key and torch.equal(value, other)
+    for (key, value), (other_key, other) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
+        assert key == other_key and torch.equal(value, other)
+
+
+def test_loading_draws_no_random_numbers(tmp_path) -> None:
+    path = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer())
+    before = torch.random.get_rng_state()
+    models.from_checkpoint(path)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,10 +1,12 @@
 """The `nmtkit` command. A subcommand is imported when it is run: help and completion do not wait for torch."""
 
+import contextlib
+import gc
 import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,24 @@ def limit_primitive_caches() -> None:
         os.environ.setdefault(name, "64")
 
 
+@contextlib.contextmanager
+def imports() -> Iterator[None]:
+    """Keeps the garbage collector at rest, and takes what was imported out of its sight.
+
+    Importing torch makes millions of objects that stay. Going through them again and again takes a third of the time
+    from there to the process's end: 1.4 s instead of 0.95 s where nothing else is done.
+    """
+    if "torch" in sys.modules:  # in a notebook or a test; the objects of others are theirs
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -78,7 +98,8 @@ class LazyGroup(click.Group):
             raise click.UsageError(
                 f"unknown command {name!r}; {f'{about}; ' if about else ''}known: {', '.join(COMMANDS)}", ctx
             )
-        module = importlib.import_module("nmtkit.cli." + name.replace("-", "_"))
+        with imports():
+            module = importlib.import_module("nmtkit.cli." + name.replace("-", "_"))
         command: click.Command = module.command
         return command
 

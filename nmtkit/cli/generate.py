@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from nmtkit import registry
+from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
@@ -127,11 +128,12 @@ def generate(
     devices: DeviceOptions,
     options: TranslatorOptions,
 ) -> None:
-    import torch
+    with imports():
+        import torch
 
-    from nmtkit.generation import inputs
-    from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
-    from nmtkit.generation.translator import WINDOW, Translator
+        from nmtkit.generation import inputs
+        from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
+        from nmtkit.generation.translator import WINDOW, Translator
 
     device = rank_device(devices.named_device, config.workers)
     own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of an engine are threads of its own
