@@ -1,10 +1,11 @@
 """Lines in, translations out, in order. `nmtkit.load` returns it in a form that is shorter to use."""
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ import torch
 from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.background import OrderedCalls, prefetched, short_switch_interval
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.ctranslate2 import CTranslate2Engine
 from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, decode
@@ -26,6 +28,7 @@ __all__ = ["Output", "Request", "Translation", "Translator"]
 WINDOW = 8192  # lines sorted by length together; a stream holds no more of them in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # source tokens of a batch
 STEP_COST = 8  # sentences; measured: one takes 0.11 to 0.16 of the time of 64, with tiny and base models, fp32 and int8
+PREFETCHED = 1  # windows that are encoded while a GPU decodes the one before
 TOKENS_PER_SLOT = 64  # of `max_tokens`, for each slot of a GPU's search
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
@@ -53,6 +56,8 @@ class Translator:
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
         self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
         self.continuous: ContinuousBatching | None = None
+        # lines are encoded and decoded to text on other threads than that which launches a GPU's kernels
+        self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
 
     @staticmethod
@@ -134,22 +139,43 @@ class Translator:
         waiting: deque[Line] = deque()
         under_way: dict[int, list[Part]] = {}
 
-        def batches() -> Iterator[SentenceBatch]:
-            lines = number = 0
+        def windows_of_batches() -> Iterator[tuple[list[Line], list[list[Part]]]]:
+            number = 0
             for window in windows:
-                new = preprocessor.lines(window, lines)
-                lines += len(new)
-                waiting.extend(new)
-                for parts in self.batches(new, processes) or [[]]:
+                lines = preprocessor.lines(window, number)
+                number += len(lines)
+                yield lines, self.batches(lines, processes) or [[]]
+
+        def sentences(prepared: Iterable[tuple[list[Line], list[list[Part]]]]) -> Iterator[SentenceBatch]:
+            number = 0
+            for lines, batches in prepared:
+                waiting.extend(lines)
+                for parts in batches:
                     under_way[number] = parts
                     number += 1
                     yield [line.parts[index] for line, index in parts]
 
-        for number, found in decoder(batches()):
+        def complete_lines(number: int, found: BatchHypotheses) -> list[Line]:
             for (line, index), hypotheses in zip(under_way.pop(number), found, strict=True):
                 line.hypotheses[index] = hypotheses
-            while waiting and waiting[0].complete:
-                yield postprocessor.translation(waiting.popleft())
+            return [waiting.popleft() for _ in list(takewhile(lambda line: line.complete, waiting))]
+
+        def translations(lines: list[Line]) -> list[Translation]:
+            return [postprocessor.translation(line) for line in lines]
+
+        if not self.background:
+            for number, found in decoder(sentences(windows_of_batches())):
+                for line in complete_lines(number, found):
+                    yield postprocessor.translation(line)
+        else:
+            prepared = prefetched(windows_of_batches(), PREFETCHED)
+            with short_switch_interval(), OrderedCalls[list[Translation]]() as calls, contextlib.closing(prepared):
+                for number, found in decoder(sentences(prepared)):
+                    calls.submit(translations, complete_lines(number, found))
+                    for ready in calls.results(wait=not under_way):
+                        yield from ready
+                for ready in calls.results(wait=True):
+                    yield from ready
         assert not waiting
 
     def batches(self, lines: Sequence[Line], processes: int) -> list[list[Part]]:

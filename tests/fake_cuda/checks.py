@@ -12,6 +12,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS, Criterion
 from nmtkit.generation.graph_search import GraphBeamSearch
 from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.translator import Translator
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Batch, Layout, Packed
 from nmtkit.training import precision as precisions
@@ -143,6 +144,12 @@ def logits_of_a_step() -> list[str]:
         with Wide(VOCABULARY) as wide:
             search.step(CacheLengths(16, 16))
     return wide.names
+
+
+def encodes_in_background() -> bool:
+    with fake_gpu():
+        model = model_on_gpu("transformer_tiny")
+    return Translator([model], on_host(tiny_tokenizer)()).background
 
 
 def forbidden(deed: str) -> None:

@@ -145,3 +145,7 @@ def test_a_graph_search(run: Runner, dtype: str, models: int, options: dict[str,
 def test_a_graph_search_writes_logits_once(run: Runner) -> None:
     """Neither log probabilities nor a masked copy: at a vocabulary of 37,000, logits are most of what a step moves."""
     assert run(checks.logits_of_a_step) == ["linear"]
+
+
+def test_on_a_gpu_text_is_encoded_on_another_thread_than_kernels_are_launched(run: Runner) -> None:
+    assert run(checks.encodes_in_background)

@@ -4,6 +4,9 @@ import logging
 import os
 import random
 import signal
+import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -117,6 +120,69 @@ def test_windows_do_not_change_translations(checkpoint_file):
     assert [translation.text for translation in one_by_one] == [
         translation.text for translation in translator.translate(lines, **SHORT)
     ]
+
+
+def test_threads_that_encode_and_decode_text_change_nothing(checkpoint_file, monkeypatch):
+    """As on a GPU, whose kernels the calling thread launches."""
+    translator, lines, threads = Translator.load(checkpoint_file), ODD_LINES * 20, {}
+    expected = [translation.text for translation in translator.translate(lines, beam=2, max_len_b=3)]
+    monkeypatch.setattr("nmtkit.generation.translator.WINDOW", 50)
+
+    def recorded(name, function):
+        def call(*arguments, **options):
+            threads.setdefault(name, set()).add(threading.current_thread())
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in ((Tokenizer, "encode_source"), (Tokenizer, "decode_target"), (Translator, "decode")):
+        monkeypatch.setattr(owner, name, recorded(name, getattr(owner, name)))
+    translator.background, interval = True, sys.getswitchinterval()
+    translations = translator.translate(lines, beam=2, max_len_b=3)
+    assert [translation.text for translation in translations] == expected
+    assert [translation.id for translation in translations] == list(range(len(lines)))
+    assert threads["decode"] == {threading.current_thread()}
+    assert all(len(found) == 1 for found in threads.values()) and len(set.union(*threads.values())) == 3
+    assert sys.getswitchinterval() == interval
+
+
+def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_for(checkpoint_file):
+    translator, asked = Translator.load(checkpoint_file), threading.Event()
+    translator.background = True
+
+    def windows():
+        yield [Request("A dog runs."), Request("")]
+        yield []
+        assert asked.wait(20)
+        yield [Request("A dog.")]
+
+    options = SearchOptions(beam=1, max_len_b=3)
+    translations = translator.run(windows(), options, translator.batch_decoder(options))
+    assert [next(translations).id, next(translations).id] == [0, 1]
+    asked.set()
+    assert [translation.id for translation in translations] == [2]
+
+
+def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_threads(checkpoint_file):
+    translator, options, given = Translator.load(checkpoint_file), SearchOptions(beam=1, max_len_b=3), []
+    translator.background = True
+
+    def windows(end):
+        for number in range(end):
+            given.append(number)
+            yield [Request("A dog runs.")]
+        raise ValueError("line 3 is not UTF-8")
+
+    with pytest.raises(ValueError, match="line 3 is not UTF-8"):
+        list(translator.run(windows(2), options, translator.batch_decoder(options)))
+    run = translator.run(windows(10**9), options, translator.batch_decoder(options))
+    next(run)
+    run.close()
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith(("prefetch", "postprocess")) for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert len(given) < 10
 
 
 def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, tmp_path):
