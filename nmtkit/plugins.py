@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,12 @@ def _import(name: str, title: str) -> None:
                 "module that Python finds (see PYTHONPATH)"
             ) from None
         raise
+
+
+def is_own(factory: Callable[..., Any]) -> bool:
+    """Returns whether a registered class or function is part of this package, and not a plug-in's."""
+    named = factory if hasattr(factory, "__module__") else type(factory)
+    return str(named.__module__).startswith("nmtkit.")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

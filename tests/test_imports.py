@@ -18,6 +18,7 @@ LAYERS = (
     ("api",),
     ("demo",),
     ("inspection", "attention_page"),
+    ("testing",),
     ("training",),
     ("criterions",),
     ("optimizers", "lr_schedulers"),

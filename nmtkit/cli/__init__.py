@@ -25,6 +25,7 @@ COMMANDS = {
     "attention": "A web page of what every attention head looks at.",
     "export": "A checkpoint for CTranslate2, or as separate standard files.",
     "inspect": "What a checkpoint or a dataset is, and how to use it.",
+    "check": "Whether plug-ins keep to their contracts.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }
 BUSY_SPINS = "1000"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from nmtkit.architectures import Architecture
+from nmtkit.architectures.contract import ContractError, described
 from nmtkit.packed import Batch
 from nmtkit.registry import Registry
 
@@ -40,20 +41,21 @@ class Criterion(nn.Module, ABC):
         return Loss(total, counts)
 
     def _checked(self, loss: object) -> Loss:
-        """Raises ValueError naming what a criterion has returned, if it is not a summed loss with its counts."""
+        """Raises ContractError naming what a criterion has returned, if it is not a summed loss with its counts."""
         name = type(self).__name__
         if not isinstance(loss, Loss):
-            raise ValueError(f"criterion {name} returned a {type(loss).__name__}; it must return Loss(sum, counts)")
-        if "nll" not in loss.counts:
-            raise ValueError(
-                f"criterion {name} returned counts {sorted(loss.counts)} without 'nll', the summed negative "
+            raise ContractError(f"criterion {name} returned {described(loss)}; it must return Loss(sum, counts)")
+        if not isinstance(loss.counts, dict) or "nll" not in loss.counts:
+            counts = sorted(loss.counts) if isinstance(loss.counts, dict) else described(loss.counts)
+            raise ContractError(
+                f"criterion {name} returned counts {counts} without 'nll', the summed negative "
                 "log-likelihood that perplexity is computed from"
             )
         for key, value in {"sum": loss.sum, **loss.counts}.items():
             if not isinstance(value, Tensor) or value.dim():
-                shape = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-                raise ValueError(
-                    f"criterion {name} returned {key!r} {shape}; it must be a tensor without dimensions, a sum"
+                raise ContractError(
+                    f"criterion {name} returned {described(value)} for {key!r}; it must be a tensor without "
+                    "dimensions, a sum"
                 )
         return loss
 

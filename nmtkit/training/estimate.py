@@ -12,11 +12,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmtkit import models
-from nmtkit.architectures import Architecture, Vocabulary
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.contract import check_forward
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, Split
 from nmtkit.layers.experts import Experts
 from nmtkit.packed import Layout, Packed
+from nmtkit.plugins import is_own
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import BatchLoader, Position
@@ -140,6 +142,18 @@ class Estimate:
         return None if self.updates is None else self.updates * self.flops / P100_FLOPS / 3600
 
 
+def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
+    """Returns a line for people on the contract of an architecture of a plug-in; none for one of this package.
+
+    Raises ContractError for a model that breaks it, as by reading later target words.
+    """
+    architecture = job.components["architecture"]
+    if is_own(ARCHITECTURES[architecture.name].factory):
+        return []
+    check_forward(models.build(architecture.name, architecture.config, vocabulary), vocabulary)
+    return [f"{'forward pass':<26}{'checked':>10}: shapes; no later target word, no other sentence is read"]
+
+
 def estimate(
     plan: RunPlan,
     vocabulary: Vocabulary,
@@ -207,14 +221,14 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
             raise ValueError("--dry-run needs a dataset, or --vocab-size")
         if updates:
             raise ValueError("--dry-run-updates makes real updates, and needs a dataset for them")
-        return report(estimate(plan, Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)))
+        vocabulary = Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)
+        return report(estimate(plan, vocabulary)) + check_plugin(job, vocabulary)
     dataset = Dataset.open(data)
     split = dataset["train"]
     sampler = plan.sampler(split)
-    expected = estimate(
-        plan, models.vocabulary_of(dataset.tokenizer), sampler.updates_per_epoch, _average_tokens(split)
-    )
-    lines = report(expected)
+    vocabulary = models.vocabulary_of(dataset.tokenizer)
+    expected = estimate(plan, vocabulary, sampler.updates_per_epoch, _average_tokens(split))
+    lines = report(expected) + check_plugin(job, vocabulary)
     return lines + _timed(plan, dataset, sampler, updates, expected) if updates else lines
 
 

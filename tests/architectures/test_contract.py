@@ -1,6 +1,5 @@
 """The contract of every registered architecture with trainers and searches, at tiny sizes."""
 
-import copy
 import dataclasses
 import itertools
 from typing import Any
@@ -14,8 +13,11 @@ from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import derive, plain
+from nmtkit.packed import Packed
+from nmtkit.registry import derive
+from nmtkit.testing import ARCHITECTURE_CHECKS
+from nmtkit.testing.architecture import ArchitectureSubject
+from nmtkit.testing.checks import Check, title
 
 SIZE = 13
 TINY_NAMES = list(TINY_CONFIGS)
@@ -35,128 +37,21 @@ def sentences(*lengths: int, seed: int = 5) -> Packed:
     return Packed.from_lists([torch.randint(3, SIZE, (length,), generator=generator).tolist() for length in lengths])
 
 
-def reference(model: Architecture, source: list[int], prefix: list[int]) -> Tensor:
-    """Logits [V] of what follows the prefix, by a full forward pass over one sentence."""
-    features = model(Packed.from_lists([source]), Packed.from_lists([prefix]))
-    return model.output_projection(features[-1:])[0]
-
-
 def test_every_factory_is_tried() -> None:
     ours = {entry.factory for entry in ARCHITECTURES.entries.values() if entry.factory.__module__.startswith("nmtkit.")}
     assert ours == {ARCHITECTURES[name].factory for name in TINY_CONFIGS}
 
 
+@pytest.mark.parametrize("check", ARCHITECTURE_CHECKS, ids=title)
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_alone_equals_in_any_batch(name: str) -> None:
-    model = tiny(name).eval()
-    source, target = sentences(4, 9, 1, 6), sentences(7, 2, 5, 12, seed=6)
-    together = target.with_values(model(source, target)).split()
-    turned = torch.tensor([2, 0, 3, 1])
-    reordered = model(source.select(turned), target.select(turned))
-    again = target.select(turned).with_values(reordered).split()
-    for index in range(4):
-        single = torch.tensor([index])
-        alone = model(source.select(single), target.select(single))
-        torch.testing.assert_close(together[index], alone, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(again[turned.tolist().index(index)], alone, rtol=1e-5, atol=1e-5)
+def test_the_contract_holds(name: str, check: Check) -> None:
+    check(ArchitectureSubject(name, TINY_CONFIGS[name]))
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_padding_sentences_and_a_loose_bound_change_nothing(name: str) -> None:
-    model = tiny(name).eval()
-    source, target = sentences(4, 9), sentences(7, 2, seed=6)
-    expected = model(source, target)
-
-    def with_padding(packed: Packed) -> Packed:
-        lengths = torch.cat([packed.layout.lengths, torch.tensor([3, 2])])
-        values = torch.cat([packed.values, torch.tensor([2, 2, 2, 2, 2])])
-        return Packed(values, Layout(lengths, 64, len(values)))
-
-    got = model(with_padding(source), with_padding(target))
-    torch.testing.assert_close(got[: len(expected)], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_features_depend_on_earlier_tokens_alone(name: str) -> None:
-    model = tiny(name).eval()
-    source, target = sentences(5, 3), sentences(8, 6, seed=6)
-    changed = target.values.clone()
-    changed[5:8] = (changed[5:8] + 1) % SIZE
-    before, after = model(source, target), model(source, target.with_values(changed))
-    torch.testing.assert_close(before[:5], after[:5], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(before[8:], after[8:], rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(before[5:8], after[5:8])
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_every_source_token_matters(name: str) -> None:
-    model = tiny(name).eval()
-    source, target = sentences(6), sentences(6, seed=6)
-    features = model(source, target)
-    for index in range(6):
-        changed = source.values.clone()
-        changed[index] = (changed[index] + 1) % SIZE
-        assert not torch.allclose(features, model(source.with_values(changed), target), rtol=0, atol=1e-6), index
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_cached_step_equals_full_forward(name: str) -> None:
-    model = tiny(name).eval()
-    with torch.no_grad():
-        source = sentences(4, 7, 2)
-        memory = model.encode(source)
-        beams = 2
-        rows = sentences(*[11] * 6, seed=9).to_padded()
-        state, plain_state = model.start(memory, beams), PrefixState(memory, beams)
-        assert not isinstance(state, PrefixState)
-        for column in rows.unbind(1):
-            logits, expected = model.step(column, state), Architecture.step(model, column, plain_state)
-            torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_reorder_drop_and_insert_keep_rows_right(name: str) -> None:
-    """A search over three sentences is shuffled, thinned and topped up; each row still follows its own prefix."""
-    model = tiny(name).eval()
-    with torch.no_grad():
-        source = [ids.tolist() for ids in sentences(4, 7, 2).split()]
-        fresh = [ids.tolist() for ids in sentences(9, 3, seed=8).split()]
-        tokens = torch.randint(3, SIZE, (9, 6), generator=torch.Generator().manual_seed(1))
-        state = model.start(model.encode(Packed.from_lists(source)), 2)
-        owners, prefixes = [0, 0, 1, 1, 2, 2], [[] for _ in range(6)]
-
-        def step(column: Tensor) -> None:
-            logits = model.step(column, state)
-            for row, token in enumerate(column.tolist()):
-                prefixes[row] = [*prefixes[row], token]
-                expected = reference(model, source[owners[row]], prefixes[row])
-                torch.testing.assert_close(logits[row], expected, rtol=1e-5, atol=1e-5)
-
-        def reorder(parents: list[int]) -> None:
-            nonlocal prefixes
-            state.reorder(torch.tensor(parents))
-            prefixes = [prefixes[parent] for parent in parents]
-
-        step(tokens[0])
-        reorder([1, 1, 2, 3, 5, 4])
-        step(tokens[1])
-        state.drop_finished(torch.tensor([0, 2]))
-        owners, prefixes = [0, 0, 2, 2], prefixes[:2] + prefixes[4:]
-        step(tokens[2, :4])
-        state.insert(torch.tensor([1]), model.encode(Packed.from_lists(fresh[:1])))
-        source.append(fresh[0])
-        owners, prefixes = [0, 0, 3, 3], [*prefixes[:2], [], []]
-        step(tokens[3, :4])
-        reorder([1, 0, 3, 2])
-        step(tokens[4, :4])
-        state.insert(torch.tensor([1, 0]), model.encode(Packed.from_lists(fresh)))
-        source.append(fresh[1])
-        owners, prefixes = [4, 4, 3, 3], [[], [], [], []]
-        for column in tokens[5:]:
-            step(column[:4])
-        state.drop_finished(torch.tensor([0]))
-        owners, prefixes = owners[:2], prefixes[:2]
-        step(tokens[0, :2])
+def test_a_step_keeps_a_cache(name: str) -> None:
+    model = tiny(name)
+    assert not isinstance(model.start(model.encode(sentences(4, 7)), 2), PrefixState)
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
@@ -186,45 +81,18 @@ def test_beam_search_equals_exhaustive_search(name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_every_parameter_gets_a_finite_gradient(name: str) -> None:
-    model = tiny(name).train()
-    features = model(sentences(5, 8, 3), sentences(7, 4, 9, seed=6))
-    loss = torch.nn.functional.cross_entropy(
-        model.output_projection(features), sentences(20, seed=7).values, reduction="sum"
-    )
-    (loss + sum(model.auxiliary_losses().values())).backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None, key
-        assert parameter.grad.isfinite().all(), key
-    assert sum(bool(parameter.grad.any()) for parameter in model.parameters()) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_bf16_autocast_trains_and_steps(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in TINY_NAMES if "moe" not in name])  # whose noise is larger
+def test_features_under_bf16_autocast_are_close(name: str) -> None:
     model = tiny(name, dropout=0.0).train()
     source, target = sentences(5, 8, 3), sentences(7, 4, 9, seed=6)
-    exact = model.eval()(source, target).detach()
-    model.train()
+    exact = model(source, target).detach()
     with torch.autocast("cpu", torch.bfloat16):
         features = model(source, target)
-        loss = model.output_projection(features).float().logsumexp(-1).sum() + sum(model.auxiliary_losses().values())
-    loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
-    if "moe" not in name:  # noise
-        assert (features.float() - exact).abs().max() < 0.05 * exact.abs().max()
-    model.eval()
-    for cast in (False, True):
-        model = copy.deepcopy(model).bfloat16() if cast else model
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not cast):
-            state = model.start(model.encode(source), 2)
-            first = model.step(target.values[:6], state)
-            second = model.step(target.values[6:12], state)
-        assert first.isfinite().all() and second.isfinite().all()
+    assert (features.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_training_repeats_with_the_seed_of_the_global_generator(name: str) -> None:
+def test_dropout_is_drawn_from_the_global_generator(name: str) -> None:
     model = tiny(name, dropout=0.3).train()
     source, target = sentences(5, 8, 3), sentences(7, 4, 9, seed=6)
 
@@ -237,29 +105,6 @@ def test_training_repeats_with_the_seed_of_the_global_generator(name: str) -> No
     assert not torch.equal(first, model(source, target))
 
 
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_auxiliary_losses_are_silent_in_evaluation(name: str) -> None:
-    model = tiny(name).eval()
-    model(sentences(5, 8), sentences(7, 4, seed=6))
-    assert model.auxiliary_losses() == {}
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_config_survives_a_round_trip(name: str) -> None:
-    model_config = derive(ARCHITECTURES[name].preset, TINY_CONFIGS[name], "test")
-    assert derive(ARCHITECTURES[name].preset, plain(model_config), "test") == model_config
-
-
-@pytest.mark.parametrize("name", TINY_NAMES)
-def test_weights_survive_a_round_trip(name: str) -> None:
-    model, other = tiny(name).eval(), tiny(name).eval()
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    other.load_state_dict(model.state_dict())
-    source, target = sentences(5, 8), sentences(7, 4, seed=6)
-    assert torch.equal(model(source, target), other(source, target))
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES.names())
 def test_bad_sizes_are_refused_by_name(name: str) -> None:
     preset = ARCHITECTURES[name].preset
@@ -269,17 +114,13 @@ def test_bad_sizes_are_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)
-def test_attention_weights_are_distributions(name: str) -> None:
-    model = tiny(name).eval()
-    source, target = sentences(5, 8), sentences(7, 4, seed=6)
+def test_attention_weights_are_there(name: str) -> None:
+    model, source, target = tiny(name), sentences(5, 8), sentences(7, 4, seed=6)
     if name == "bytenet_small":
         with pytest.raises(ValueError, match="no attention"):
             model.attention_weights(source, target)
-        return
-    for kind, layers in model.attention_weights(source, target).items():
-        queries = source.layout if kind == "encoder" else target.layout
-        for weights in layers:
-            torch.testing.assert_close(weights.sum(-1)[:, 0], queries.mask.float(), rtol=1e-4, atol=1e-4)
+    else:
+        assert "cross" in model.attention_weights(source, target)
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES.names() if name.endswith(("_small", "_tiny"))])

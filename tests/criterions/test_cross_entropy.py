@@ -127,12 +127,15 @@ class Returning(Criterion):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.tensor(1.0), r"Returning returned a Tensor; it must return Loss\(sum, counts\)"),
-        (None, "Returning returned a NoneType"),
+        (torch.tensor(1.0), r"Returning returned a Tensor of shape \[\]; it must return Loss\(sum, counts\)"),
+        (None, "Returning returned None; it must return Loss"),
         (Loss(torch.tensor(1.0), {"own": torch.tensor(1.0)}), r"counts \['own'\] without 'nll'"),
-        (Loss(torch.ones(3), {"nll": torch.tensor(1.0)}), r"'sum' of shape \(3,\); it must be a tensor without"),
-        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"'nll' of shape \(1,\)"),
-        (Loss(torch.tensor(1.0), {"nll": 1.0}), "'nll' a float"),  # type: ignore[dict-item]
+        (
+            Loss(torch.ones(3), {"nll": torch.tensor(1.0)}),
+            r"a Tensor of shape \[3\] for 'sum'; it must be a tensor without",
+        ),
+        (Loss(torch.tensor(1.0), {"nll": torch.ones(1)}), r"a Tensor of shape \[1\] for 'nll'"),
+        (Loss(torch.tensor(1.0), {"nll": 1.0}), "returned 1.0 for 'nll'"),  # type: ignore[dict-item]
     ],
 )
 def test_a_criterion_that_returns_something_else_is_told_what(value: object, message: str) -> None:

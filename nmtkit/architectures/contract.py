@@ -1,0 +1,159 @@
+"""What an architecture promises of its forward pass, checked on two made-up sentences.
+
+A training with a plug-in's architecture begins with `check_forward`; `nmtkit.testing` checks more.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures.interface import Architecture, Vocabulary
+from nmtkit.packed import Layout, Packed
+
+SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
+CHANGED_FROM = 4  # position from which on the words of the first target sentence are changed
+FIRST_WORD = 3  # ids below are <unk>, bos and eos
+TOLERANCE = 1e-4  # of the largest feature: what another order of summation may change
+
+
+class ContractError(ValueError):
+    """A component does not keep to its interface; the message says what it returned and what is expected."""
+
+
+def described(value: object) -> str:
+    """Returns what a component returned, for messages: "a Tensor of shape [2, 3]", "None", "a dict"."""
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {list(value.shape)}"
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    name = type(value).__name__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+
+
+def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = None) -> Packed:
+    """Returns made-up sentences of word ids below `size`, none longer than `longest`."""
+    generator = torch.Generator().manual_seed(seed)
+    first = min(FIRST_WORD, size - 1)
+    limited = [min(length, longest or length) for length in lengths]
+    return Packed.from_lists(
+        [torch.randint(first, size, (length,), generator=generator).tolist() for length in limited]
+    )
+
+
+@contextmanager
+def evaluated(model: Architecture) -> Iterator[None]:
+    """The context in which the model is in evaluation mode, without gradients; random numbers go on after it."""
+    training = model.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train(training)
+
+
+def check_forward(model: Architecture, vocabulary: Vocabulary) -> None:
+    """Raises ContractError for a model, on the CPU, whose forward pass breaks the contract: shapes, causality, batch.
+
+    It makes five passes over 14 words.
+    """
+    source = words(SOURCE_LENGTHS, vocabulary.source, 5, model.max_source_positions)
+    target = words(TARGET_LENGTHS, vocabulary.target, 6, model.max_target_positions)
+    with evaluated(model):
+        check_shapes(model, source, target, vocabulary)
+        check_causality(model, source, target, vocabulary)
+        check_sentences_apart(model, source, target, vocabulary)
+
+
+def check_shapes(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
+    """Raises ContractError unless `encode`, `decode`, `forward` and `output_projection` return what they should."""
+    name = type(model).__name__
+    memory: object = model.encode(source)
+    sentences, tokens, width = source.layout.sentences, target.layout.tokens, vocabulary.target
+    if not isinstance(memory, Packed):
+        raise ContractError(
+            f"{name}.encode returned {described(memory)}; it must return a Packed: values [S, …] on a layout of the "
+            "source's sentences, such as source.with_values(states)"
+        )
+    layout = memory.layout
+    if not isinstance(layout, Layout) or layout.sentences != sentences or len(memory.values) != layout.tokens:
+        raise ContractError(
+            f"{name}.encode returned values of shape {list(memory.values.shape)} on a layout of {layout.sentences} "
+            f"sentences and {layout.tokens} tokens, for {sentences} source sentences of {source.layout.tokens} tokens; "
+            "the layout must have as many sentences, and the values a row for each of its tokens"
+        )
+    for method, features in (("decode", model.decode(memory, target)), ("forward", model(source, target))):
+        check_features(f"{name}.{method}", features, tokens)
+    if not isinstance(getattr(model, "output_projection", None), torch.nn.Module):
+        raise ContractError(f"{name} has no output_projection; set self.output_projection = nn.Linear(D, {width})")
+    logits = model.output_projection(features)
+    if list(logits.shape) != [tokens, width]:
+        raise ContractError(
+            f"{name}.output_projection returned {described(logits)} for features {list(features.shape)}; it must "
+            f"return logits [T, V] of shape [{tokens}, {width}]: vocabulary.target is {width}"
+        )
+
+
+def check_features(name: str, features: object, tokens: int) -> None:
+    """Raises ContractError unless `features` are those of `tokens` target tokens: a Tensor [T, D]."""
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != tokens:
+        padded = isinstance(features, Tensor) and features.dim() == 3
+        raise ContractError(
+            f"{name} returned {described(features)} for {tokens} target tokens; it must return features [T, D], a row "
+            f"for each token, of shape [{tokens}, D]"
+            + ("; Packed.from_padded(features, layout).values drops the padding" if padded else "")
+        )
+
+
+def check_causality(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
+    """Raises ContractError if features of a target word change with the words after it."""
+    first = min(CHANGED_FROM, int(target.layout.lengths[0]) - 1)
+    length = int(target.layout.lengths[0])
+    changed = target.values.clone()
+    changed[first:length] = (changed[first:length] + 1) % vocabulary.target
+    before, after = model(source, target), model(source, target.with_values(changed))
+    _check_finite(model, before)
+    change = _change(before[:first], after[:first])
+    if change > TOLERANCE:
+        raise ContractError(
+            f"{type(model).__name__} reads later target words: perplexity will be too good, BLEU 0. Other words from "
+            f"position {first} on change the features of earlier positions, by {change:.1%} of the largest; decode may "
+            "use the target tokens up to a position alone (a causal mask, or a recurrence from left to right)"
+        )
+
+
+def check_sentences_apart(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
+    """Raises ContractError if features of a sentence change with another sentence of the batch."""
+    words_of_first = int(source.layout.lengths[0]), int(target.layout.lengths[0])
+    sources, targets = source.values.clone(), target.values.clone()
+    for values, count, size in zip(
+        (sources, targets), words_of_first, (vocabulary.source, vocabulary.target), strict=True
+    ):
+        values[:count] = (values[:count] + 1) % size
+    before = model(source, target)
+    for side, features in (
+        ("source", model(source.with_values(sources), target)),
+        ("target", model(source, target.with_values(targets))),
+    ):
+        change = _change(before[words_of_first[1] :], features[words_of_first[1] :])
+        if change > TOLERANCE:
+            raise ContractError(
+                f"{type(model).__name__} mixes the sentences of a batch: another {side} sentence changes the features "
+                f"of the sentence after it, by {change:.1%} of the largest: translations depend on their batch. Layers "
+                "that look at neighbours must know where sentences end (layout.cu_seqlens, layout.mask)"
+            )
+
+
+def _change(before: Tensor, after: Tensor) -> float:
+    """Returns the largest difference, as a share of the largest value."""
+    if not before.numel():
+        return 0.0
+    largest = float(before.abs().max().clamp(min=1e-12))
+    return float((before - after).abs().max()) / largest
+
+
+def _check_finite(model: Architecture, features: Tensor) -> None:
+    if not features.isfinite().all():
+        raise ContractError(f"{type(model).__name__} returned features that are not finite, before any training")

@@ -1,0 +1,157 @@
+"""Checks of an optimizer, on a linear regression and in short runs."""
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nmtkit.architectures.contract import described
+from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.registry import derive
+from nmtkit.testing.checks import Check, require, require_all
+from nmtkit.testing.runs import TINY_TRANSFORMER, check_resume
+from nmtkit.training.parameters import parameter_groups
+
+RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # learning rates, one of which must suit
+PLAIN = (int, float, bool, str, type(None), Tensor)  # what a checkpoint holds, in lists, tuples and dicts
+
+
+class OptimizerSubject:
+    """An optimizer under test: its registered name, and settings over its preset."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        self.name = name
+        self.settings = settings
+        entry = OPTIMIZERS[name]
+        self.config = derive(entry.preset, settings, f"optimizer {name}")
+        self.factory = entry.factory
+
+    def __str__(self) -> str:
+        return f"optimizer {self.name}"
+
+    def build(self) -> "Regression":
+        return Regression(self)
+
+
+class Regression:
+    """A linear layer that is to become another one, and the optimizer that changes it."""
+
+    def __init__(self, subject: OptimizerSubject) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.inputs = torch.randn(64, 6, generator=generator)
+        self.targets = self.inputs @ torch.randn(6, 4, generator=generator)
+        self.layer = nn.Linear(6, 4)
+        with torch.no_grad():
+            for parameter in self.layer.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        groups = parameter_groups(dict(self.layer.named_parameters()), ())
+        optimizer: object = subject.factory(subject.config, groups)
+        require(
+            isinstance(optimizer, Optimizer),
+            f"the factory of {subject.name!r} returned {described(optimizer)}; it must return a torch.optim.Optimizer",
+        )
+        assert isinstance(optimizer, Optimizer)
+        self.optimizer = optimizer
+
+    def loss(self) -> Tensor:
+        return (self.layer(self.inputs) - self.targets).square().mean()
+
+    def step(self, rate: float, times: int = 1) -> "Regression":
+        for _ in range(times):
+            self.optimizer.zero_grad()
+            self.loss().backward()
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        return self
+
+    def weights(self) -> Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in self.layer.parameters()])
+
+
+def check_optimizer(name: str, **settings: Any) -> None:
+    """Raises ContractError unless the optimizer passes all checks."""
+    require_all(OPTIMIZER_CHECKS, OptimizerSubject(name, settings))
+
+
+def every_parameter_is_in_a_group(subject: OptimizerSubject) -> None:
+    task = subject.build()
+    held = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
+    missing = [name for name, value in task.layer.named_parameters() if not any(value is other for other in held)]
+    require(not missing, f"{', '.join(missing)} are in no param_groups; hand the groups given to the factory on")
+
+
+def the_learning_rate_is_the_groups(subject: OptimizerSubject) -> None:
+    slow, fast = (subject.build().step(rate, 2).weights() for rate in (1e-4, 1e-2))
+    require(
+        not torch.equal(slow, fast),
+        'updates with learning rates 0.0001 and 0.01 are equal; the trainer sets group["lr"] before every step, and '
+        "the step must read it there",
+    )
+
+
+def the_loss_falls(subject: OptimizerSubject) -> None:
+    first = float(subject.build().loss())
+    losses = {rate: float(subject.build().step(rate, 40).loss()) for rate in RATES}
+    require(
+        min(losses.values()) < 0.99 * first,
+        f"40 updates of a linear regression bring the loss from {first:.4f} to "
+        + ", ".join(f"{loss:.4g} at lr {rate:g}" for rate, loss in losses.items()),
+    )
+
+
+def every_parameter_is_changed(subject: OptimizerSubject) -> None:
+    before = dict(copy.deepcopy(subject.build().layer).named_parameters())
+    task = subject.build().step(1e-2, 3)
+    same = [name for name, value in task.layer.named_parameters() if torch.equal(value, before[name])]
+    require(not same, f"three updates do not change {', '.join(same)}")
+    require(task.weights().isfinite().all(), "three updates at lr 0.01 make weights that are not finite")
+
+
+def a_gradient_of_zeros_is_taken(subject: OptimizerSubject) -> None:
+    task = subject.build()
+    for parameter in task.layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    task.optimizer.step()
+    require(task.weights().isfinite().all(), "an update with gradients of zero makes weights that are not finite")
+
+
+def its_state_survives_a_round_trip(subject: OptimizerSubject) -> None:
+    whole = subject.build().step(1e-2, 6)
+    first, second = subject.build().step(1e-2, 3), subject.build()
+    state = first.optimizer.state_dict()
+    for parts in state["state"].values():
+        for key, value in parts.items():
+            require(
+                isinstance(value, PLAIN),
+                f"state_dict holds {key!r}, {described(value)}; a checkpoint holds tensors, numbers and texts",
+            )
+    second.layer.load_state_dict(first.layer.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(state))
+    second.step(1e-2, 3)
+    require(
+        torch.equal(whole.weights(), second.weights()),
+        "an optimizer that has loaded the state_dict of another goes on otherwise; what step depends on must be in "
+        "self.state[parameter] or in the groups",
+    )
+
+
+def resume_is_exact(subject: OptimizerSubject) -> None:
+    names = {"architecture": "transformer_tiny", "optimizer": subject.name}
+    with tempfile.TemporaryDirectory() as folder:
+        check_resume(names, {**TINY_TRANSFORMER, "lr": 0.001, **subject.settings}, Path(folder))
+
+
+OPTIMIZER_CHECKS: tuple[Check, ...] = (
+    every_parameter_is_in_a_group,
+    the_learning_rate_is_the_groups,
+    the_loss_falls,
+    every_parameter_is_changed,
+    a_gradient_of_zeros_is_taken,
+    its_state_survives_a_round_trip,
+    resume_is_exact,
+)

@@ -1,0 +1,400 @@
+"""The contract checks find what they are there for, each in a component that breaks one promise; and pass ours."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.cli import main
+from nmtkit.criterions import CRITERIONS, Criterion, Loss
+from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
+from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.packed import Packed
+from nmtkit.registry import Registry, option
+from nmtkit.testing import (
+    CRITERION_CHECKS,
+    OPTIMIZER_CHECKS,
+    SCHEDULER_CHECKS,
+    ContractError,
+    check_architecture,
+    check_criterion,
+    check_optimizer,
+    check_scheduler,
+)
+from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
+from nmtkit.testing.checks import Check, run_checks, title
+from nmtkit.testing.criterion import CriterionSubject
+from nmtkit.testing.optimizer import OptimizerSubject
+from nmtkit.testing.scheduler import SchedulerSubject
+
+# --- ours pass ------------------------------------------------------------------------------------------------------
+
+CHEAP = {"expected_reward": {"candidates_per_sentence": 2, "candidate_extra": 0}}
+
+
+@pytest.mark.parametrize("check", CRITERION_CHECKS, ids=title)
+@pytest.mark.parametrize("name", CRITERIONS.names())
+def test_criterions_keep_to_the_contract(name: str, check: Check) -> None:
+    check(CriterionSubject(name, CHEAP.get(name, {})))
+
+
+@pytest.mark.parametrize("check", OPTIMIZER_CHECKS, ids=title)
+@pytest.mark.parametrize("name", OPTIMIZERS.names())
+def test_optimizers_keep_to_the_contract(name: str, check: Check) -> None:
+    check(OptimizerSubject(name, {}))
+
+
+@pytest.mark.parametrize("check", SCHEDULER_CHECKS, ids=title)
+@pytest.mark.parametrize("name", LR_SCHEDULERS.names())
+def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
+    check(SchedulerSubject(name, {}))
+
+
+# --- what breaks a promise is found ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Width:
+    width: int = option(6, "Width.")
+
+
+@pytest.fixture
+def registered() -> Iterator[Any]:
+    """Returns a function that registers a factory for this test alone, and returns its name."""
+    added: list[tuple[Registry[Any], str]] = []
+
+    def register(entries: Registry[Any], factory: Any) -> str:
+        name = f"broken_{len(added)}"
+        entries.register(name, Width())(factory)
+        added.append((entries, name))
+        return name
+
+    yield register
+    for entries, name in added:
+        del entries.entries[name]
+
+
+def failures(checks: Sequence[Check], subject: Any) -> dict[str, str]:
+    return {result.name: result.reason for result in run_checks(checks, subject) if result.error is not None}
+
+
+class Sound(Architecture):
+    """The sum of the source and a running sum of the target: each subclass breaks one promise."""
+
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.source = nn.Embedding(vocabulary.source, config.width)
+        self.target = nn.Embedding(vocabulary.target, config.width)
+        self.output_projection = nn.Linear(config.width, vocabulary.target)
+
+    def encode(self, source: Packed) -> Packed:
+        return source.with_values(self.source(source.values))
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        summary = torch.stack([part.sum(0) for part in memory.split()])
+        sums = [part.cumsum(0) for part in self.target(target_input.values).split(target_input.layout.host_lengths)]
+        return torch.cat(sums) + summary[target_input.layout.segment_ids]
+
+
+class Peeks(Sound):
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        own = self.target(target_input.values)
+        return super().decode(memory, target_input) + torch.roll(own, -1, 0)
+
+
+class Mixes(Sound):
+    def encode(self, source: Packed) -> Packed:
+        return source.with_values(self.source(source.values) + self.source(source.values).mean(0))
+
+
+class ReturnsPadded(Sound):
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        return target_input.with_values(super().decode(memory, target_input)).to_padded()
+
+
+class EncodesATensor(Sound):
+    def encode(self, source: Packed) -> Packed:
+        return self.source(source.values)
+
+
+class Drops(Sound):
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.spare = nn.Linear(2, 2)
+
+
+class IgnoresTheSource(Sound):
+    def encode(self, source: Packed) -> Packed:
+        return source.with_values(self.source(source.values) * (source.layout.position_ids > 0)[:, None])
+
+
+class HidesState(Sound):
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.shift = torch.randn(config.width)
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        return super().decode(memory, target_input) + self.shift
+
+
+class StepsOtherwise(Sound):
+    def step(self, tokens: Tensor, state: Any) -> Tensor:
+        return super().step(tokens, state).roll(1, 0)
+
+
+class Remembers(Sound):
+    passes = 0
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        self.passes += self.training
+        return super().decode(memory, target_input) + self.passes
+
+
+RUNS = "resume is exact and checkpoints average"  # begins with the checks of the forward pass
+BROKEN = [
+    (Peeks, ["no later target word is read", RUNS], "Peeks reads later target words: perplexity will be too"),
+    (Mixes, ["sentences do not mix", RUNS], "Mixes mixes the sentences of a batch: another source sentence changes"),
+    (ReturnsPadded, ["shapes are right", RUNS], r"ReturnsPadded.decode returned a Tensor of shape \[2, 8, 6\] for"),
+    (EncodesATensor, ["shapes are right", RUNS], "EncodesATensor.encode returned a Tensor of .* must return a Packed"),
+    (Drops, ["every parameter gets a finite gradient"], "no gradient reaches spare.weight, spare.bias"),
+    (IgnoresTheSource, ["every source word matters"], "no feature depends on word 0 of a source sentence of 6"),
+    (HidesState, ["weights survive a round trip"], "must be parameters or registered buffers"),
+    (StepsOtherwise, ["a step equals the full pass"], "step differs from the full pass at token 1 of row 0"),
+    (Remembers, ["training repeats with the seed"], "keep no state from one pass to the next"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("cls", "names", "message"), BROKEN, ids=[cls.__name__ for cls, *_ in BROKEN])
+def test_an_architecture_that_breaks_a_promise(registered: Any, cls: type, names: list[str], message: str) -> None:
+    name = registered(ARCHITECTURES, cls)
+    found = failures(ARCHITECTURE_CHECKS, ArchitectureSubject(name, {}))
+    assert set(names) <= set(found)
+    assert re.search(message, found[names[0]]), found[names[0]]
+
+
+def test_a_sound_architecture_passes(registered: Any) -> None:
+    check_architecture(registered(ARCHITECTURES, Sound), width=4)
+
+
+class Mine(CrossEntropy):
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        super().__init__(CrossEntropyConfig(), tokenizer)
+
+
+class Tensors(Mine):
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        return super().compute_loss(model, batch).sum
+
+
+class Unreduced(Mine):
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        return Loss(super().compute_loss(model, batch).sum.expand(5), {"nll": torch.zeros(())})
+
+
+class Means(Mine):
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        loss = super().compute_loss(model, batch)
+        return Loss(loss.sum / batch.target_tokens, loss.counts)
+
+
+class OtherNll(Mine):
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        loss = super().compute_loss(model, batch)
+        return Loss(loss.sum, {"nll": loss.counts["nll"] * 2})
+
+
+class Attached(Mine):
+    def compute_loss(self, model: Any, batch: Any) -> Any:
+        loss = super().compute_loss(model, batch)
+        return Loss(loss.sum, {"nll": loss.counts["nll"], "mine": loss.sum})
+
+
+class Trained(Mine):
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        super().__init__(config, tokenizer)
+        self.weight = nn.Parameter(torch.ones(()))
+
+
+CRITERION_MISTAKES = [
+    (Tensors, "a loss and its counts are returned", r"criterion Tensors returned a Tensor of shape \[\]; it must"),
+    (Unreduced, "a loss and its counts are returned", r"returned a Tensor of shape \[5\] for 'sum'; it must be .* sum"),
+    (Means, "the loss is a sum and no mean", "it is a mean. Return the sum over tokens"),
+    (Means, "a batch that counts for nothing is taken", "the loss of a micro-batch without targets is nan"),
+    (OtherNll, "nll is the negative log likelihood", "'nll' is .* where the negative log-likelihood of the target is"),
+    (Attached, "a loss and its counts are returned", "the counts mine carry gradients"),
+    (Trained, "it has no parameters of its own", "its parameters weight would never be trained or saved"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"), CRITERION_MISTAKES, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_criterion_that_breaks_a_promise(registered: Any, cls: type[Criterion], check: str, message: str) -> None:
+    checks = [item for item in CRITERION_CHECKS if title(item) == check]
+    found = failures(checks, CriterionSubject(registered(CRITERIONS, cls), {}))
+    assert re.search(message, found[check]), found[check]
+    assert not failures(checks, CriterionSubject("cross_entropy", {}))
+
+
+class Stuck(torch.optim.SGD):
+    def __init__(self, config: Any, groups: Any) -> None:
+        super().__init__(groups, lr=1e-3)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["lr"] = 1e-3
+        super().step()
+
+
+class Forgets(torch.optim.SGD):
+    def __init__(self, config: Any, groups: Any) -> None:
+        super().__init__(groups, lr=1e-3)
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            group["lr"] /= self.steps
+        super().step()
+
+
+class Partial(torch.optim.SGD):
+    def __init__(self, config: Any, groups: Any) -> None:
+        super().__init__(groups[:1], lr=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        (Stuck, "the learning rate is the groups", "updates with learning rates 0.0001 and 0.01 are equal"),
+        (Forgets, "its state survives a round trip", "what step depends on must be in self.state"),
+        (Partial, "every parameter is in a group", "bias are in no param_groups"),
+    ],
+)
+def test_an_optimizer_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
+    checks = [item for item in OPTIMIZER_CHECKS if title(item) == check]
+    assert message in failures(checks, OptimizerSubject(registered(OPTIMIZERS, cls), {}))[check]
+
+
+class Silent(LRScheduler):
+    def __init__(self, config: Any, run: Any) -> None:
+        self.asked = 0
+        self.best = 9.0
+
+    def lr(self, update: int) -> Any:
+        return None
+
+
+class Nan(Silent):
+    def lr(self, update: int) -> float:
+        return float("nan")
+
+
+class Counts(Silent):
+    def lr(self, update: int) -> float:
+        self.asked += 1
+        return 1 / self.asked
+
+
+class Observes(Silent):
+    def lr(self, update: int) -> float:
+        return self.best
+
+    def observe(self, score: float) -> None:
+        self.best = score
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        (Silent, "every rate is a finite number of at least zero", "Silent returned None for update 1; it must"),
+        (Nan, "every rate is a finite number of at least zero", "Nan returned nan for update 1; it must"),
+        (Counts, "a rate depends on its update alone", "a resumed run asks for an update anew"),
+        (Observes, "resume is exact", "state() must return all that observe changes"),
+    ],
+)
+def test_a_scheduler_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
+    checks = [item for item in SCHEDULER_CHECKS if title(item) == check]
+    assert message in failures(checks, SchedulerSubject(registered(LR_SCHEDULERS, cls), {}))[check]
+
+
+# --- the functions and the command ----------------------------------------------------------------------------------
+
+
+def test_the_functions_name_all_that_failed(registered: Any) -> None:
+    name = registered(LR_SCHEDULERS, Nan)
+    with pytest.raises(ContractError) as caught:
+        check_scheduler(name)
+    assert str(caught.value).startswith(f"lr-scheduler {name}: 4 of 4 checks failed\n  every rate is a finite")
+    for function in (check_architecture, check_criterion, check_optimizer):
+        with pytest.raises(ValueError, match="unknown"):
+            function("nothing")
+    with pytest.raises(ValueError, match="has no setting 'wide'"):
+        check_scheduler(name, wide=3)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+import torch
+from nmtkit.lr_schedulers import LR_SCHEDULERS, FixedConfig, Fixed
+
+@LR_SCHEDULERS.register("checked_well", FixedConfig())
+class Well(Fixed):
+    pass
+
+@LR_SCHEDULERS.register("checked_ill", FixedConfig())
+class Ill(Fixed):
+    def lr(self, update):
+        return self.no_such_rate
+"""
+
+
+def test_the_command_shows_a_table_and_exits_with_1_where_a_check_failed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    plugin = ["--plugin", str(tmp_path / "mine.py")]
+    well = CliRunner().invoke(main, ["check", *plugin, "checked_well"])
+    assert well.exit_code == 0, well.output
+    assert well.stdout.splitlines()[0] == "lr-scheduler checked_well"
+    assert "  ok      resume is exact" in well.stdout and well.stdout.endswith("4 of 4 checks passed\n")
+    ill = CliRunner().invoke(main, ["check", *plugin, "checked_ill", "checked_well"])
+    assert ill.exit_code == 1
+    assert "  failed  a rate depends on its update alone\n" in ill.stdout
+    assert "AttributeError: 'Ill' object has no attribute 'no_such_rate'" in ill.stdout
+    assert 'mine.py", line 13, in lr\n' in ill.stdout and "return self.no_such_rate" in ill.stdout
+    assert "as above: every rate" in ill.stdout and ill.stdout.endswith("4 of 8 checks passed, 4 failed\n")
+    unknown = CliRunner().invoke(main, ["check", *plugin, "nothing"])
+    assert unknown.exit_code == 2 and "no component is called 'nothing'" in unknown.stderr
+
+
+PEEKING = """
+from nmtkit.architectures import ARCHITECTURES
+import torch
+
+@ARCHITECTURES.register("peeking_gru", GRUConfig(width=8))
+class PeekingGRU(GRU):
+    def decode(self, memory, target_input):
+        return super().decode(memory, target_input) + torch.roll(self.target(target_input.values), -1, 0)
+"""
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_model_that_peeks_is_not_trained(mirror_data: Path, tmp_path: Path, dry: bool) -> None:
+    gru = (Path(__file__).parent.parent / "examples/plugin/gru.py").read_text()
+    text = gru.replace('"gru"', f'"hidden_gru_{dry}"') + PEEKING.replace("peeking_gru", f"peeking_gru_{dry}")
+    (tmp_path / "peeks.py").write_text(text)
+    flags = ["--plugin", str(tmp_path / "peeks.py"), "--lr", "0.01", "--save-dir", str(tmp_path / "run")]
+    flags += ["--dry-run"] if dry else ["--max-update", "1"]
+    peeking = CliRunner().invoke(main, ["train", str(mirror_data), "--arch", f"peeking_gru_{dry}", *flags])
+    assert peeking.exit_code == 2
+    assert "PeekingGRU reads later target words: perplexity will be too good, BLEU 0" in peeking.stderr
+    if dry:
+        sound = CliRunner().invoke(main, ["train", str(mirror_data), "--arch", f"hidden_gru_{dry}", *flags])
+        assert sound.exit_code == 0 and "no later target word, no other sentence is read" in sound.stdout
