@@ -271,6 +271,25 @@ class Partial(torch.optim.SGD):
         super().__init__(groups[:1], lr=1e-3)
 
 
+def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> None:
+    class Normed(torch.optim.SGD):
+        def __init__(self, config: Any, groups: Any) -> None:
+            super().__init__(groups, lr=1e-3)
+
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad /= parameter.grad.norm()
+            super().step()
+
+    name = registered(OPTIMIZERS, Normed)
+    checks = [item for item in OPTIMIZER_CHECKS if title(item) == "a shard is stepped as the whole where declared"]
+    assert not failures(checks, OptimizerSubject(name, {}))
+    OPTIMIZERS.on_shards = OPTIMIZERS.on_shards | {name}
+    assert "leave works_on_shards out" in next(iter(failures(checks, OptimizerSubject(name, {})).values()))
+    OPTIMIZERS.on_shards = OPTIMIZERS.on_shards - {name}
+
+
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [

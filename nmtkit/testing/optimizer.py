@@ -33,6 +33,15 @@ class OptimizerSubject:
     def __str__(self) -> str:
         return f"optimizer {self.name}"
 
+    def optimizer(self, parameters: dict[str, nn.Parameter]) -> Optimizer:
+        optimizer: object = self.factory(self.config, parameter_groups(parameters, (), ()))
+        require(
+            isinstance(optimizer, Optimizer),
+            f"the factory of {self.name!r} returned {described(optimizer)}; it must return a torch.optim.Optimizer",
+        )
+        assert isinstance(optimizer, Optimizer)
+        return optimizer
+
     def build(self) -> "Regression":
         return Regression(self)
 
@@ -48,14 +57,7 @@ class Regression:
         with torch.no_grad():
             for parameter in self.layer.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        groups = parameter_groups(dict(self.layer.named_parameters()), ())
-        optimizer: object = subject.factory(subject.config, groups)
-        require(
-            isinstance(optimizer, Optimizer),
-            f"the factory of {subject.name!r} returned {described(optimizer)}; it must return a torch.optim.Optimizer",
-        )
-        assert isinstance(optimizer, Optimizer)
-        self.optimizer = optimizer
+        self.optimizer = subject.optimizer(dict(self.layer.named_parameters()))
 
     def loss(self) -> Tensor:
         return (self.layer(self.inputs) - self.targets).square().mean()
@@ -95,8 +97,8 @@ def the_learning_rate_is_the_groups(subject: OptimizerSubject) -> None:
 
 
 def the_loss_falls(subject: OptimizerSubject) -> None:
-    first = float(subject.build().loss())
-    losses = {rate: float(subject.build().step(rate, 40).loss()) for rate in RATES}
+    first = subject.build().loss().item()
+    losses = {rate: subject.build().step(rate, 40).loss().item() for rate in RATES}
     require(
         min(losses.values()) < 0.99 * first,
         f"40 updates of a linear regression bring the loss from {first:.4f} to "
@@ -140,6 +142,30 @@ def its_state_survives_a_round_trip(subject: OptimizerSubject) -> None:
     )
 
 
+def a_shard_is_stepped_as_the_whole_where_declared(subject: OptimizerSubject) -> None:
+    if subject.name not in OPTIMIZERS.on_shards:
+        return
+    generator = torch.Generator().manual_seed(3)
+    start, *gradients = torch.randn(4, 8, 6, generator=generator).unbind()
+
+    def stepped(rows: slice) -> Tensor:
+        weight = nn.Parameter(start[rows].clone())
+        optimizer = subject.optimizer({"weight": weight})
+        for gradient in gradients:
+            weight.grad = gradient[rows].clone()
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2
+            optimizer.step()
+        return weight.detach()
+
+    parts = torch.cat([stepped(slice(0, 3)), stepped(slice(3, 8))])
+    require(
+        torch.allclose(stepped(slice(0, 8)), parts, rtol=1e-4, atol=1e-6),
+        "it is registered with works_on_shards=True, but updates of two halves of a matrix differ from those of the "
+        "whole; leave works_on_shards out",
+    )
+
+
 def resume_is_exact(subject: OptimizerSubject) -> None:
     names = {"architecture": "transformer_tiny", "optimizer": subject.name}
     with tempfile.TemporaryDirectory() as folder:
@@ -153,5 +179,6 @@ OPTIMIZER_CHECKS: tuple[Check, ...] = (
     every_parameter_is_changed,
     a_gradient_of_zeros_is_taken,
     its_state_survives_a_round_trip,
+    a_shard_is_stepped_as_the_whole_where_declared,
     resume_is_exact,
 )
