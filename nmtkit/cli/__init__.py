@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "Translate a dataset's subset, files, or standard input.",
     "score": "BLEU, chrF, TER and more; says if systems differ.",
     "compare": "Training runs side by side: settings, scores, speed, state.",
+    "sweep": "Many training runs from one file: grids, draws, seeds, several machines.",
     "attention": "A web page of what every attention head looks at.",
     "export": "A checkpoint for CTranslate2, or as separate standard files.",
     "inspect": "What a checkpoint or a dataset is, and how to use it.",

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,7 +100,11 @@ def score_text(score: "Score") -> str:
 
 
 def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]]) -> str:
-    """Returns a table as wide as the terminal; one too wide for it has the settings of a run in one cell."""
+    """Returns a table as wide as the terminal.
+
+    One too wide for it leaves out metrics that say the same in other words, then has the settings below it, or in the
+    runs' names alone where they are part of these.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -106,28 +112,35 @@ def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]
     from nmtkit.training import comparison
 
     console = Console(file=io.StringIO(), width=Console().width, highlight=False)
-    common = Path(lines[0][0]).parent
-    if common != Path() and all(Path(line[0]).parent == common for line in lines):
-        lines = [[Path(line[0]).name, *line[1:]] for line in lines]
-        header = [f"run in {common}", *header[1:]]
-    count = len(comparison.differing(rows))
-    widths = [max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header))]
-    if sum(widths) > console.width and count:
-        merged = [
-            ", ".join(f"{n} {v}" for n, v in zip(header[1:], line[1 : 1 + count], strict=False) if v) for line in lines
-        ]
-        in_name = all(all(v in line[0] for v in line[1 : 1 + count]) for line in lines)  # as the names of a sweep
-        middle = [] if in_name else ["settings"]
-        lines = [
-            [line[0], *([] if in_name else [text]), *line[1 + count :]]
-            for line, text in zip(lines, merged, strict=True)
-        ]
-        header = [header[0], *middle, *header[1 + count :]]
+    title, common = "", os.path.commonpath([Path(line[0]).parent for line in lines])
+    if common:
+        lines = [[os.path.relpath(line[0], common), *line[1:]] for line in lines]
+        title = f"in {common}:\n"
+    if _width(header, lines) > console.width:
+        kept = [index for index, name in enumerate(header) if name not in ("best nll", "best ppl")]
+        header, lines = [header[index] for index in kept], [[line[index] for index in kept] for line in lines]
+    count, below = len(comparison.differing(rows)), []
+    if _width(header, lines) > console.width and count:
+        if not all(all(value in line[0] for value in line[1 : 1 + count]) for line in lines):
+            below = ["", *(_settings(header, line, count, console.width) for line in lines)]
+        header, lines = [header[0], *header[1 + count :]], [[line[0], *line[1 + count :]] for line in lines]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in header:
-        drawn.add_column(Text(name), overflow="fold", justify="right" if name in ("tokens/s", "updates") else "left")
+        folds = name in ("run", "state")
+        align = "right" if name in ("tokens/s", "updates") else "left"
+        drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=not folds, min_width=len(name))
     for line in lines:
         drawn.add_row(*(Text(cell) for cell in line))
     console.print(drawn)
     assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
+    return title + "\n".join([*(line.rstrip() for line in console.file.getvalue().splitlines()), *below]) + "\n"
+
+
+def _settings(header: Sequence[str], line: Sequence[str], count: int, width: int) -> str:
+    """Returns a run's first `count` settings in lines that fit."""
+    pairs = [f"{name} {value}" for name, value in zip(header[1 : 1 + count], line[1:], strict=False) if value]
+    return textwrap.fill(f"{line[0]}: {', '.join(pairs)}", width, subsequent_indent="  ")
+
+
+def _width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
+    return sum(max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header)))

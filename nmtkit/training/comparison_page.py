@@ -1,10 +1,10 @@
 """Several runs on one page of HTML that needs no network: a table, and curves of all runs in each chart."""
 
-import os
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from nmtkit.files import atomic_write
 from nmtkit.training.comparison import RunSummary
 from nmtkit.training.report import CURVES, LOGARITHMIC, STYLE, chart, points
 
@@ -13,9 +13,8 @@ PALETTE = ("#3572b0", "#c4512d", "#3a8f4d", "#8458a8", "#b3862b", "#2f9c9c", "#c
 
 def write(path: Path, runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Writes the page: `rows` are those of the table under `header`. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(html(runs, header, rows), encoding="utf-8")
-    os.replace(temporary, path)
+    with atomic_write(path) as file:
+        file.write(html(runs, header, rows).encode())
 
 
 def html(runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

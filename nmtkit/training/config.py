@@ -281,7 +281,7 @@ class JobTemplate:
         titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
         registry.check_no_collisions({"the run": RunConfig()} | titles)
         return JobTemplate(
-            run=_in_folder(run, RunConfig, folder),
+            run=in_folder(run, RunConfig, folder),
             components=components,
             plugins=loaded,
             origin=origin,
@@ -351,7 +351,7 @@ def _components(
         settings = {}
         if several or name in in_file:
             settings = {key: value for key, value in tables.get(table, {}).items() if several or key != "name"}
-        settings = _in_folder(settings, type(entry.preset), folder)
+        settings = in_folder(settings, type(entry.preset), folder)
         config = derive(entry.preset, settings, f"{origin}: [{table}]") if settings else entry.preset
         chosen[table] = Component(name=name, config=config)
     return chosen
@@ -368,7 +368,7 @@ def relative_to(path: Path, folder: Path) -> Path:
     return Path(both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both))
 
 
-def _in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
+def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
     """Returns settings of a config file, with the paths among them seen from here and not from its folder."""
     types = registry.field_types(cls)
 
@@ -418,6 +418,8 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():
+        if title == "sweep":  # of `nmtkit sweep`; its runs share the rest
+            continue
         kind = title.replace("_", "-")
         if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):
             known = ", ".join(f"[{kind}.NAME]" if kind in SEVERAL else f"[{kind}]" for kind in ("run", *REGISTRIES))

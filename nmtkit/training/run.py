@@ -264,7 +264,8 @@ class Run:
         folder = self.checkpoints.folder
         made_by = [f"# {name}: {value}" for name, value in self.facts.items() if name not in ("settings", "data")]
         text = "\n".join(["# To start or resume this run: nmtkit train --config FILE", *made_by, "", ""])
-        (folder / "config.toml").write_text(text + self.job.toml(folder), encoding="utf-8")
+        with atomic_write(folder / "config.toml") as file:
+            file.write((text + self.job.toml(folder)).encode())
 
     def _loader(self) -> BatchLoader:
         config = self.job.run

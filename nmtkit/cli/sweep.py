@@ -1,0 +1,216 @@
+"""`nmtkit sweep`: the runs of a sweep file one after another, and their comparison."""
+
+import logging
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from nmtkit.cli.command import Command, stderr
+from nmtkit.registry import FlagRule, check_flags, given_flags
+
+if TYPE_CHECKING:
+    from nmtkit.training.comparison import RunSummary
+    from nmtkit.training.sweep import Sweep, SweepRun
+
+log = logging.getLogger("nmtkit")
+
+RULES = (
+    FlagRule("--optuna", excludes=("--shard",), reason="several machines share its study by themselves"),
+    FlagRule("--dry-run", excludes=("--report",), reason="nothing is run"),
+)
+POLL_SECONDS = 0.5
+
+
+@dataclass
+class Runner:
+    """Runs commands one after another as processes of their own, and passes on the signals that ask to stop."""
+
+    received: signal.Signals | None = None
+    process: "subprocess.Popen[str] | None" = None
+    errors: list[str] = field(default_factory=list)  # error lines of the last process
+
+    def __post_init__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = signal.Signals(number)
+        if self.process:
+            self.process.send_signal(number)
+
+    def run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
+        """Runs an nmtkit command to its end and returns its exit code; ends it early when `watch` returns False."""
+        self.errors = []
+        words = [sys.executable, "-m", *command]
+        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        assert self.process.stderr is not None
+        reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
+        reader.start()
+        stopped = False
+        while True:
+            try:
+                code = self.process.wait(POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if not stopped and not watch():
+                    self.process.terminate()
+                    stopped = True
+        reader.join()
+        self.process = None
+        return code
+
+    def _copy(self, lines: IO[str]) -> None:
+        for line in lines:
+            sys.stderr.write(line)
+            if line.startswith("nmtkit: error: "):
+                self.errors.append(line.removeprefix("nmtkit: error: ").strip())
+
+
+@click.command(cls=Command)
+@click.argument("file", type=Path, metavar="SWEEP.TOML")
+@click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
+@click.option("--dry-run", is_flag=True, help="List the runs and their commands, and run nothing.")
+@click.option("--shard", metavar="I/N", help="Make the I-th of N parts of the runs, on one of N machines.")
+@click.option("--optuna", is_flag=True, help="Let Optuna choose the random settings, and stop runs that fall behind.")
+@click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
+@click.option("--report", type=Path, metavar="FILE", help="Also write a page of HTML with the curves of all runs.")
+def command(
+    file: Path,
+    train_flags: tuple[str, ...],
+    dry_run: bool,
+    shard: str | None,
+    optuna: bool,
+    format: str,
+    report: Path | None,
+) -> None:
+    """Train what a sweep file lists: a config file whose table [sweep] says which settings vary.
+
+    The same command again goes on: finished runs stay as they are, interrupted ones resume, failed ones are tried anew.
+    At the end all runs are compared; with several seeds, by means and standard deviations.
+
+    \b
+    nmtkit sweep lr.toml --dry-run
+    nmtkit sweep lr.toml
+    nmtkit sweep lr.toml --shard 2/3 -- --threads 4
+    """
+    from nmtkit.training import sweep as sweeps
+
+    check_flags(RULES, given_flags(), given_flags())
+    sweep = sweeps.read(file)
+    part, parts = shard_of(shard)
+    quiet = ["--quiet"] if log.level > logging.INFO else []
+    if optuna:
+        from nmtkit.training.sweep_search import Search
+
+        search = Search(sweep)
+        if dry_run:
+            click.echo("\n".join(search.described()))
+            return
+        runner = Runner()
+        failed = search.run(
+            lambda run, watch: attempt(runner, sweep, run, [*train_flags, *quiet], watch), lambda: stop(runner)
+        )
+        runs = search.runs()
+    else:
+        runs = sweep.runs()
+        for run in runs:
+            sweep.command(run)  # whatever is wrong with one of them is said before the first starts
+        own = runs[part - 1 :: parts]
+        if dry_run:
+            for run in own:
+                click.echo(f"# {run.name}\n{shlex.join(sweep.command(run, train_flags))}")
+            return
+        failed = make(sweep, own, [*train_flags, *quiet])
+    show(sweep, runs, format, report)
+    for name, reason in failed.items():
+        stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
+    sys.exit(1 if failed else 0)
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """Returns I and N of I/N. Raises ValueError when it is none."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise ValueError(f"--shard {text} is not I/N with I from 1 to N: 1/3, 2/3 and 3/3 on three machines")
+    return part, parts
+
+
+def make(sweep: "Sweep", runs: Sequence["SweepRun"], flags: Sequence[str]) -> dict[str, str]:
+    """Trains what is not finished, and returns the reasons of what failed by name."""
+    runner = Runner()
+    failed = {}
+    for index, run in enumerate(runs, 1):
+        title = f"run {index} of {len(runs)}, {run.name}"
+        if not flags and is_finished(sweep, run):
+            log.info("%s: finished before", title)
+            continue
+        log.info("%s: %s", title, shlex.join(sweep.command(run, flags)))
+        reason = attempt(runner, sweep, run, flags)
+        if reason:
+            failed[run.name] = reason
+            log.warning("%s failed: %s", title, reason)
+        stop(runner)
+    return failed
+
+
+def attempt(
+    runner: Runner, sweep: "Sweep", run: "SweepRun", flags: Sequence[str], watch: Callable[[], bool] = lambda: True
+) -> str | None:
+    """Trains one run; returns why it failed, None where it did not. A folder in use is another machine's work."""
+    code = runner.run(sweep.command(run, flags), watch)
+    if code == 0 or code > 128 or runner.received:
+        return None
+    reason = runner.errors[-1] if runner.errors else f"exit code {code}"
+    if "is in use by" in reason:
+        log.info("%s", reason)
+        return None
+    return reason
+
+
+def stop(runner: Runner) -> None:
+    """Exits if a signal has asked to."""
+    if runner.received:
+        arguments = shlex.join(["nmtkit", *sys.argv[1:]])
+        stderr.print(f"{runner.received.name}. To go on: {arguments}", markup=False, soft_wrap=True)
+        sys.exit(128 + runner.received)
+
+
+def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
+    """Returns whether a run has come to its end with the settings that the file has now."""
+    from nmtkit.training import comparison
+    from nmtkit.training.differences import flat
+
+    job = sweep.job(run)
+    if not (job.run.save_dir / "log.jsonl").is_file():
+        return False
+    summary = comparison.summarize(job.run.save_dir)
+    wanted = {name: value for name, value in flat(job.tables()).items() if name not in comparison.OWN}
+    return summary.state == "finished" and all(
+        summary.settings.get(name) == value for name, value in wanted.items() if value is not None
+    )
+
+
+def show(sweep: "Sweep", runs: Sequence["SweepRun"], format: str, report: Path | None) -> None:
+    """Writes the comparison of all runs that have begun."""
+    from nmtkit.cli.compare import cells, formatted
+    from nmtkit.training import comparison, comparison_page
+
+    folders = [sweep.folder / run.name for run in runs]
+    begun = [comparison.summarize(folder) for folder in folders if (folder / "log.jsonl").is_file()]
+    if not begun:
+        return
+    rows: list[RunSummary] = comparison.means_over_seeds(begun) if len(sweep.seeds) > 1 else begun
+    click.echo(formatted(rows, format), nl=False)
+    if report:
+        comparison_page.write(report, begun, *cells(rows))

@@ -1,0 +1,310 @@
+"""A sweep: a config file with a table [sweep] that says which settings vary, and the runs that this makes."""
+
+import difflib
+import hashlib
+import itertools
+import math
+import random
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nmtkit import registry
+from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, RunConfig, in_folder
+
+SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
+NOT_VARIED = ("save_dir", "plugin", "config")
+LONGEST_NAME = 120  # characters of a run's folder
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers from `low` to `high`, both included; whole ones if both are."""
+
+    low: float
+    high: float
+    log: bool  # uniform in the logarithm
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def draw(self, generator: random.Random) -> float:
+        """Returns a number of three digits, as the run's name has it."""
+        if self.log:
+            value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            value = generator.uniform(self.low, self.high)
+        return min(max(round(value), self.low), self.high) if self.whole else float(f"{value:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun:
+    """One run: its folder's name, and what it sets otherwise than the file."""
+
+    name: str
+    settings: Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep file says. `space` has the random settings, of which `draws` combinations are drawn from `seed`."""
+
+    file: Path
+    folder: Path
+    seeds: tuple[int, ...] = ()
+    named: Mapping[str, Settings] = field(default_factory=lambda: {"": {}})
+    zipped: Sequence[Settings] = ({},)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    space: Mapping[str, Range | Sequence[Any]] = field(default_factory=dict)
+    draws: int = 0
+    seed: int = 1
+
+    # --- runs -------------------------------------------------------------------------------------------------------
+
+    def runs(self) -> list[SweepRun]:
+        """Returns all runs: every named one with every row of the zip, point of the grid, random draw and seed.
+
+        Raises ValueError for two runs that are the same.
+        """
+        found: dict[str, SweepRun] = {}
+        for title, *parts in itertools.product(
+            self.named, self.zipped, self._grid(), self._drawn(), [{"seed": seed} for seed in self.seeds] or [{}]
+        ):
+            varied: Settings = {name: value for part in parts for name, value in part.items()}
+            run = self.run(varied, title)
+            if run.name in found:
+                raise ValueError(f"{self.file}: two runs are the same, {run.name}; a value is listed twice")
+            found[run.name] = run
+        return list(found.values())
+
+    def run(self, varied: Settings, title: str = "") -> SweepRun:
+        """Returns the run of some values, named after them."""
+        texts = ([title] if title else []) + [f"{name}={_in_name(value)}" for name, value in varied.items()]
+        name = re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
+        if len(name) > LONGEST_NAME:
+            name = f"{name[:LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+        return SweepRun(name=name, settings=dict(self.named[title]) | varied)
+
+    def _grid(self) -> Iterator[Settings]:
+        for values in itertools.product(*self.grid.values()):
+            point: Settings = {}
+            for name, value in zip(self.grid, values, strict=True):
+                point |= value if isinstance(value, dict) else {name: value}
+            yield point
+
+    def _drawn(self) -> Iterator[Settings]:
+        generator = random.Random(self.seed)
+        if not self.draws:
+            yield {}
+        for _ in range(self.draws):
+            yield {
+                name: values.draw(generator) if isinstance(values, Range) else generator.choice(list(values))
+                for name, values in self.space.items()
+            }
+
+    def job(self, run: SweepRun) -> JobConfig:
+        """Returns the resolved job of a run. Raises ValueError naming the run and its setting."""
+        kinds = {kind_name(kind): kind for kind in REGISTRIES} | {kind.replace("-", "_"): kind for kind in REGISTRIES}
+        names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
+        others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
+        try:
+            template = JobTemplate.read(self.file, names)
+            known: dict[str, Any] = {}
+            classes: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
+            for cls in classes:
+                known |= registry.field_types(cls)
+                others = in_folder(others, cls, self.file.parent)
+            for name in others:
+                if name not in known:
+                    nearest = difflib.get_close_matches(name, [*known, *kinds, "data"], 1)
+                    guess = f"; did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(known)}"
+                    raise ValueError(f"there is no setting {name!r}{guess}")
+            data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
+            job = template.job(others, data)
+        except ValueError as error:
+            raise ValueError(f"{self.file}, run {run.name or 'without a name'}: {error}") from None
+        if job.data is None:
+            raise ValueError(f'{self.file} does not say what to train on; give data = "FOLDER" in [run]')
+        return replace(job, run=replace(job.run, save_dir=self.folder / run.name))
+
+    def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
+        """Returns the command of a run, as typed; `extra` are more flags of `nmtkit train`."""
+        job = self.job(run)
+        flags: list[str] = []
+        for name, value in run.settings.items():
+            kind = next((kind for kind in REGISTRIES if name in (kind_name(kind), kind.replace("-", "_"))), None)
+            if kind:
+                flags += [REGISTRIES[kind].flag, _listed(value)]
+            elif name != "data":
+                flags += _flag(name, job)
+        data = [str(job.data)] if "data" in run.settings else []
+        folder = ["--save-dir", str(job.run.save_dir)]
+        return ["nmtkit", "train", *data, "--config", str(self.file), *flags, *folder, *extra]
+
+
+def kind_name(kind: str) -> str:
+    """Returns the name of a kind's flag as a setting: arch for architecture."""
+    return REGISTRIES[kind].flag[2:].replace("-", "_")
+
+
+def _listed(value: Any) -> str:
+    return ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def _flag(name: str, job: JobConfig) -> list[str]:
+    configs = [job.run, *(component.config for component in job.components.values())]
+    value = next(getattr(config, name) for config in configs if name in registry.field_types(type(config)))
+    flag = registry.flag_name(name)
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    if isinstance(value, tuple):
+        return [flag, ",".join("" if item is None else str(item) for item in value)]
+    return [flag, "none" if value is None else str(value)]
+
+
+def _in_name(value: Any) -> str:
+    if isinstance(value, list):
+        return "-".join(_in_name(item) for item in value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value).rstrip("/").rpartition("/")[2]
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def read(file: Path) -> Sweep:
+    """Reads a sweep file. Raises OSError, or ValueError naming file, place and what is wrong."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file")
+    try:
+        contents = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    table = contents.get("sweep")
+    if not isinstance(table, dict):
+        raise ValueError(f"{file} has no table [sweep], which says what varies")
+    for name in table:
+        if name not in SECTIONS:
+            nearest = difflib.get_close_matches(name, SECTIONS, 1)
+            guess = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(SECTIONS)}"
+            raise ValueError(f"{file}: [sweep] has no {name!r}; {guess}")
+    folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
+    if not isinstance(folder, str) or not folder:
+        raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}, not a folder")
+    random_table = _normalized(table.get("random", {}), f"{file}: [sweep.random]")
+    sweep = Sweep(
+        file=file,
+        folder=file.parent / folder,
+        seeds=tuple(_seeds(table.get("seeds"), file)),
+        named=_named(table.get("runs", {}), file),
+        zipped=_zipped(table.get("zip", {}), file),
+        grid=_grid(table.get("grid", {}), file),
+        draws=_whole(random_table.pop("draws", 0 if not random_table else None), "draws", file),
+        seed=_whole(random_table.pop("seed", 1), "seed", file),
+        space={name: _values(value, f"{file}: {name} of [sweep.random]") for name, value in random_table.items()},
+    )
+    if sweep.draws and not sweep.space:
+        raise ValueError(f"{file}: [sweep.random] has draws, and no setting to draw")
+    _check_clashes(sweep)
+    return sweep
+
+
+def _normalized(table: Any, place: str) -> Settings:
+    if not isinstance(table, dict):
+        raise ValueError(f"{place} is no table of settings")
+    settings = {name.replace("-", "_"): value for name, value in table.items()}
+    for name in NOT_VARIED:
+        if name in settings:
+            raise ValueError(f"{place}: {name} cannot vary; give it once, outside")
+    return settings
+
+
+def _list(value: Any, place: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{place} is {value!r}; give a list of values")
+    if not value:
+        raise ValueError(f"{place} is an empty list, which makes no runs")
+    return value
+
+
+def _whole(value: Any, name: str, file: Path) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{file}: [sweep.random] needs {name} = N, a whole number")
+    return value
+
+
+def _seeds(value: Any, file: Path) -> list[int]:
+    seeds = [] if value is None else _list(value, f"{file}: seeds of [sweep]")
+    if any(type(seed) is not int for seed in seeds):
+        raise ValueError(f"{file}: seeds of [sweep] are {seeds}; give whole numbers")
+    return seeds
+
+
+def _named(table: Any, file: Path) -> dict[str, Settings]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{file}: [sweep.runs] is no table of runs: NAME = {{ setting = value }}")
+    rows = {name: _normalized(settings, f"{file}: [sweep.runs] {name}") for name, settings in table.items()}
+    return rows or {"": {}}
+
+
+def _zipped(table: Any, file: Path) -> list[Settings]:
+    columns = {
+        name: _list(values, f"{file}: {name} of [sweep.zip]")
+        for name, values in _normalized(table, f"{file}: [sweep.zip]").items()
+    }
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ValueError(f"{file}: the lists of [sweep.zip] go together and need one length; {counts}")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}]
+
+
+def _grid(table: Any, file: Path) -> dict[str, list[Any]]:
+    grid = {}
+    for name, values in _normalized(table, f"{file}: [sweep.grid]").items():
+        place = f"{file}: {name} of [sweep.grid]"
+        grid[name] = [_normalized(v, place) if isinstance(v, dict) else v for v in _list(values, place)]
+        if len({isinstance(value, dict) for value in grid[name]}) > 1:
+            raise ValueError(f"{place} mixes values with tables of settings; give one or the other")
+    return grid
+
+
+def _values(value: Any, place: str) -> Range | list[Any]:
+    if isinstance(value, list):
+        return _list(value, place)
+    bounds = [value.get(name) for name in ("min", "max")] if isinstance(value, dict) else []
+    numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
+    if len(numbers) != 2 or set(value) - {"min", "max", "log"} or not isinstance(value.get("log", False), bool):
+        raise ValueError(f"{place} is {value!r}; give a list, or {{ min = X, max = X }}, perhaps with log = true")
+    low, high = numbers
+    log = value.get("log", False)
+    if not low < high or (log and low <= 0):
+        raise ValueError(f"{place}: min must be below max{', and above 0 with log' if log else ''}")
+    return Range(low=low, high=high, log=log)
+
+
+def _check_clashes(sweep: Sweep) -> None:
+    """Raises ValueError for a setting that two sections vary."""
+    grid = {name for name, values in sweep.grid.items() if not isinstance(values[0], dict)}
+    grid_tables = {name for values in sweep.grid.values() for v in values if isinstance(v, dict) for name in v}
+    sections: dict[str, set[str]] = {
+        "[sweep.runs]": {name for settings in sweep.named.values() for name in settings},
+        "[sweep.zip]": set(sweep.zipped[0]),
+        "[sweep.grid]": grid | grid_tables,
+        "[sweep.random]": set(sweep.space),
+        "seeds": {"seed"} if sweep.seeds else set(),
+    }
+    for (one, settings), (other, more) in itertools.combinations(sections.items(), 2):
+        if settings & more:
+            raise ValueError(
+                f"{sweep.file}: {one} and {other} both set {min(settings & more)}; leave it to one of them"
+            )
+    if not any(sections.values()) and list(sweep.named) == [""]:
+        raise ValueError(f"{sweep.file}: nothing varies; give seeds, [sweep.grid], zip, runs or random")

@@ -1,0 +1,152 @@
+"""`nmtkit compare` reads runs from their folders: settings that differ, best scores, speed, time and state."""
+
+import csv
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit.cli import main
+from nmtkit.training import comparison
+from nmtkit.training.folder_lock import FolderLock
+
+END = {"kind": "end", "update": 20, "state": "finished", "reason": "--max-update 20 is reached", "time": 160}
+
+
+def compare(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def write_run(
+    folder: Path, *more: dict[str, Any], bleus: tuple[float, ...] = (10.0, 12.0, 11.0), **settings: Any
+) -> Path:
+    """A run of 20 updates, 30 seconds until it was killed and 20 seconds after it was resumed."""
+    run = {"seed": 1, "max_update": 20, "save_dir": str(folder), "data": "/data/bin"}
+    config = {"run": run | settings, "optimizer": {"name": "adam", "adam_eps": 1e-9}}
+    records: list[dict[str, Any]] = [{"kind": "start", "update": 0, "config": config, "dataset": "abc", "time": 100}]
+    for update, speed, time in ((5, 1000.0, 110), (10, 3000.0, 130), (15, 2000.0, 145), (20, 2500.0, 155)):
+        if update == 15:
+            records.append({"kind": "resume", "update": 10, "config": config, "dataset": "abc", "time": 140})
+        records.append({"kind": "train", "update": update, "updates": 20, "loss": 9 - update / 5, "time": time})
+        records[-1]["tokens_per_second"] = speed
+    for update, bleu in zip((10, 15, 20), bleus, strict=True):
+        records.append(
+            {
+                "kind": "valid",
+                "update": update,
+                "loss": 7 - bleu / 10,
+                "bleu": bleu,
+                "best": True,
+                "time": 155,
+                "maximized": ["bleu"],
+            }
+        )
+    folder.mkdir(parents=True)
+    text = "".join(json.dumps(record) + "\n" for record in (*records, *more)) + '{"kind": "tra'
+    (folder / "log.jsonl").write_text(text)
+    return folder
+
+
+def rows_of(*arguments: object) -> list[dict[str, Any]]:
+    result = compare(*arguments, "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_a_row_has_what_differs_the_best_scores_speed_time_and_state(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", END, lr=0.1)
+    two = write_run(tmp_path / "two", END, lr=0.2, bleus=(15.0, 14.0, 13.0))
+    rows = rows_of(one, two)
+    assert [row["settings"] for row in rows] == [{"lr": 0.1}, {"lr": 0.2}]
+    assert rows[0]["best"]["bleu"] == {"value": 12.0, "update": 15}
+    assert rows[1]["best"] == {"loss": {"value": 5.5, "update": 10}, "bleu": {"value": 15.0, "update": 10}}
+    assert rows[1]["last"]["bleu"] == {"value": 13.0, "update": 20}
+    assert rows[0]["tokens_per_second"] == statistics.median([1000, 3000, 2000, 2500])
+    assert rows[0]["seconds"] == 30 + 20
+    assert (rows[0]["state"], rows[0]["reason"]) == ("finished", "--max-update 20 is reached")
+
+
+def test_settings_of_where_and_how_a_run_ran_are_no_columns_and_other_data_is(tmp_path: Path) -> None:
+    one, two = write_run(tmp_path / "one", threads=1), write_run(tmp_path / "two", threads=4)
+    assert rows_of(one, two)[0]["settings"] == {}
+    text = (two / "log.jsonl").read_text().replace('"dataset": "abc"', '"dataset": "def"')
+    (two / "log.jsonl").write_text(text)
+    assert [row["settings"] for row in rows_of(one, two)] == [{"dataset": "bin (abc)"}, {"dataset": "bin (def)"}]
+
+
+def test_states_are_those_of_lock_and_log(tmp_path: Path) -> None:
+    failed = END | {"state": "failed", "reason": "out of memory"}
+    folders = [
+        write_run(tmp_path / "killed"),
+        write_run(tmp_path / "failed", failed),
+        write_run(tmp_path / "stopped", END | {"state": "stopped", "reason": "SIGTERM"}),
+        write_run(tmp_path / "running", failed, lr=1),
+    ]
+    lock = FolderLock(folders[-1])
+    lock.acquire()
+    rows = rows_of(*folders)
+    assert [row["state"] for row in rows] == ["stopped", "failed", "stopped", "running"]
+    assert rows[0]["reason"].startswith("killed") and rows[1]["reason"] == "out of memory"
+    assert rows[3]["reason"].startswith("process ")
+    lock.release()
+    assert rows_of(*folders)[3]["state"] == "failed"
+
+
+def test_runs_that_differ_in_the_seed_alone_become_means(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        for seed, bleu in ((1, 20.0), (2, 23.0), (3, 29.0)):
+            write_run(tmp_path / f"lr={lr},seed={seed}", END, lr=lr, seed=seed, bleus=(bleu, bleu - 1, bleu - 2))
+    rows = rows_of(tmp_path, "--mean-over-seeds")
+    assert [Path(row["run"]).name for row in rows] == ["lr=0.1", "lr=0.2"]
+    assert rows[0]["runs"] == 3
+    assert rows[0]["best"]["bleu"]["value"] == pytest.approx(24.0)
+    assert rows[0]["best"]["bleu"]["deviation"] == pytest.approx(statistics.stdev([20, 23, 29]))
+    text = compare(tmp_path, "--mean-over-seeds").stdout
+    assert "24.00 ± 4.58" in text
+
+
+def test_the_table_fits_80_columns_and_tsv_has_everything(tmp_path: Path) -> None:
+    names = {f"a_long_name_of_a_setting_{index}": index for index in range(4)}
+    folders = [write_run(tmp_path / "one", END, **names), write_run(tmp_path / "two", END, **dict.fromkeys(names, 9))]
+    text = compare(*folders).stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "12.00 at 15" in text and "2,250" in text and "finished" in text and "50 s" in text
+    assert "a_long_name_of_a_setting_3" in text.replace("\n", "")
+    table = list(csv.reader(io.StringIO(compare(*folders, "--format", "tsv").stdout), delimiter="\t"))
+    assert table[0][1:5] == list(names) and [row[1:5] for row in table[1:]] == [list("0123"), ["9"] * 4]
+
+
+def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, END, lr=lr) for name, lr in (("a <b>", 0.1), ("c", 0.2))]
+    assert compare(*folders, "--report", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "a &lt;b&gt;" in page and "http" not in page and "src=" not in page
+    drawings = [
+        ElementTree.fromstring(svg)
+        for svg in page.split("<svg")[1:]
+        for svg in ["<svg" + svg.split("</svg>")[0] + "</svg>"]
+    ]
+    bleu = next(svg for svg in drawings if svg.get("aria-label", "").startswith("BLEU"))
+    assert len(bleu.findall("polyline")) == 2
+    assert len({line.get("stroke") for line in bleu.findall("polyline")}) == 2
+
+
+def test_a_run_that_is_read_while_it_writes_and_one_that_has_begun(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "log.jsonl").write_text("")
+    assert comparison.summarize(tmp_path / "new").state == "new"
+    assert compare(tmp_path / "new").exit_code == 0
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    for folder, said in (
+        (tmp_path, "holds no run: it has no log.jsonl"),
+        (tmp_path / "nowhere", "no such folder of a run"),
+    ):
+        result = compare(folder)
+        assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1

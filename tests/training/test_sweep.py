@@ -1,0 +1,230 @@
+"""Sweep files: which runs they make, how these are named, run, resumed and compared, and what is refused."""
+
+import json
+import math
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.cli.sweep import Runner
+from nmtkit.training import sweep as sweeps
+
+BASE = """
+[run]
+data = "{data}"
+max_update = 4
+validate_interval_updates = 2
+metrics = []
+max_tokens = 200
+log_interval = 1
+device = "cpu"
+precision = "fp32"
+[architecture]
+name = "transformer_tiny"
+d_model = 16
+d_ff = 32
+heads = 2
+encoder_layers = 1
+decoder_layers = 1
+"""
+
+
+def sweep(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["sweep", *map(str, arguments)])
+
+
+def file_of(folder: Path, varied: str, data: object = "data-bin") -> Path:
+    path = folder / "mine.sweep.toml"
+    path.write_text(BASE.format(data=data) + varied)
+    return path
+
+
+def names(folder: Path, varied: str) -> list[str]:
+    return [run.name for run in sweeps.read(file_of(folder, varied)).runs()]
+
+
+def test_a_grid_has_every_combination_and_each_seed(tmp_path: Path) -> None:
+    varied = "[sweep]\nseeds = [1, 2]\n[sweep.grid]\nlr = [0.1, 0.01]\ndropout = [0.0, 0.3]\n"
+    found = names(tmp_path, varied)
+    assert len(found) == 8 and found[0] == "lr=0.1,dropout=0,seed=1" and found[-1] == "lr=0.01,dropout=0.3,seed=2"
+
+
+def test_several_settings_vary_together(tmp_path: Path) -> None:
+    varied = "[sweep.zip]\nencoder_layers = [1, 2]\ndecoder-layers = [1, 4]\n[sweep.grid]\n"
+    varied += "shape = [{ d_model = 16, d_ff = 32 }, { d_model = 32, d_ff = 64 }]\n"
+    assert names(tmp_path, varied) == [
+        "encoder_layers=1,decoder_layers=1,d_model=16,d_ff=32",
+        "encoder_layers=1,decoder_layers=1,d_model=32,d_ff=64",
+        "encoder_layers=2,decoder_layers=4,d_model=16,d_ff=32",
+        "encoder_layers=2,decoder_layers=4,d_model=32,d_ff=64",
+    ]
+
+
+def test_named_runs_have_their_names_and_commands_as_typed(tmp_path: Path) -> None:
+    varied = "[sweep]\nsave_dir = 'there'\nseeds = [1]\n[sweep.runs]\nbase = {}\n"
+    varied += (
+        "other = { arch = 'gnmt_small', metrics = ['bleu', 'chrf'], patience = 'none', adam_betas = [0.9, 0.98] }\n"
+    )
+    file = file_of(tmp_path, varied)
+    said = sweep(file, "--dry-run", "--", "--threads", "1")
+    assert said.exit_code == 0, said.stderr
+    lines = said.stdout.splitlines()
+    assert lines[0] == "# base,seed=1" and lines[2] == "# other,seed=1"
+    flags = "--arch gnmt_small --metrics bleu,chrf --patience none --adam-betas 0.9,0.98 --seed 1 --save-dir"
+    assert lines[3] == f"nmtkit train --config {file} {flags} {tmp_path}/there/other,seed=1 --threads 1"
+    for line in lines[1::2]:  # each is a command that train takes
+        assert CliRunner().invoke(main, [*shlex.split(line)[1:], "--dry-run", "--vocab-size", "99"]).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name]
+
+
+def test_random_draws_are_within_their_ranges_and_more_draws_keep_the_first(tmp_path: Path) -> None:
+    varied = "[sweep.random]\ndraws = {}\nseed = 3\nlr = {{ min = 1e-4, max = 1e-2, log = true }}\n"
+    varied += "heads = [1, 2, 4]\nd_ff = {{ min = 16, max = 64 }}\n"
+    few, many = (sweeps.read(file_of(tmp_path, varied.format(count))).runs() for count in (5, 200))
+    assert many[:5] == few
+    rates = [run.settings["lr"] for run in many]
+    assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+    assert sum(rate < 1e-3 for rate in rates) == pytest.approx(100, abs=5 * math.sqrt(50))  # half of the logarithms
+    assert {type(run.settings["d_ff"]) for run in many} == {int}
+    assert {run.settings["heads"] for run in many} == {1, 2, 4}
+
+
+def test_shards_share_the_runs_out(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2, 3, 4, 5]\n")
+    parts = [sweep(file, "--dry-run", "--shard", f"{part}/2").stdout.splitlines()[::2] for part in (1, 2)]
+    assert sorted(parts[0] + parts[1]) == [f"# seed={seed}" for seed in (1, 2, 3, 4, 5)]
+    assert "--shard 3/2 is not I/N" in sweep(file, "--shard", "3/2").stderr
+
+
+@pytest.mark.parametrize(
+    ("varied", "said"),
+    [
+        ("", "has no table [sweep]"),
+        ("[sweep]\n", "nothing varies; give seeds"),
+        ("[sweep]\nseed = [1]\n", "[sweep] has no 'seed'; did you mean 'seeds'?"),
+        ("[sweep]\nseeds = []\n", "seeds of [sweep] is an empty list"),
+        ("[sweep]\nseeds = [1, 1]\n", "two runs are the same, seed=1"),
+        ("[sweep.grid]\nlr = []\n", "lr of [sweep.grid] is an empty list, which makes no runs"),
+        ("[sweep.grid]\nlr = 0.1\n", "lr of [sweep.grid] is 0.1; give a list of values"),
+        ("[sweep.grid]\ndroput = [0.1]\n", "there is no setting 'droput'; did you mean 'dropout'?"),
+        ("[sweep.grid]\narch = ['transformer_tin']\n", "unknown architecture 'transformer_tin'"),
+        ("[sweep.grid]\nheads = ['two']\n", "heads: 'two' is not a whole number"),
+        ("[sweep.grid]\ndropout = [0.1, 1.5]\n", "run dropout=1.5: --dropout is 1.5; it must be"),
+        ("[sweep.grid]\nsave_dir = ['a', 'b']\n", "save_dir cannot vary"),
+        ("[sweep.zip]\nlr = [1, 2]\nheads = [1]\n", "need one length; lr has 2, heads has 1"),
+        ("[sweep]\nseeds = [1]\n[sweep.grid]\nseed = [1, 2]\n", "[sweep.grid] and seeds both set seed"),
+        ("[sweep.grid]\nlr = [1]\n[sweep.zip]\nlr = [1]\n", "[sweep.zip] and [sweep.grid] both set lr"),
+        ("[sweep.random]\nlr = [1, 2]\n", "[sweep.random] needs draws = N"),
+        ("[sweep.random]\ndraws = 2\nlr = { min = 2, max = 1 }\n", "lr of [sweep.random]: min must be below max"),
+        ("[sweep.random]\ndraws = 2\nlr = { low = 1 }\n", "give a list, or { min = X, max = X }"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_before_anything_runs(tmp_path: Path, varied: str, said: str) -> None:
+    result = sweep(file_of(tmp_path, varied))
+    assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.stderr
+    assert said in result.stderr and "mine.sweep.toml" in result.stderr
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.fixture
+def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Runs are made without starting Python anew; returns their commands."""
+    made: list[list[str]] = []
+
+    def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
+        made.append(list(command))
+        result = CliRunner().invoke(main, list(command)[1:])
+        lines = result.stderr.splitlines()
+        self.errors = [line.removeprefix("nmtkit: error: ") for line in lines if line.startswith("nmtkit: error: ")]
+        return result.exit_code
+
+    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
+    monkeypatch.setattr(Runner, "run", run)
+    return made
+
+
+def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    varied = "[sweep]\nseeds = [1, 2]\n[sweep.runs]\nbase = {}\nbroken = { freeze = ['nothing.*'] }\n"
+    file = file_of(tmp_path, varied, mirror_data)
+    folder = tmp_path / "runs" / "mine"
+    stopped = f"train --config {file} --seed 2 --max-update 3 --save-dir {folder}/base,seed=2"
+    assert CliRunner().invoke(main, stopped.split()).exit_code == 0
+    result = sweep(file)
+    assert result.exit_code == 1
+    assert len(within_this_process) == 4
+    assert "failed: broken,seed=1: --freeze nothing.* matches no parameter" in result.stderr
+    (row,) = [line for line in result.stdout.splitlines() if line.startswith("base")]
+    assert "±" in row and "finished" in row
+    assert checkpoint.load(folder / "base,seed=2" / "last.pt")["update"] == 4
+    log = [json.loads(line) for line in (folder / "base,seed=2" / "log.jsonl").read_text().splitlines()]
+    assert [line["update"] for line in log if line["kind"] == "train"] == [1, 2, 3, 4]
+    within_this_process.clear()
+    assert "finished before" in sweep(file).stderr
+    assert [Path(words[-1]).name for words in within_this_process] == ["broken,seed=1", "broken,seed=2"]
+    file.write_text(file.read_text().replace("max_update = 4", "max_update = 5"))
+    within_this_process.clear()
+    sweep(file)
+    assert len(within_this_process) == 4
+    assert checkpoint.load(folder / "base,seed=1" / "last.pt")["update"] == 5
+
+
+def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]) -> None:
+    (tmp_path / "one").symlink_to(mirror_data)
+    (tmp_path / "two").symlink_to(mirror_data)
+    varied = "[sweep.grid]\ndata = ['one', 'two']\nlr-scheduler = ['fixed', 'cosine']\n"
+    result = sweep(file_of(tmp_path, varied), "--", "--warmup-updates", "1", "--max-update", "2", "-q")
+    assert result.exit_code == 0, result.stderr
+    configs = [path.read_text() for path in sorted(tmp_path.glob("runs/mine/*/config.toml"))]
+    assert len(configs) == 4 and ['data = "../../../two"' in text for text in configs] == [False, False, True, True]
+    assert ['name = "cosine"' in text for text in configs] == [True, False, True, False]
+
+
+@pytest.mark.slow
+def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(mirror_data: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n", mirror_data)
+    command = [sys.executable, "-m", "nmtkit", "sweep", str(file)]
+    process = subprocess.Popen([*command, "--", "--max-update", "100000"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "update 20/" in line:
+            break
+    process.terminate()
+    rest = process.stderr.read()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert "SIGTERM. To go on: nmtkit sweep" in rest
+    assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["seed=1"]
+    assert subprocess.run([*command, "--", "--max-update", "60"], check=False).returncode == 0
+    logs = [path.read_text() for path in sorted((tmp_path / "runs" / "mine").glob("*/log.jsonl"))]
+    assert len(logs) == 2 and '"kind": "resume"' in logs[0]
+
+
+def test_optuna_searches_prunes_and_goes_on(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    pytest.importorskip("optuna")
+    varied = "[sweep]\nseeds = [7]\n[sweep.random]\ndraws = {}\nlr = {{ min = 1e-4, max = 1e-2, log = true }}\nheads = [1, 2]\n"
+    result = sweep(file_of(tmp_path, varied.format(3), mirror_data), "--optuna")
+    assert result.exit_code == 0, result.stderr
+    assert len(within_this_process) == 3
+    result = sweep(file_of(tmp_path, varied.format(5), mirror_data), "--optuna", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    assert len(within_this_process) == 5
+    rows = json.loads(result.stdout)
+    assert len(rows) == 5 and rows[0]["best"]["loss"]["value"] == min(row["best"]["loss"]["value"] for row in rows)
+    assert all(1e-4 <= row["settings"]["lr"] <= 1e-2 for row in rows)
+
+
+def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2 }\n"
+    assert "pip install 'nmtkit[optuna]'" in sweep(file_of(tmp_path, varied), "--optuna").stderr
