@@ -8,7 +8,7 @@ import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -127,7 +127,7 @@ def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in header:
         folds = name in ("run", "state")
-        align = "right" if name in ("tokens/s", "updates") else "left"
+        align: Literal["right", "left"] = "right" if name in ("tokens/s", "updates") else "left"
         drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=not folds, min_width=len(name))
     for line in lines:
         drawn.add_row(*(Text(cell) for cell in line))

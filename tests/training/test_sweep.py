@@ -212,7 +212,8 @@ def test_optuna_searches_prunes_and_goes_on(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:
     pytest.importorskip("optuna")
-    varied = "[sweep]\nseeds = [7]\n[sweep.random]\ndraws = {}\nlr = {{ min = 1e-4, max = 1e-2, log = true }}\nheads = [1, 2]\n"
+    varied = "[sweep]\nseeds = [7]\n[sweep.random]\ndraws = {}\n"
+    varied += "lr = {{ min = 1e-4, max = 1e-2, log = true }}\nheads = [1, 2]\n"
     result = sweep(file_of(tmp_path, varied.format(3), mirror_data), "--optuna")
     assert result.exit_code == 0, result.stderr
     assert len(within_this_process) == 3
