@@ -110,13 +110,15 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sweep.folder.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(self.sweep.folder / NAME))
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name=self.sweep.file.name,
             storage=optuna.storages.JournalStorage(backend),
-            sampler=optuna.samplers.TPESampler(seed=self.sweep.seed),
             pruner=optuna.pruners.MedianPruner(),
             load_if_exists=True,
         )
+        # a sampler begins anew each time: one seed would draw again what the study has
+        study.sampler = optuna.samplers.TPESampler(seed=self.sweep.seed + len(study.trials))
+        return study
 
     def _distributions(self) -> dict[str, Any]:
         kinds = self.optuna.distributions
