@@ -1,0 +1,29 @@
+"""Cross-entropy that counts easy words less: (1 - p)^gamma * -log p (Lin et al. 2017, equation 4)."""
+
+from dataclasses import dataclass
+
+from torch.nn import functional as F
+
+from nmtkit.architectures import Architecture
+from nmtkit.criterions import CRITERIONS, Criterion, Loss
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.packed import IGNORE_INDEX, Batch
+from nmtkit.registry import Config, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class FocalConfig(Config):
+    focal_gamma: float = option(2.0, "Exponent of 1 - p; 0 is plain cross-entropy.", min=0, max=10)
+
+
+@CRITERIONS.register("focal_loss", FocalConfig())
+class FocalLoss(Criterion):
+    def __init__(self, config: FocalConfig, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.gamma = config.focal_gamma
+
+    def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
+        logits = model.output_projection(model(batch.source, batch.target_input)).float()  # T V
+        nll = F.cross_entropy(logits, batch.target_output, reduction="none", ignore_index=IGNORE_INDEX)  # T
+        weight = (1 - (-nll).exp()) ** self.gamma
+        return Loss((weight * nll).sum(), {"nll": nll.detach().sum()})

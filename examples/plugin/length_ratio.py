@@ -1,0 +1,25 @@
+"""Words of the translations per word of the references: below 1, the model stops too early."""
+
+from dataclasses import dataclass
+
+from nmtkit.registry import Config
+from nmtkit.training.metrics import METRICS, Metric, Outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthRatioConfig(Config):
+    """No settings."""
+
+
+@METRICS.register("length_ratio", LengthRatioConfig())
+class LengthRatio(Metric):
+    translates = True  # `score` reads translations; a metric of the loss's counts, as accuracy, does not
+
+    def __init__(self, config: LengthRatioConfig) -> None:
+        pass
+
+    def score(self, outputs: Outputs) -> float:
+        words, expected = (
+            sum(len(line.split()) for line in lines) for lines in (outputs.hypotheses, outputs.references)
+        )
+        return words / max(1, expected)
