@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nmtkit.architectures.interface import (
@@ -23,6 +24,7 @@ from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.kv_cache import KVCache
+from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
 from nmtkit.packed import Packed
@@ -47,14 +49,26 @@ class TransformerConfig(Config):
         0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)", min=0, below=1
     )
     attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
-    activation_dropout: float = option(0.0, "dropout after the ReLU", min=0, below=1)
-    positions: Literal["sinusoidal", "learned"] = option("sinusoidal", "position encoding (section 3.5)")
+    activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
+        "relu", "of the feed-forward networks; the last three multiply it by a second projection (Shazeer 2020)"
+    )
+    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1)
+    attention_bias: bool = option(False, "biases in the projections of attention")
+    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
+        "sinusoidal",
+        "position encoding (section 3.5); halves: sines, then cosines, as Marian; fairseq: of other frequencies too",
+    )
+    position_offset: int = option(0, "position of the first token", min=0, max=1024)
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
     window: int | None = option(
         None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
     )
-    share_embeddings: bool = option(True, "one matrix for both embeddings and the output, given a joint vocabulary")
+    scale_embeddings: bool = option(True, "token embeddings times sqrt(d_model) (section 3.4)")
+    embedding_norm: bool = option(False, "normalise the embeddings before dropout")
+    share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
+    tie_output: bool = option(True, "the output projection is the target embedding (section 3.4)")
+    output_bias: bool = option(False, "a bias in the output projection")
     encoder_layerdrop: float = option(0.0, "probability that an update leaves out an encoder layer", min=0, below=1)
     decoder_layerdrop: float = option(0.0, "probability that an update leaves out a decoder layer", min=0, below=1)
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
@@ -66,6 +80,8 @@ class TransformerConfig(Config):
                 f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
                 "give --d-key and --d-value to set them apart"
             )
+        if self.position_offset and self.positions == "learned":
+            raise ValueError("--position-offset is for sinusoids; learned positions are counted from 0")
 
     @property
     def key_width(self) -> int:
@@ -134,9 +150,9 @@ class DecoderLayer(Layer):
 # 3.2 Attention
 
 
-def stacked_linear(width: int, rows: Sequence[int]) -> nn.Linear:
+def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
     """Returns several projections as one; their weight has an attribute `stacked_rows`, for optimizers of matrices."""
-    linear = nn.Linear(width, sum(rows), bias=False)
+    linear = nn.Linear(width, sum(rows), bias=bias)
     linear.weight.stacked_rows = tuple(rows)  # type: ignore[attr-defined]
     return linear
 
@@ -148,8 +164,10 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads, self.widths = config.heads, (config.key_width, config.key_width, config.value_width)
         self.causal, self.window, self.dropout = causal, config.window, config.attention_dropout
-        self.qkv_proj = stacked_linear(config.d_model, [self.heads * width for width in self.widths])
-        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
+        self.qkv_proj = stacked_linear(
+            config.d_model, [self.heads * width for width in self.widths], config.attention_bias
+        )
+        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries T H K, keys T H K and values T H Kv."""
@@ -169,9 +187,11 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads, self.dropout = config.heads, config.attention_dropout
         self.widths = config.key_width, config.value_width
-        self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=False)
-        self.kv_proj = stacked_linear(config.d_model, [self.heads * width for width in self.widths])
-        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=False)
+        self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=config.attention_bias)
+        self.kv_proj = stacked_linear(
+            config.d_model, [self.heads * width for width in self.widths], config.attention_bias
+        )
+        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys S H K and values S H Kv of the memory S D."""
@@ -188,27 +208,32 @@ class CrossAttention(nn.Module):
 # 3.3 Position-wise feed-forward networks
 
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
+GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
+
+
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (equation 2)."""
+    """max(0, x W1 + b1) W2 + b2 (equation 2), or with another activation; gated (act(x Wg + bg) * (x W1 + b1)) W2 + b2,
+    where `fc1` makes both factors, the gate first.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.d_model, config.d_ff)
+        self.gated = config.activation in GATED
+        self.activation = ACTIVATIONS[GATED.get(config.activation, config.activation)]
+        self.fc1 = stacked_linear(config.d_model, [config.d_ff] * (2 if self.gated else 1), bias=True)
         self.dropout = Dropout(config.activation_dropout)
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.dropout(self.fc1(x).relu_()))
+        hidden = self.fc1(x)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, -1)
+            return self.fc2(self.dropout(self.activation(gate) * hidden))
+        return self.fc2(self.dropout(self.activation(hidden)))
 
 
 # 3.4 Embeddings, 3.5 Positional encoding
-
-
-def sinusoids(positions: int, d_model: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine: positions x D, float32."""
-    position = torch.arange(positions, dtype=torch.float64)[:, None]
-    angle = position / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
 
 
 class Embedding(nn.Module):
@@ -218,18 +243,23 @@ class Embedding(nn.Module):
 
     def __init__(self, config: TransformerConfig, tokens: nn.Embedding) -> None:
         super().__init__()
+        self.config = config
         self.tokens = tokens
-        self.scale = math.sqrt(config.d_model)
+        self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+        self.norm: nn.Module = nn.LayerNorm(config.d_model) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.positions: nn.Embedding | None = None
         if config.positions == "learned":
             self.positions = nn.Embedding(config.max_positions, config.d_model)
         else:
-            self.register_buffer("sinusoids", sinusoids(1024, config.d_model), persistent=False)
+            self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor, length: int) -> Tensor:
         """Embeds token ids [T] at their positions [T], all of these below `length`: T D."""
-        return self.dropout(self.tokens(tokens) * self.scale + self.table(length)[position])
+        return self.dropout(self.norm(self.tokens(tokens) * self.scale + self.table(length)[position]))
+
+    def computed(self, length: int) -> Tensor:
+        return sinusoids(length, self.config.d_model, self.config.positions, self.config.position_offset)
 
     def table(self, length: int) -> Tensor:
         """Returns encodings of at least `length` positions. Raises ValueError beyond those learned."""
@@ -242,8 +272,7 @@ class Embedding(nn.Module):
                 )
             return self.positions.weight
         if length > len(self.sinusoids):
-            table = sinusoids(2 * length, self.sinusoids.shape[1])
-            self.sinusoids = table.to(self.sinusoids)
+            self.sinusoids = self.computed(2 * length).to(self.sinusoids)
         return self.sinusoids
 
 
@@ -259,7 +288,8 @@ class Embedding(nn.Module):
 )
 class Transformer(Architecture):
     """Figure 1. With a joint vocabulary, both embeddings and the output projection are one matrix (section 3.4);
-    with separate ones, or without `share_embeddings`, the target embedding and the output projection are.
+    with separate ones, or without `share_embeddings`, the target embedding and the output projection are, but without
+    `tie_output`.
     """
 
     output_projection: nn.Linear
@@ -279,8 +309,9 @@ class Transformer(Architecture):
         # a pre-norm stack ends in a sum, which nothing has normalised yet
         self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
-        self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=False)
-        self.output_projection.weight = target.weight
+        self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
+        if config.tie_output:
+            self.output_projection.weight = target.weight
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
         self.dropped: frozenset[nn.Module] = frozenset()
@@ -290,12 +321,12 @@ class Transformer(Architecture):
 
     def initialise(self, module: nn.Module) -> None:
         """Embeddings from N(0, 1 / d_model), so that sqrt(d_model) times one has unit variance; Xavier elsewhere."""
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding) or (module is self.output_projection and not self.config.tie_output):
             nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear) and module is not self.output_projection:
             nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
 
     @property
     def find_unused_parameters(self) -> bool:

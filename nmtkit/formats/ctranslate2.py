@@ -10,14 +10,22 @@ from torch import nn
 
 from nmtkit import models
 from nmtkit.architectures import Architecture
-from nmtkit.architectures.transformer import CrossAttention, Embedding, SelfAttention, Transformer, TransformerConfig
+from nmtkit.architectures.transformer import (
+    GATED,
+    CrossAttention,
+    Embedding,
+    SelfAttention,
+    Transformer,
+    TransformerConfig,
+)
 from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.formats.folder import write_folder
 
 # Settings of a Transformer and CTranslate2: those that its models have too, those that matter in training alone, and
 # those that must be as given here, in terms of the config.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
-SAME |= {"share_embeddings"}
+SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
+SAME |= {"activation", "position_offset"}
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
 TRAINING |= {"gradient_checkpointing"}
 FIXED: dict[str, Callable[[TransformerConfig], Any]] = {
@@ -60,11 +68,18 @@ def require() -> None:
 def specification(model: Transformer, source_pieces: list[str], target_pieces: list[str]) -> Any:
     """Returns CTranslate2's specification of a model whose pieces, by id, are these; `save` of it writes the files."""
     from ctranslate2.specs import TransformerSpec
+    from ctranslate2.specs.common_spec import Activation
 
     config = model.config
     spec = TransformerSpec.from_config(
-        (config.encoder_layers, config.decoder_layers), config.heads, pre_norm=config.pre_norm
+        (config.encoder_layers, config.decoder_layers),
+        config.heads,
+        pre_norm=config.pre_norm,
+        activation=Activation[GATED.get(config.activation, config.activation).upper()],
+        ffn_glu=config.activation in GATED,
+        layernorm_embedding=config.embedding_norm,
     )
+    spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = config.scale_embeddings
     spec.config.add_source_eos = True
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (target_pieces[id] for id in (UNK, BOS, EOS))
     spec.config.decoder_start_token = spec.config.bos_token
@@ -116,6 +131,8 @@ def _fill(spec: Any, model: Transformer) -> None:
 
 def _embedding(tokens: Any, side: Any, ours: Embedding) -> None:
     tokens.weight = ours.tokens.weight.detach().numpy()
+    if ours.config.embedding_norm:
+        _norm(side.layernorm_embedding, ours.norm)
     side.position_encodings.encodings = ours.table(POSITIONS if ours.positions is None else 1).detach().numpy()
 
 
@@ -127,7 +144,12 @@ def _attention(theirs: Any, ours: SelfAttention | CrossAttention, norm: nn.Layer
 
 
 def _feed_forward(theirs: Any, ours: Any, norm: nn.LayerNorm) -> None:
-    _linear(theirs.linear_0, ours.fc1)
+    if ours.gated:
+        parts = zip(ours.fc1.weight.detach().chunk(2), ours.fc1.bias.detach().chunk(2), strict=True)
+        for target, (weight, bias) in zip((theirs.linear_0, theirs.linear_0_noact), parts, strict=True):
+            target.weight, target.bias = weight.numpy(), bias.numpy()
+    else:
+        _linear(theirs.linear_0, ours.fc1)
     _linear(theirs.linear_1, ours.fc2)
     _norm(theirs.layer_norm, norm)
 

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
-from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig, sinusoids
+from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig
 from nmtkit.layers.attention import PackedContext
 from nmtkit.layers.losses import output_cross_entropy
+from nmtkit.layers.positions import sinusoids
 from nmtkit.packed import Layout, Packed
 
 SIZE = 19
@@ -27,7 +28,29 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned positions": {"positions": "learned", "max_positions": 20},
     "widths of their own": {"d_key": 3, "d_value": 5},
     "narrow heads of 3": {"heads": 3, "d_key": 4, "d_value": 4},
-    "nothing shared": {"share_embeddings": False},
+    "nothing shared": {"share_embeddings": False, "tie_output": False},
+    "as Marian": {
+        "activation": "swish",
+        "attention_bias": True,
+        "output_bias": True,
+        "positions": "sinusoidal_halves",
+    },
+    "as M2M-100": {
+        "pre_norm": True,
+        "attention_bias": True,
+        "positions": "sinusoidal_fairseq",
+        "position_offset": 2,
+    },
+    "as mBART": {
+        "pre_norm": True,
+        "activation": "gelu",
+        "attention_bias": True,
+        "output_bias": True,
+        "embedding_norm": True,
+        "positions": "learned",
+        "max_positions": 20,
+    },
+    "gated": {"activation": "swiglu", "scale_embeddings": False},
 }
 variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 
@@ -141,41 +164,69 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
             result.append(scores.softmax(-1) @ v)
         return torch.cat(result, -1)
 
+    def linear(name: str, x: Tensor) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
     def self_attention(name: str, causal: bool, x: Tensor) -> Tensor:
         width = config.heads * config.key_width
-        query, key, value = (x @ weights[f"{name}.qkv_proj.weight"].T).split(
-            [width, width, config.heads * config.value_width], -1
-        )
-        return attend(query, key, value, causal) @ weights[f"{name}.out_proj.weight"].T
+        parts = [width, width, config.heads * config.value_width]
+        query, key, value = linear(f"{name}.qkv_proj", x).split(parts, -1)
+        return linear(f"{name}.out_proj", attend(query, key, value, causal))
 
     def cross_attention(memory: Tensor, name: str, x: Tensor) -> Tensor:
         parts = [config.heads * config.key_width, config.heads * config.value_width]
-        key, value = (memory @ weights[f"{name}.kv_proj.weight"].T).split(parts, -1)
-        return attend(x @ weights[f"{name}.q_proj.weight"].T, key, value, False) @ weights[f"{name}.out_proj.weight"].T
+        key, value = linear(f"{name}.kv_proj", memory).split(parts, -1)
+        return linear(f"{name}.out_proj", attend(linear(f"{name}.q_proj", x), key, value, False))
+
+    def activation(x: Tensor) -> Tensor:
+        return {
+            "re": lambda: x.clamp(min=0),
+            "ge": lambda: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+            "sw": lambda: x / (1 + torch.exp(-x)),
+        }[config.activation[:2]]()
 
     def feed_forward(name: str, x: Tensor) -> Tensor:
-        inner = (x @ weights[f"{name}.fc1.weight"].T + weights[f"{name}.fc1.bias"]).clamp(min=0)
-        return inner @ weights[f"{name}.fc2.weight"].T + weights[f"{name}.fc2.bias"]
+        inner = linear(f"{name}.fc1", x)
+        if config.activation.endswith("glu"):
+            gate, inner = inner.split(config.d_ff, -1)
+            inner = activation(gate) * inner
+        else:
+            inner = activation(inner)
+        return linear(f"{name}.fc2", inner)
 
     def residual(x: Tensor, name: str, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if config.pre_norm:
             return x + sublayer(norm(x, name))
         return norm(x + sublayer(x), name)
 
-    def embed(tokens: list[int]) -> Tensor:
-        return (
-            weights["output_projection.weight"][tokens] * math.sqrt(config.d_model)
-            + sinusoids(len(tokens), config.d_model).double()
-        )
+    def position(at: int, column: int) -> float:
+        pairs = config.d_model // 2
+        if config.positions == "sinusoidal":
+            pair, sine = divmod(column, 2)
+        else:
+            sine, pair = divmod(column, pairs)
+        power = pair / (pairs - 1) if config.positions == "sinusoidal_fairseq" else pair / pairs
+        angle = (at + config.position_offset) / 10000**power
+        return math.cos(angle) if sine else math.sin(angle)
 
-    memory = embed(source)
+    def embed(side: str, tokens: list[int]) -> Tensor:
+        x = weights[f"{side}_embedding.tokens.weight"][tokens]
+        x = x * math.sqrt(config.d_model) if config.scale_embeddings else x
+        if config.positions == "learned":
+            x = x + weights[f"{side}_embedding.positions.weight"][: len(tokens)]
+        else:
+            table = [[position(at, column) for column in range(config.d_model)] for at in range(len(tokens))]
+            x = x + torch.tensor(table, dtype=torch.float64)
+        return norm(x, f"{side}_embedding.norm") if config.embedding_norm else x
+
+    memory = embed("source", source)
     for layer in (f"encoder.{index}" for index in range(config.encoder_layers)):
         memory = residual(
             memory, f"{layer}.self_attention_norm", partial(self_attention, f"{layer}.self_attention", False)
         )
         memory = residual(memory, f"{layer}.feed_forward_norm", partial(feed_forward, f"{layer}.feed_forward"))
     memory = norm(memory, "encoder_norm") if config.pre_norm else memory
-    x = embed(target)
+    x = embed("target", target)
     for layer in (f"decoder.{index}" for index in range(config.decoder_layers)):
         x = residual(x, f"{layer}.self_attention_norm", partial(self_attention, f"{layer}.self_attention", True))
         x = residual(x, f"{layer}.cross_attention_norm", partial(cross_attention, memory, f"{layer}.cross_attention"))
@@ -183,12 +234,14 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     return norm(x, "decoder_norm") if config.pre_norm else x
 
 
-@pytest.mark.parametrize("changes", [{}, {"pre_norm": True}, {"d_key": 3, "d_value": 5}], ids=["post", "pre", "widths"])
+@pytest.mark.parametrize("changes", [v for v in VARIANTS.values() if "window" not in v])
 def test_the_model_is_section_3_written_out(changes: dict[str, Any]) -> None:
     model = model_of(**changes).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:  # norms and biases, which begin as ones and zeros
             nn.init.normal_(parameter, mean=0.5)
+    vocabulary_weight = model.target_embedding.tokens.weight
+    assert (model.output_projection.weight is vocabulary_weight) == model.config.tie_output
     source, target = sentences(6, 3), sentences(4, 9, seed=2)
     features = target.with_values(model(source, target)).split()
     for ours, ids, prefix in zip(features, source.split(), target.split(), strict=True):

@@ -25,7 +25,17 @@ def export(*arguments: object) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("changes", [{}, {"pre_norm": True}, {"positions": "learned", "share_embeddings": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pre_norm": True},
+        {"positions": "learned", "share_embeddings": False, "tie_output": False},
+        {"activation": "swish", "attention_bias": True, "output_bias": True, "positions": "sinusoidal_halves"},
+        {"pre_norm": True, "activation": "gelu", "embedding_norm": True, "position_offset": 2},
+        {"activation": "swiglu", "positions": "sinusoidal_fairseq", "scale_embeddings": False},
+    ],
+)
 def test_ctranslate2_gives_the_same_translations_and_probabilities(tmp_path, changes):
     package = pytest.importorskip("ctranslate2")
     model = save_transformer(tmp_path / "model.pt", **changes)
