@@ -45,7 +45,7 @@ class GuidedAlignment(CrossEntropy):
             if self.training:
                 raise ValueError(
                     "--criterion guided_alignment needs word alignments of the training pairs: run preprocess with "
-                    "--alignments (pairs that are segmented anew, by --subword-alpha, have none)"
+                    "--alignments (pairs that --transforms change have none)"
                 )
             return super().compute_loss(model, batch)
         features, weights = model.forward_with_attention(batch.source, batch.target_input, config.alignment_layer)

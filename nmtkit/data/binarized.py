@@ -3,7 +3,7 @@
 A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,14 +129,12 @@ class Split:
     def batch(
         self,
         pairs: Pairs,
-        resample: tuple[float, int] | None = None,
+        transform: Callable[[Pairs, Encoded, Encoded], tuple[Encoded, Encoded]] | None = None,
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
-        It has the alignments of the pairs, if these have any and are not segmented at random.
-
-        `resample` = (alpha, seed) segments the text at random, as `Tokenizer.encode_source_sampled`: a function of
-        alpha, seed and pair, whatever the batch. Lengths then differ from those on disk.
+        It has the alignments of the pairs, if these have any and there is no `transform`, which may change both sides
+        of each pair, so that lengths differ from those on disk.
         """
         import torch
 
@@ -146,9 +144,9 @@ class Split:
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
         if source.ids.max() >= sizes[0] or target.ids.max() >= sizes[1]:
             raise ValueError(f"{self.folder}: {self.name} has ids outside the vocabulary; run preprocess again")
-        links = self._links(pairs, source, target) if resample is None else None
-        if resample is not None:
-            source, target = self._resampled(source, target, pairs, *resample)
+        links = self._links(pairs, source, target) if transform is None else None
+        if transform is not None:
+            source, target = transform(pairs, source, target)
         starts = np.cumsum(target.lengths) - target.lengths
         shifted = np.empty_like(target.ids)
         shifted[1:] = target.ids[:-1]
@@ -172,18 +170,6 @@ class Split:
         if (rows[:, 1] >= source.lengths[sentence]).any() or (rows[:, 2] >= target.lengths[sentence]).any():
             raise ValueError(f"{self.folder}: {self.name} has alignments outside its sentences; run preprocess again")
         return rows
-
-    def _resampled(
-        self, source: Encoded, target: Encoded, pairs: Pairs, alpha: float, seed: int
-    ) -> tuple[Encoded, Encoded]:
-        tokenizer = self.tokenizer
-        seeds = [(seed * 0x9E3779B1 + pair * 0x85EBCA6B) % (1 << 32) for pair in pairs.tolist()]
-        source_text = [tokenizer.decode_source(ids) for ids in map(np.ndarray.tolist, source.split())]
-        target_text = [tokenizer.decode_target(ids) for ids in map(np.ndarray.tolist, target.split())]
-        return (
-            tokenizer.encode_source_sampled(source_text, alpha, seeds),
-            tokenizer.encode_target_sampled(target_text, alpha, [seed + 1 for seed in seeds]),
-        )
 
 
 def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Packed":

@@ -139,29 +139,12 @@ class Tokenizer:
     def encode_target(self, lines: Sequence[str]) -> Encoded:
         return _encode(self._target, lines)
 
-    def encode_source_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
-        """Segments each line at random, as a function of the line and its seed alone.
-
-        `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the
-        smoothing of the distribution that the segmentation is drawn from (Kudo 2018).
-        """
-        return _encode_sampled(self._source, lines, alpha, seeds)
-
-    def encode_target_sampled(self, lines: Sequence[str], alpha: float, seeds: Sequence[int]) -> Encoded:
-        return _encode_sampled(self._target, lines, alpha, seeds)
-
-    def check_sampling(self) -> None:
-        """Raises ValueError, naming --subword-alpha, for a model that cannot segment every text at random."""
+    def check_lossless(self, setting: str) -> None:
+        """Raises ValueError, naming `setting`, for a model that does not decode to the text that it encoded."""
         for side, model in (("source", self.source_model), ("target", self.target_model)):
-            facts = model_facts(model)
-            if facts.model_type not in ("bpe", "unigram"):
+            if not model_facts(model).byte_fallback:
                 raise ValueError(
-                    f"--subword-alpha has no other segmentation to choose with a {facts.model_type} vocabulary, as the "
-                    f"{side} side has; leave it out, or preprocess with --model-type bpe or unigram"
-                )
-            if not facts.byte_fallback:
-                raise ValueError(
-                    f"--subword-alpha segments decoded text anew, and the {side} tokenizer, without byte fallback, "
+                    f"{setting} encodes decoded text anew, and the {side} tokenizer, without byte fallback, "
                     "would lose the characters that it does not know; leave it out, or train the tokenizer here"
                 )
 
@@ -212,20 +195,6 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
 
 def _encode(processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str]) -> Encoded:
     rows = processor.encode([normalize(line) for line in lines], return_type="numpy", add_eos=True, num_threads=1)
-    return _concatenated(rows)
-
-
-def _encode_sampled(
-    processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str], alpha: float, seeds: Sequence[int]
-) -> Encoded:
-    rows = []
-    for line, seed in zip(lines, seeds, strict=True):
-        sentencepiece.set_random_generator_seed(seed & 0xFFFFFFFF)
-        rows.append(
-            processor.encode(
-                normalize(line), return_type="numpy", add_eos=True, enable_sampling=True, nbest_size=-1, alpha=alpha
-            )
-        )
     return _concatenated(rows)
 
 

@@ -82,9 +82,6 @@ class RunConfig(Config):
         None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
     )
     clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
-    subword_alpha: float = option(
-        0.0, "Segment anew each epoch, leaving out X of the merges (BPE-dropout); 0 is off.", min=0, below=1
-    )
     seed: int = option(1, "Seed of parameters, data order and dropout.", min=0)
 
     max_update: int | None = option(100_000, "Updates to make.", min=1, section="Length of the run")

@@ -25,7 +25,7 @@ from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.parameters import embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
-from nmtkit.training.setup import build_trainer
+from nmtkit.training.setup import build_trainer, build_transforms
 from nmtkit.training.trainer import fit_max_tokens
 
 P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
@@ -250,8 +250,8 @@ def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int,
         0,
         1,
         device,
-        config.subword_alpha,
-        max_sentences=config.max_sentences,
+        config.max_sentences,
+        build_transforms(plan.job, dataset.tokenizer),
     )
     if plan.fits_max_tokens:
         fit_max_tokens(trainer, loader)

@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
+from nmtkit.data.transforms import TransformPipeline
 from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
 
 PREFETCHED = 4  # updates prepared beyond the one being computed
@@ -35,7 +37,7 @@ class Update:
 
     position: Position
     pairs: Pairs
-    target_tokens: int  # of the whole update: the denominator of its loss
+    target_tokens: int  # of the whole update on disk: without transforms, the denominator of its loss
     source_tokens: int
     micro_batches: list[tuple[int, Batch]]  # this rank's, with their numbers in the update
     ends_epoch: bool
@@ -53,8 +55,8 @@ class BatchLoader:
     Ranks take the micro-batches of an update in turn. All have equally many: those that would have one fewer get a
     dummy, in which no token counts.
 
-    With `subword_alpha` every epoch sees the text segmented anew. Which pairs make up an update and a micro-batch
-    follows from the lengths of the fixed segmentation, so a micro-batch may exceed `max_tokens` by a few per cent.
+    `transforms` change pairs as they are read. Which pairs make up an update and a micro-batch follows from the lengths
+    on disk, so a micro-batch of transformed pairs may exceed `max_tokens`.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class BatchLoader:
         rank: int,
         ranks: int,
         device: torch.device,
-        subword_alpha: float = 0.0,
         max_sentences: int | None = None,
+        transforms: TransformPipeline | None = None,
     ) -> None:
         self.split = split
         self.sampler = sampler
@@ -74,8 +76,8 @@ class BatchLoader:
         self.rank = rank
         self.ranks = ranks
         self.device = device
-        self.subword_alpha = subword_alpha
         self.max_sentences = max_sentences
+        self.transforms = transforms
         self.closed = threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -132,8 +134,7 @@ class BatchLoader:
 
     def batch(self, pairs: Pairs, epoch: int) -> Batch:
         """Returns a micro-batch of these pairs, on the device."""
-        resample = (self.subword_alpha, self.sampler.seed * 1_000_003 + epoch) if self.subword_alpha else None
-        batch = self.split.batch(pairs, resample=resample)
+        batch = self.split.batch(pairs, partial(self.transforms, epoch) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
         return batch

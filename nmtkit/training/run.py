@@ -30,7 +30,7 @@ from nmtkit.training.meter import Meter, NonfiniteGuard
 from nmtkit.training.metrics import objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
-from nmtkit.training.setup import build_trainer, resume_requirements, run_facts
+from nmtkit.training.setup import build_trainer, build_transforms, resume_requirements, run_facts
 from nmtkit.training.trainer import fit_max_tokens, probe_memory
 from nmtkit.training.validation import StopRequestedError, Validator
 
@@ -118,6 +118,7 @@ class Run:
         self.trainer = build_trainer(
             self.job, self.dataset.tokenizer, self.device, resumed=bool(newest), updates=updates
         )
+        self.transforms = build_transforms(self.job, self.dataset.tokenizer)
         self.position = Position(0, 0)
         self.best: float | None = None  # score of the best validation, lower is better
         self.waited = 0  # validations since the best
@@ -271,7 +272,7 @@ class Run:
         config = self.job.run
         rank, ranks = distributed.rank(), distributed.world_size()
         data = self.train_split, self.sampler, self.plan.max_tokens, rank, ranks
-        return BatchLoader(*data, self.device, config.subword_alpha, config.max_sentences)
+        return BatchLoader(*data, self.device, config.max_sentences, self.transforms)
 
     def _announce(self) -> None:
         model = self.trainer.model

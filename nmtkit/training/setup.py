@@ -20,6 +20,7 @@ from nmtkit.architectures.contract import check_forward
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.plugins import is_own
 from nmtkit.training.config import JobConfig
@@ -97,6 +98,12 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
     return model
 
 
+def build_transforms(job: JobConfig, tokenizer: Tokenizer) -> TransformPipeline | None:
+    """Returns the transforms of the training pairs, None without any."""
+    chosen = [(it.name, TRANSFORMS[it.name].factory(it.config, tokenizer)) for it in job.chosen("transforms")]
+    return TransformPipeline(chosen, tokenizer, job.run.seed) if chosen else None
+
+
 def build_trainer(
     job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool, updates: int | None = None
 ) -> Trainer:
@@ -104,8 +111,6 @@ def build_trainer(
 
     `updates` are those of the whole run, where --max-epoch may bound it; None: --max-update.
     """
-    if job.run.subword_alpha:
-        tokenizer.check_sampling()
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
         job.components[table] for table in ("architecture", "criterion", "lr-scheduler")

@@ -72,6 +72,7 @@ class Trainer:
             {name: value for name, value in group.items() if name not in ("params", "param_names")}
             for group in self.optimizer.param_groups
         ]
+        self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = 0  # the update after which the learning-rate schedule begins
         self.done = 0  # updates, including skipped ones
@@ -96,7 +97,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         own = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        if self.job.run.subword_alpha:  # segmented anew: only the rank that made a micro-batch knows its tokens
+        if self.transforms_pairs:  # only the rank that made a micro-batch knows its tokens
             tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
         for index, batch in update.micro_batches:

@@ -412,10 +412,21 @@ def test_a_vocabulary_that_cannot_be_sampled_is_refused_by_train(
 ) -> None:
     flags = ["--trainpref", corpora / "train", "--model-type", model_type, "--destdir", tmp_path / "data"]
     assert preprocess(*flags, "--vocab-size", "20" if model_type == "word" else "300").exit_code == 0
-    flags = ["train", str(tmp_path / "data"), "--arch", "transformer_tiny", "--subword-alpha", "0.1", "--device", "cpu"]
+    flags = [
+        "train",
+        str(tmp_path / "data"),
+        "--arch",
+        "transformer_tiny",
+        "--transforms",
+        "bpe_dropout",
+        "--device",
+        "cpu",
+    ]
     result = CliRunner().invoke(main, [*flags, "--save-dir", str(tmp_path / "run"), "--max-update", "1"])
     assert result.exit_code == 2
-    assert f"--subword-alpha has no other segmentation to choose with a {model_type} vocabulary" in result.stderr
+    assert (
+        f"--transforms bpe_dropout has no other segmentation to choose with a {model_type} vocabulary" in result.stderr
+    )
 
 
 # --- kill -9 --------------------------------------------------------------------------------------------------------

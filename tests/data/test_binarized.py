@@ -9,7 +9,7 @@ from nmtkit.data import binarized
 from nmtkit.data.binarized import ConcatArrays, Dataset, verify
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
-from nmtkit.data.tokenizer import BOS, EOS
+from nmtkit.data.tokenizer import BOS
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +63,6 @@ def test_a_batch_is_the_plain_concatenation(folder: Path) -> None:
     assert batch.source.layout.max_length == max(len(split.source.sentence(pair)) for pair in pairs)
     assert batch.target_tokens == sum(map(len, targets))
     assert batch.pairs.tolist() == pairs.tolist()
-
-
-def test_resampling_depends_on_seed_and_pair_not_on_the_batch(folder: Path) -> None:
-    dataset = Dataset.open(folder)
-    split = dataset["train"]
-    alone = [split.batch(np.array([pair]), resample=(0.3, 7)) for pair in (3, 4)]
-    together = split.batch(np.array([3, 4]), resample=(0.3, 7))
-    assert together.source.values.tolist() == [token for batch in alone for token in batch.source.values.tolist()]
-    assert together.target_output.tolist() == [token for batch in alone for token in batch.target_output.tolist()]
-    other = split.batch(np.array([3, 4]), resample=(0.3, 8))
-    assert other.source.values.tolist() != together.source.values.tolist()
-    assert dataset.tokenizer.decode_source(alone[0].source.values.tolist()) == parallel_lines(300)[0][3]
-    assert EOS in together.source.values.tolist()
 
 
 def test_an_unknown_subset_names_those_there_are(folder: Path) -> None:

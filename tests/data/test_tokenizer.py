@@ -235,51 +235,6 @@ def test_different_models_have_different_fingerprints(
     assert len(both) == 3
 
 
-def test_sampled_segmentation_is_a_function_of_line_and_seed(joint_tokenizer: Tokenizer) -> None:
-    lines = ["the large green house", "a woman walks"]
-    first = joint_tokenizer.encode_source_sampled(lines, 0.5, [1, 2])
-    second = joint_tokenizer.encode_source_sampled(lines[::-1], 0.5, [2, 1])
-    assert [row.tolist() for row in first.split()] == [row.tolist() for row in second.split()][::-1]
-    variants = {tuple(joint_tokenizer.encode_source_sampled(lines[:1], 0.5, [seed]).ids) for seed in range(20)}
-    assert len(variants) > 5
-    for ids in variants:
-        assert joint_tokenizer.decode_source(list(ids)) == lines[0]
-    assert joint_tokenizer.encode_source_sampled(lines, 0.0, [1, 2]).ids.tolist() == (
-        joint_tokenizer.encode_source(lines).ids.tolist()
-    )
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings", "message"),
-    [
-        ("word", {}, "word vocabulary"),
-        ("char", {"byte_fallback": True}, "char vocabulary"),
-        ("bpe", {}, "without byte fallback"),
-        ("unigram", {}, "without byte fallback"),
-        ("bpe", {"byte_fallback": True}, None),
-        ("unigram", {"byte_fallback": True}, None),
-    ],
-)
-def test_models_that_cannot_be_sampled_are_refused(model_type: str, settings: dict[str, bool], message: str) -> None:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(["a man walks home", "the woman sees a house"] * 20),
-        model_writer=model,
-        model_type=model_type,
-        vocab_size=290 if settings else 20,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **settings,
-    )
-    tokenizer = Tokenizer(model.getvalue())
-    if message:
-        with pytest.raises(ValueError, match=f"--subword-alpha .* {message}"):
-            tokenizer.check_sampling()
-    else:
-        tokenizer.check_sampling()
-        assert tokenizer.encode_source_sampled(["a new wörd"], 0.5, [1]).ids[-1] == EOS
-
-
 def test_a_tag_is_one_token_and_an_unknown_one_is_named(joint_tokenizer: Tokenizer) -> None:
     joint_tokenizer.check_tag("<2de>")
     assert joint_tokenizer.source_pieces(joint_tokenizer.encode_source(["<2de> a man"]).ids)[0] == "▁<2de>"

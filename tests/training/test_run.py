@@ -66,14 +66,18 @@ def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: P
     assert contents["architecture"] == "transformer_tiny"
 
 
-OTHERWISE = {"ema_decay": 0.9, "subword_alpha": 0.1, "clip_norm": 0.1}
+OTHERWISE = {"ema_decay": 0.9, "clip_norm": 0.1, "word_shuffle": 2}
+
+
+OTHER_NAMES = {"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}
+OTHER_NAMES["transforms"] = "casing,bpe_dropout,word_dropout,word_blank,word_shuffle"
 
 
 @pytest.mark.parametrize(
     ("names", "settings"),
     [
         ({}, {}),
-        ({"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}, OTHERWISE),
+        (OTHER_NAMES, OTHERWISE),
         ({"optimizer": "muon"}, {"weight_decay_for": ("decoder.*=0.3",)}),
     ],
     ids=["plain", "otherwise", "muon"],

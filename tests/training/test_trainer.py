@@ -21,7 +21,7 @@ from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
 from nmtkit.training.parameters import embedding_names, parameter_groups, start_from
 from nmtkit.training.precision import LossScale
-from nmtkit.training.setup import build_trainer
+from nmtkit.training.setup import build_trainer, build_transforms
 from nmtkit.training.trainer import Trainer, fit_max_tokens, largest_that_fits, probe_memory, seed_of
 
 CPU = torch.device("cpu")
@@ -234,14 +234,16 @@ def test_seeds_differ_by_each_of_run_update_and_micro_batch() -> None:
     assert len(seeds) == 3 * 20 * 21
 
 
-def test_subword_sampling_keeps_the_pairs_and_counts_the_tokens_there_are(mirror_data: Path) -> None:
-    loader = loader_of(mirror_data, 60, subword_alpha=0.5)
+def test_transforms_keep_the_pairs_and_count_the_tokens_there_are(mirror_data: Path) -> None:
+    names = {"architecture": "transformer_tiny", "transforms": "bpe_dropout"}
+    job = JobTemplate.read(names=names).job(TINY | {"bpe_dropout": 0.5, "device": "cpu", "precision": "fp32"})
+    loader = loader_of(mirror_data, 60, transforms=build_transforms(job, Dataset.open(mirror_data).tokenizer))
     pairs = next(iter(loader.sampler.epoch(0)))
     first, again, later = (loader.update(Position(epoch, 0), pairs, ends_epoch=False) for epoch in (0, 0, 1))
     tokens = [[batch.target_output.tolist() for _, batch in update.micro_batches] for update in (first, again, later)]
     assert tokens[0] == tokens[1] != tokens[2]
     assert np.array_equal(first.pairs, later.pairs)
-    one = trainer(mirror_data, subword_alpha=0.5)
+    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU, resumed=False)
     assert one.step(first).target_tokens == sum(len(output) for output in tokens[0]) != first.target_tokens
 
 
