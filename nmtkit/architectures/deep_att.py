@@ -47,32 +47,45 @@ PUBLISHED = DeepAttConfig()
 # 3.1 Deep topology: fast-forward connections
 
 
+class FastForwardLayer(nn.Module):
+    """One LSTM layer and what it hands up: [T, width] -> [T, gate_rows + hidden], the first rows of W x + b, and h.
+
+    torch's LSTM does not return W x + b, so these rows are computed again beside it.
+    """
+
+    def __init__(self, width: int, hidden: int, gate_rows: int, dropout: float, reverse: bool) -> None:
+        super().__init__()
+        self.gate_rows = gate_rows
+        self.lstm = PackedLSTM(width, hidden, reverse=reverse)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
+        h = self.lstm(x, layout, states)
+        return torch.cat([self.lstm.input_gates(x, self.gate_rows), self.dropout(h)], -1)
+
+
 class FastForwardStack(nn.Module):
     """LSTM layers with fast-forward connections; `reverse` has each layer's direction.
 
     f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5): f runs from layer to layer through linear maps
-    alone. Half takes the first half of f. torch's LSTM does not return f, so the rows that are handed up are computed
-    again beside it.
+    alone. Half takes the first half of f.
     """
 
     def __init__(self, config: DeepAttConfig, width: int, reverse: Sequence[bool]) -> None:
         super().__init__()
-        self.hidden = config.d_model
-        widths = [width, *[3 * self.hidden] * (len(reverse) - 1)]
+        hidden = config.d_model
+        widths = [width, *[3 * hidden] * (len(reverse) - 1)]
         layers = nn.ModuleList(
-            PackedLSTM(width, self.hidden, reverse=backwards) for width, backwards in zip(widths, reverse, strict=True)
+            FastForwardLayer(width, hidden, 2 * hidden, config.dropout, backwards)
+            for width, backwards in zip(widths[:-1], reverse[:-1], strict=True)
         )
-        self.layers = cast(Sequence[PackedLSTM], layers)
-        self.dropout = Dropout(config.dropout)
+        layers.append(FastForwardLayer(widths[-1], hidden, 4 * hidden, 0.0, reverse[-1]))
+        self.layers = cast(Sequence[FastForwardLayer], layers)
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         """Returns [f, h] of the top layer, [T, 5 hidden], for the input of the bottom layer."""
         for layer in self.layers:
-            h = layer(x, layout, states)
-            if layer is self.layers[-1]:
-                x = torch.cat([layer.input_gates(x, 4 * self.hidden), h], -1)
-            else:
-                x = torch.cat([layer.input_gates(x, 2 * self.hidden), self.dropout(h)], -1)
+            x = layer(x, layout, states)
         return x
 
 
@@ -131,7 +144,7 @@ class DeepAtt(IncrementalArchitecture):
         return source.with_values(torch.cat([e, self.bottom_decoder.attention.keys(e)], -1))
 
     def stateful_layers(self) -> Iterable[nn.Module]:
-        return self.bottom_decoder, *(self.decoder.layers if self.decoder is not None else ())
+        return self.bottom_decoder, *(layer.lstm for layer in (self.decoder.layers if self.decoder is not None else ()))
 
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
         """Returns [f, h] of the top layer: [T, 5 hidden]."""

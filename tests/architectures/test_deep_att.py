@@ -23,8 +23,8 @@ CONFIG = DeepAttConfig(
 def column(stack: FastForwardStack, xs: list[Tensor], starts_backwards: bool) -> list[Tensor]:
     """f^k = W^k [Half(f^{k-1}), h^{k-1}], read from alternating ends; [f, h] of the top layer."""
     for number, layer in enumerate(stack.layers):
-        lstm = layer.lstm
-        backwards = (number % 2 == 0) == starts_backwards and len({part.reverse for part in stack.layers}) > 1
+        lstm = layer.lstm.lstm
+        backwards = (number % 2 == 0) == starts_backwards and len({part.lstm.reverse for part in stack.layers}) > 1
         order = range(len(xs))[::-1] if backwards else range(len(xs))
         tops: dict[int, Tensor] = {}
         h, c = torch.zeros(H), torch.zeros(H)
@@ -70,8 +70,8 @@ def test_features_are_those_of_the_paper() -> None:
 
 def test_directions_alternate_and_the_columns_differ() -> None:
     model = DeepAtt(CONFIG, Vocabulary(source=11, target=13, joint=False))
-    assert [layer.reverse for layer in model.forwards_first.layers] == [False, True, False]
-    assert [layer.reverse for layer in model.backwards_first.layers] == [True, False, True]
+    assert [layer.lstm.reverse for layer in model.forwards_first.layers] == [False, True, False]
+    assert [layer.lstm.reverse for layer in model.backwards_first.layers] == [True, False, True]
 
 
 def test_alignment_gives_every_target_token_a_source_token() -> None:
