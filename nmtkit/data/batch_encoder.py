@@ -1,15 +1,18 @@
 """Text to ids, many lines at a time: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
 Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces, whatever its
-normaliser), words are looked up in a dictionary from word to the bytes of its ids. New words go to SentencePiece in one
-call per block. A unigram model encodes whole lines: the rounding of its sums along a line decides ties, and at 4 µs a
-line, where BPE takes 11, there is little to gain. Measured on 29,000 English and as many German lines of 12 words, one
-core: 0.7 M lines/s when all words are known, against 0.11 M lines/s of SentencePiece's batch call;
-benchmarks/preprocess_speed.py measures the whole.
+normaliser), words are looked up in a table, all words of a block at once; new ones go to SentencePiece in one call per
+block. On English lines of 12 words one core makes 0.34 M lines/s when one word in twelve was changed, 0.9 M when all
+are known, and SentencePiece 0.08 M; benchmarks/preprocess_speed.py measures the whole.
+
+A unigram model encodes whole lines. It adds up 32-bit scores along the line, whose rounding decides between two
+segmentations of a word that are equally good, such as x|xx and xx|x; so a word may be kept only when no second one
+comes near its best. Finding that out takes NumPy 7 µs a word, where SentencePiece encodes a line in 4: with one word in
+twelve new it was 0.83 of plain SentencePiece's speed, and 4.6 times with all words known.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +20,12 @@ import sentencepiece
 
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Encoded, normalize
+from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 
-CACHED_WORDS = 1 << 17  # words of a cache, about 30 MB
-CACHED_WORD_LENGTH = 64  # longer ones (whole lines, in scripts without spaces) would not repeat
-WORDS_PER_LINE = 64  # in a call; SentencePiece's heap grows with the line
+Mask = npt.NDArray[np.bool_]
+
+CACHED_WORDS = 1 << 18  # before all are forgotten; about 30 MB
+WORDS_PER_LINE = 24  # in a call; SentencePiece's heap grows with the line
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +44,6 @@ class BatchEncoder:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._dtype = np.dtype(dtype)
         self._capacity = cached_words
-        self._words = self._empty_cache()
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
         special = [self._processor.is_unknown(token) or self._processor.is_byte(token) for token in range(len(pieces))]
         self._is_unknown = np.array(special)
@@ -55,47 +59,68 @@ class BatchEncoder:
             and not (self._processor.is_unknown(space) or self._processor.is_unused(space))
             and not any(SPACE_SYMBOL in piece[1:] or " " in piece for piece in pieces)
         )
-        # a unigram model adds up scores along the line, and their rounding decides ties such as x|xx and xx|x
         self.encodes_by_word = self.splits_at_spaces and facts.model_type in ("bpe", "char")
+        self._clear()
 
-    def _empty_cache(self) -> dict[str, bytes]:
-        # a line feed between spaces is the word that ends a sentence; runs of spaces make empty words
-        return {"\n": np.array([EOS], self._dtype).tobytes(), "": b""}
+    def _clear(self) -> None:
+        """Forgets all words. Index 0, which is no word's, is a line's end: its id is eos."""
+        self._table = WordTable()
+        self._first, self._counts = np.zeros(1, np.int64), np.ones(1, np.int64)
+        self._ids = np.array([EOS], self._dtype)  # of all words, end to end
 
     def encode(self, text: str) -> Encoded:
         """Encodes the lines of `text`, each of which ends in \\n."""
         text = normalize(text)
         if self.encodes_by_word:
-            return self._by_word(text)
-        rows = self._processor.encode(text.split("\n")[:-1], return_type="numpy", add_eos=True, num_threads=1)
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        return Encoded((np.concatenate(rows) if rows else np.empty(0, np.int32)).astype(self._dtype), lengths)
+            return self._by_word(text.encode())
+        return Encoded(*self._encode_lines(text.split("\n")[:-1], add_eos=True))
 
-    def _by_word(self, text: str) -> Encoded:
-        words = text.replace("\n", " \n ").split(" ")
-        if len(self._words) > self._capacity:
-            self._words = self._empty_cache()
-        known = self._words
-        new = list(set(words).difference(known))
-        known.update(zip(new, self._encode_words(new), strict=True))
-        ids = np.frombuffer(b"".join(map(known.__getitem__, words)), self._dtype)
-        for word in new:
-            if len(word) > CACHED_WORD_LENGTH:
-                del known[word]
-        ends = np.flatnonzero(ids == EOS) + 1  # no text is encoded as eos
-        return Encoded(ids, np.diff(ends, prepend=0))
+    def _encode_lines(self, lines: list[str], add_eos: bool = False) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Returns the ids of lines, end to end, and their numbers."""
+        if not lines:
+            return np.empty(0, self._dtype), np.empty(0, np.int64)
+        rows = self._processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
+        return np.concatenate(rows).astype(self._dtype), np.fromiter(map(len, rows), np.int64, len(rows))
 
-    def _encode_words(self, words: list[str]) -> list[bytes]:
-        """Returns the ids of each word, encoded as lines of many words and cut where a word begins."""
-        if not words:
-            return []
-        groups = _groups(words)
-        lines = list(map(" ".join, groups))
-        ids = np.concatenate(self._processor.encode(lines, return_type="numpy", num_threads=1)).astype(self._dtype)
-        begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids)) * self._dtype.itemsize
+    def _by_word(self, text: bytes) -> Encoded:
+        if len(self._table) > self._capacity:
+            self._clear()
+        starts, lengths = _tokens(text)
+        index = np.zeros(len(starts), np.int64)
+        is_word = lengths > 0
+        short = np.flatnonzero(is_word & (lengths <= LONGEST))
+        index[short] = self._table.find(Keys.of(text, starts[short], lengths[short]))
+        unknown = np.flatnonzero(is_word & (index == ABSENT))
+        ends = (starts + lengths)[unknown].tolist()
+        words = [text[start:end] for start, end in zip(starts[unknown].tolist(), ends, strict=True)]
+        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # those not kept come last
+        numbers = dict(zip(new, range(len(self._first), len(self._first) + len(new)), strict=True))
+        index[unknown] = list(map(numbers.__getitem__, words))
+        kept = [word for word in new if len(word) <= LONGEST]
+        ids, counts = self._encode_words(new)
+        self._first = np.concatenate((self._first, len(self._ids) + np.cumsum(counts) - counts))
+        self._counts, self._ids = np.concatenate((self._counts, counts)), np.concatenate((self._ids, ids))
+        encoded = self._ids_of(index, ~is_word)
+        if dropped := len(new) - len(kept):
+            self._ids = self._ids[: self._first[-dropped]]
+            self._first, self._counts = self._first[:-dropped], self._counts[:-dropped]
+        self._table.add(Keys.of_words(kept))
+        return encoded
+
+    def _ids_of(self, index: npt.NDArray[np.int64], is_end: Mask) -> Encoded:
+        """Returns the ids of words, given by index, and of the ends of lines between them."""
+        counts = self._counts[index]
+        ends = np.cumsum(counts)
+        position = np.repeat(self._first[index] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
+        return Encoded(self._ids[position], np.diff(ends[is_end], prepend=0))
+
+    def _encode_words(self, words: list[bytes]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Returns the ids of words, end to end, and their numbers: lines of many words are cut where a word begins."""
+        groups = _groups([word.decode() for word in words])
+        ids, _ = self._encode_lines(list(map(" ".join, groups)))
+        begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids))
         last = np.cumsum(self._normalized_words(groups))  # of each word, in words as normalised
-        flat = ids.tobytes()
-        return [flat[start:end] for start, end in pairwise([0, *begins[last].tolist()])]
+        return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
         """Returns the number of words that the model's normaliser makes of each word: one but for exotic ones."""
@@ -130,6 +155,22 @@ class BatchEncoder:
         first_piece[present] = starts[first] - (line_ends + 1 - encoded.lengths)[line[first]]
         pieces[present] = ends[last] - starts[first]
         return Words(np.array(list(map(len, lines)), np.int64), first_piece, pieces)
+
+
+def _tokens(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns where words and the ends of lines begin, in order, and their bytes: 0 for the end of a line."""
+    characters = np.frombuffer(text, np.uint8)
+    line_feed = characters == ord("\n")
+    separator = (characters == ord(" ")) | line_feed
+    begins = ~separator
+    begins[1:] &= separator[:-1]
+    ends = separator.copy()
+    ends[:1] = False
+    ends[1:] &= ~separator[:-1]
+    starts = np.flatnonzero(begins | line_feed)
+    lengths = np.zeros_like(starts)
+    lengths[begins[starts]] = np.flatnonzero(ends) - np.flatnonzero(begins)
+    return starts, lengths
 
 
 def _groups(words: list[str]) -> list[list[str]]:

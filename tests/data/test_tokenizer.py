@@ -181,8 +181,7 @@ def test_long_words_are_not_kept(joint_tokenizer: Tokenizer) -> None:
     encoder = BatchEncoder(joint_tokenizer.source_model, "uint16")
     line = "ab" * 200
     first = encoder.encode(f"a {line} man\n").ids.tolist()
-    assert line not in encoder._words
-    assert "man" in encoder._words
+    assert len(encoder._table) == 2
     assert encoder.encode(f"a {line} man\n").ids.tolist() == first
 
 
