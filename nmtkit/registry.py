@@ -422,9 +422,10 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self.entries:
-            raise ValueError(
-                f"unknown {self.kind} {name!r}; known: {', '.join(self.names())}. Defined elsewhere? Add --plugin FILE."
-            )
+            nearest = difflib.get_close_matches(name, self.names(), 1)
+            guess = f"did you mean {nearest[0]!r}? " if nearest else ""
+            known = f"{guess}known: {', '.join(self.names())}"
+            raise ValueError(f"unknown {self.kind} {name!r}; {known}. Defined elsewhere? Add --plugin FILE.")
         return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
