@@ -217,12 +217,23 @@ ROWS = {
 }
 
 
-def test_there_is_one_config_for_each_row_of_table_3_and_it_is_that_row():
-    assert {path.stem for path in (WMT14 / "table3").glob("*.toml")} == set(ROWS)
-    base = resolved(WMT14 / "table3/base.toml").tables()
+def rows_of(path):
+    """Returns the tables of each named run of a sweep."""
+    from nmtkit.training.sweep import read
+
+    sweep = read(path)
+    assert sweep.seeds == (1, 2, 3)
+    assert [run.name for run in sweep.runs()] == [f"{name},seed={seed}" for name in sweep.named for seed in sweep.seeds]
+    return {name: sweep.job(sweep.run({}, name)).tables() for name in sweep.named}
+
+
+def test_there_is_one_run_for_each_row_of_table_3_and_it_is_that_row():
+    rows = rows_of(WMT14 / "table3.sweep.toml")
+    assert rows.keys() == ROWS.keys()
+    base = rows["base"]
     assert base["architecture"]["d_model"] == 512 and base["architecture"]["dropout"] == 0.1
     for row, changes in ROWS.items():
-        tables = resolved(WMT14 / f"table3/{row}.toml").tables()
+        tables = rows[row]
         architecture = {**base["architecture"], **changes}
         architecture["name"] = "transformer_big" if row == "big" else "transformer_base"
         smoothing = {"D_smoothing_0.0": 0.0, "D_smoothing_0.2": 0.2}.get(row, 0.1)
@@ -259,23 +270,26 @@ def test_the_table_marks_what_differs_from_the_base_by_more_than_its_seeds_do(tm
     results = {"base": [5.0, 5.2, 5.1], "A_heads_1": [5.25], "C_layers_2": [5.9]}
     for row, values in results.items():
         for seed, ppl in enumerate(values):
-            (tmp_path / f"{row}-seed{seed}").mkdir()
-            result = {"row": row, "seed": seed, "updates": 10, "parameters": 2_000_000, "ppl": ppl, "bleu": 30.0}
-            text = json.dumps({**result, "signature": "tok:13a"})
-            (tmp_path / f"{row}-seed{seed}" / "result.json").write_text(text)
-    command = [sys.executable, WMT14 / "table3.py", "--print-only", "--runs", tmp_path]
+            folder = tmp_path / f"{row},seed={seed}"
+            folder.mkdir()
+            log = [{"kind": "start", "update": 0}, {"kind": "valid", "update": 5, "ppl": 9.0, "bleu": 1.0}]
+            log += [{"kind": "valid", "update": 10, "ppl": ppl, "bleu": 30.0}]
+            log += [{"kind": "end", "update": 10, "state": "finished", "reason": "--max-update"}]
+            (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in log))
+    command = [sys.executable, WMT14 / "table3.py", tmp_path]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["base", "A_heads_1", "C_layers_2"]
     assert "5.10 ± 0.10" in lines[1] and "*" not in lines[1]
     assert "*" not in lines[2]  # 0.15 from the mean of the base, whose seeds are 0.2 apart
-    assert "5.90 *" in lines[3] and lines[3].split()[6] == "6.11"  # the paper's
+    assert "5.90 *" in lines[3] and lines[3].split()[5] == "6.11"  # the paper's
 
 
 def test_the_small_table_changes_one_thing_a_row_and_has_every_letter():
-    rows = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k/table3").glob("*.toml")}
+    rows = rows_of(EXAMPLES / "multi30k/table3.sweep.toml")
     base = rows.pop("base")
     assert {name[0] for name in rows} == set("ABCDE")
     for name, tables in rows.items():
+        tables["run"]["save_dir"] = base["run"]["save_dir"]
         assert tables["run"] == base["run"] and tables["lr-scheduler"] == base["lr-scheduler"]
         changed = [key for key, value in tables["architecture"].items() if value != base["architecture"][key]]
         if name.startswith("B"):  # d_value keeps its width, which it would else take from d_key's default
@@ -297,12 +311,14 @@ def test_the_multi30k_baseline_is_the_published_one():
 
 def test_the_second_multi30k_recipe_goes_on_from_the_baseline_on_more_data():
     recipes = {path.stem: resolved(path).tables() for path in (EXAMPLES / "multi30k").glob("*.toml")}
+    recipes.pop("table3.sweep")
     base, more = recipes.pop("baseline"), recipes.pop("diversified")
     assert not recipes  # a new recipe needs its own lines here
     assert {table: more[table] for table in ("architecture", "criterion", "optimizer")} == {
         table: base[table] for table in ("architecture", "criterion", "optimizer")
     }
-    assert more["run"]["finetune_from"] == "runs/baseline/averaged.pt" and more["run"]["max_epoch"] is None
+    assert Path(more["run"]["finetune_from"]) == EXAMPLES / "multi30k/runs/baseline/averaged.pt"
+    assert more["run"]["max_epoch"] is None
 
 
 STUB = """#!{python}

@@ -101,7 +101,7 @@ OTHERS = """
 """
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md", "docs/coming-from-fairseq.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md", "docs/coming-from-fairseq.md", "docs/experiments.md"])
 def test_every_flag_that_a_page_names_exists(name: str) -> None:
     flags = known_flags() | set(OTHERS.split())
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():

@@ -1,20 +1,17 @@
 #!/usr/bin/env python3
-"""Trains any rows of Table 3, scores them on the valid set (newstest2013) and prints them beside the paper's.
+"""Prints the finished rows of Table 3 beside the paper's: means over seeds of the last validation (newstest2013).
 
-    python table3.py base A_heads_1 --data data-bin/en-de --runs runs/table3
-    python table3.py                # all rows, in the order of the table
-    python table3.py base --seeds 1 2 3
-
-A row that is done is not trained again, an interrupted one resumes, and --print-only prints the table of the rows that
-are done. Flags after `--` are passed to `nmtkit train`: -- --max-tokens 12800, say. --configs FOLDER names another set
-of rows, such as a small one for other data; a row is a TOML file in it.
+nmtkit sweep table3.sweep.toml                 # trains them: all rows, three seeds
+nmtkit sweep table3.sweep.toml --only 'base*'  # some of them
+python table3.py                               # of runs/table3
 """
 
 import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
+
+from nmtkit.checkpoint import load
+from nmtkit.inspection import parameters
+from nmtkit.training.comparison import RunSummary, summarize
 
 # Vaswani et al. 2017, Table 3: perplexity and BLEU on newstest2013, millions of parameters where the paper gives them.
 PAPER = {
@@ -40,34 +37,15 @@ PAPER = {
     "big": (4.33, 26.4, 213),
 }
 SEEDS_FOR_A_FINDING = 3  # of the base; with fewer, a difference may be noise
-NMTKIT = [sys.executable, "-m", "nmtkit"]
 
 
 def main() -> None:
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", help="names of TOML files in --configs; all when there is none")
-    parser.add_argument("--data", type=Path, default=Path("data-bin/en-de"), help="dataset made by prepare.sh")
-    parser.add_argument("--runs", type=Path, default=Path("runs/table3"), help="folder for the rows' runs")
-    parser.add_argument("--configs", type=Path, default=here / "table3", help="folder of the rows' TOML files")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--print-only", action="store_true")
-    own, extra = split_at_dashes(sys.argv[1:])
-    arguments = parser.parse_args(own)
-    rows = arguments.rows or in_order(path.stem for path in arguments.configs.glob("*.toml"))
-    missing = [row for row in rows if not (arguments.configs / f"{row}.toml").is_file()]
-    if missing:
-        parser.error(f"no row {missing[0]} in {arguments.configs}")
-    if not arguments.print_only:
-        for row in rows:
-            for seed in arguments.seeds:
-                make(row, seed, arguments.configs, arguments.data, arguments.runs, extra)
-    print_table(arguments.runs, PAPER if arguments.configs == here / "table3" else {})
-
-
-def split_at_dashes(arguments: list[str]) -> tuple[list[str], list[str]]:
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:at], arguments[at + 1 :]
+    parser.add_argument("runs", nargs="?", type=Path, default=here / "runs/table3", help="folder of the sweep")
+    parser.add_argument("--no-paper", action="store_true", help="for a sweep that is not the paper's")
+    arguments = parser.parse_args()
+    print_table(arguments.runs, {} if arguments.no_paper else PAPER)
 
 
 def in_order(rows) -> list[str]:
@@ -75,60 +53,12 @@ def in_order(rows) -> list[str]:
     return sorted(rows, key=lambda row: (known.index(row) if row in known else len(known), row))
 
 
-def run(*command: str, capture: bool = False) -> str:
-    """Runs an nmtkit command. Ends this script when the command fails or was asked to stop."""
-    done = subprocess.run([*NMTKIT, *command], stdout=subprocess.PIPE if capture else None, text=True)
-    if done.returncode:
-        sys.exit(done.returncode)
-    return done.stdout or ""
-
-
-def make(row: str, seed: int, configs: Path, data: Path, runs: Path, extra: list[str]) -> None:
-    """Trains and scores one row, or resumes it; writes result.json into its folder."""
-    folder = runs / f"{row}-seed{seed}"
-    result = folder / "result.json"
-    if result.is_file():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"--- {row}, seed {seed}", file=sys.stderr, flush=True)
-    train = ["--config", str(configs / f"{row}.toml"), "--save-dir", str(folder / "run"), "--seed", str(seed), *extra]
-    run("train", str(data), *train)
-    last = folder / "run" / "last.pt"
-    log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
-    records = [record for record in log if record["kind"] == "valid"]
-    updates = last.resolve().stem.removeprefix("update_").lstrip("0")
-    started = next(record["config"] for record in log if record["kind"] in ("start", "resume"))
-    if updates != str(started["run"]["max_update"]):
-        sys.exit(f"{row} stopped after {updates} updates; run this again to resume")
-    search = ["--gen-subset", "valid", "--path", str(last), "--beam", "4", "--lenpen", "0.6"]
-    translations = folder / "valid.txt"
-    translations.write_text(run("generate", str(data), *search, capture=True))
-    scoring = ["--data", str(data), "--gen-subset", "valid", "--sys", str(translations), "--metric", "bleu"]
-    scores = json.loads(run("score", *scoring, "--format", "json", capture=True))
-    summary = {
-        "row": row,
-        "seed": seed,
-        "updates": int(updates),
-        "parameters": parameters(last),
-        "ppl": records[-1]["ppl"],
-        "bleu": scores[0]["score"],
-        "signature": scores[0]["signature"],
-    }
-    result.write_text(json.dumps(summary, indent=2))
-
-
-def parameters(checkpoint: Path) -> int:
-    from nmtkit.architectures.interface import parameter_count
-    from nmtkit.models import from_checkpoint
-
-    return parameter_count(from_checkpoint(checkpoint)[0])
-
-
-def print_table(runs: Path, paper: dict) -> None:
+def print_table(folder: Path, paper: dict) -> None:
     """Prints a line for each row: several seeds as mean and half range, and a star beyond the range of the base."""
-    results = [json.loads(path.read_text()) for path in runs.glob("*/result.json")]
+    found = [summarize(log.parent) for log in sorted(folder.glob("*/log.jsonl"))]
+    results = [result_of(run) for run in found if run.state == "finished"]
     if not results:
-        print(f"nothing is done in {runs}")
+        print(f"nothing is done in {folder}")
         return
     base = [result for result in results if result["row"] == "base"]
     print(f"{'row':<20} {'updates':>8} {'M param.':>8} {'paper':>6} {'ppl':>14} {'paper':>6} {'BLEU':>14} {'paper':>6}")
@@ -136,13 +66,20 @@ def print_table(runs: Path, paper: dict) -> None:
         of_row = [result for result in results if result["row"] == row]
         ppl, bleu, size = paper.get(row, (None, None, None))
         print(
-            f"{row:<20} {of_row[0]['updates']:>8,} {of_row[0]['parameters'] / 1e6:>8.1f} {shown(size):>6}"
+            f"{row:<20} {of_row[0]['updates']:>8,} {of_row[0]['parameters']:>8} {shown(size):>6}"
             f" {spread(of_row, 'ppl', 2) + mark(of_row, base, 'ppl'):>14} {shown(ppl):>6}"
             f" {spread(of_row, 'bleu', 1) + mark(of_row, base, 'bleu'):>14} {shown(bleu):>6}"
         )
     if len(base) >= SEEDS_FOR_A_FINDING:
         print(f"* is farther from the mean of the base than its {len(base)} seeds are from each other.")
-    print(f"BLEU: {results[0]['signature']}; perplexity is per piece.")
+    print("BLEU is sacreBLEU's, of beam 4 and length penalty 0.6; perplexity is per piece.")
+
+
+def result_of(run: RunSummary) -> dict:
+    last = Path(run.name) / "last.pt"
+    size = f"{parameters(load(last, mmap=True)['model'])['all'] / 1e6:.1f}" if last.exists() else ""
+    scores = {name: run.last[name].value for name in ("ppl", "bleu")}
+    return {"row": Path(run.name).name.partition(",")[0], "updates": run.update, "parameters": size, **scores}
 
 
 def mark(of_row: list[dict], base: list[dict], name: str) -> str:

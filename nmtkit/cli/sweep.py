@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
@@ -26,6 +27,7 @@ log = logging.getLogger("nmtkit")
 
 RULES = (
     FlagRule("--optuna", excludes=("--shard",), reason="several machines share its study by themselves"),
+    FlagRule("--optuna", excludes=("--only",), reason="its runs are not known before"),
     FlagRule("--dry-run", excludes=("--report",), reason="nothing is run"),
 )
 POLL_SECONDS = 0.5
@@ -80,6 +82,7 @@ class Runner:
 @click.argument("file", type=Path, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
 @click.option("--dry-run", is_flag=True, help="List the runs and their commands, and run nothing.")
+@click.option("--only", metavar="PATTERN,…", help="Make the runs of these names alone: 'base,*'; see --dry-run.")
 @click.option("--shard", metavar="I/N", help="Make the I-th of N parts of the runs, on one of N machines.")
 @click.option("--optuna", is_flag=True, help="Let Optuna choose the random settings, and stop runs that fall behind.")
 @click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
@@ -88,6 +91,7 @@ def command(
     file: Path,
     train_flags: tuple[str, ...],
     dry_run: bool,
+    only: str | None,
     shard: str | None,
     optuna: bool,
     format: str,
@@ -122,7 +126,7 @@ def command(
         )
         runs = search.runs()
     else:
-        runs = sweep.runs()
+        runs = chosen(sweep.runs(), only)
         for run in runs:
             sweep.command(run)  # whatever is wrong with one of them is said before the first starts
         own = runs[part - 1 :: parts]
@@ -135,6 +139,28 @@ def command(
     for name, reason in failed.items():
         stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
     sys.exit(1 if failed else 0)
+
+
+def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
+    """Returns the runs whose names match one of some patterns, all without. Raises ValueError if one matches none.
+
+    Patterns are separated by commas, which names have too: `base,seed=1` is one name or pattern where a run has it.
+    """
+    if only is None:
+        return list(runs)
+    parts = only.split(",")
+    found: dict[str, SweepRun] = {}
+    while parts:
+        for count in range(len(parts), 0, -1):  # the longest that matches
+            pattern = ",".join(parts[:count])
+            matching = {run.name: run for run in runs if fnmatchcase(run.name, pattern)}
+            if matching:
+                break
+        else:
+            raise ValueError(f"--only {parts[0]} matches no run; they are called {', '.join(run.name for run in runs)}")
+        found |= matching
+        parts = parts[count:]
+    return [run for run in runs if run.name in found]
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

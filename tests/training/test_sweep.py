@@ -105,6 +105,20 @@ def test_shards_share_the_runs_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("only", "made"),
+    [
+        ("a*", ["a,seed=1", "a,seed=2"]),
+        ("b,seed=2", ["b,seed=2"]),
+        ("a,seed=1,b*", ["a,seed=1", "b,seed=1", "b,seed=2"]),
+    ],
+)
+def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[str]) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n[sweep.runs]\na = {}\nb = { lr = 0.1 }\n")
+    assert sweep(file, "--dry-run", "--only", only).stdout.splitlines()[::2] == [f"# {name}" for name in made]
+    assert "--only c matches no run; they are called a,seed=1" in sweep(file, "--only", "c").stderr
+
+
+@pytest.mark.parametrize(
     ("varied", "said"),
     [
         ("", "has no table [sweep]"),
