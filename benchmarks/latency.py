@@ -46,7 +46,7 @@ class Contest:
 def nmtkit_system(contest: Contest, path: str) -> Callable[[list[str]], Any]:
     import torch
 
-    from nmtkit import Translator
+    from nmtkit.generation.translator import Translator
 
     torch.set_num_threads(contest.threads)
     translator = Translator.load(path, precision=contest.precision)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def random_base(data: Any, folder: Path) -> Path:
 def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     import ctranslate2
 
-    from nmtkit import export
+    from nmtkit.formats import ctranslate2 as export
     from nmtkit.data.binarized import Dataset
 
     data = Dataset.open(arguments.data)
@@ -186,7 +186,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         path, kind = paths[contest.model], "int8" if contest.precision == "int8" else "float32"
         directory = folder / f"{contest.model}-{kind}"
         if not directory.exists():
-            export.to_ctranslate2(path, directory, kind)  # type: ignore[arg-type]
+            export.save(path, directory, kind)  # type: ignore[arg-type]
         systems = {"nmtkit": System(contest, path, "nmtkit", here)}
         if arguments.before is not None:
             systems["before"] = System(contest, path, "before", arguments.before)

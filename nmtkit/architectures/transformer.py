@@ -163,21 +163,22 @@ class SelfAttention(nn.Module):
     def __init__(self, config: TransformerConfig, causal: bool) -> None:
         super().__init__()
         self.heads, self.widths = config.heads, (config.key_width, config.key_width, config.value_width)
-        self.causal, self.window, self.dropout = causal, config.window, config.attention_dropout
+        self.spec = AttentionSpec(causal, config.window)
+        self.training_spec = replace(self.spec, dropout=config.attention_dropout)
         self.qkv_proj = stacked_linear(
             config.d_model, [self.heads * width for width in self.widths], config.attention_bias
         )
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries T H K, keys T H K and values T H Kv."""
         sizes = [self.heads * width for width in self.widths]
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv_proj(x).split(sizes, -1))
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.split(sizes, -1))
         return query, key, value
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        spec = AttentionSpec(self.causal, self.window, self.dropout if self.training else 0.0)
-        return self.out_proj(context.self_attention(*self.project(x), spec))
+        spec = self.training_spec if self.training else self.spec
+        return self.out_proj(context.self_attention(self.qkv_proj(x), self.split, spec))
 
 
 class CrossAttention(nn.Module):
@@ -185,7 +186,8 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.heads, self.dropout = config.heads, config.attention_dropout
+        self.heads = config.heads
+        self.spec, self.training_spec = AttentionSpec(), AttentionSpec(dropout=config.attention_dropout)
         self.widths = config.key_width, config.value_width
         self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=config.attention_bias)
         self.kv_proj = stacked_linear(
@@ -200,8 +202,8 @@ class CrossAttention(nn.Module):
         return key, value
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        query = self.q_proj(x).unflatten(-1, (self.heads, -1))
-        spec = AttentionSpec(dropout=self.dropout if self.training else 0.0)
+        query = self.q_proj(x).view(len(x), self.heads, -1)
+        spec = self.training_spec if self.training else self.spec
         return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
@@ -254,8 +256,8 @@ class Embedding(nn.Module):
         else:
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
-    def forward(self, tokens: Tensor, position: Tensor, length: int) -> Tensor:
-        """Embeds token ids [T] at their positions [T], all of these below `length`: T D."""
+    def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
+        """Embeds token ids [T] at their positions [T], or all at one, all of these below `length`: T D."""
         return self.dropout(self.norm(self.tokens(tokens) * self.scale + self.table(length)[position]))
 
     def computed(self, length: int) -> Tensor:

@@ -25,6 +25,8 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
     "varlen": varlen_attention,
     "sdpa": sdpa_attention,
 }
+# queries, keys and values as one product makes them, T H*(2K+Kv) -> T H K, T H K, T H Kv
+SplitHeads = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
 MIN_WINDOWS = 4  # a sentence must be this many windows long for blocks to pay
@@ -109,8 +111,8 @@ class AttentionContext(Protocol):
     Both methods return what the queries attend to, T H*Kv.
     """
 
-    def self_attention(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        """Attends to the tokens of the same sentence or hypothesis, of which these are new: T H K, T H K, T H Kv."""
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
+        """Attends to the tokens of the same sentence or hypothesis, of which `qkv` holds the new ones'."""
 
     def cross_attention(
         self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
@@ -130,8 +132,8 @@ class PackedContext:
     memory: Packed | None = None
     weights: dict[str, list[Tensor]] | None = None
 
-    def self_attention(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-        return self._attend("self", query, key, value, self.layout, spec)
+    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
+        return self._attend("self", *split(qkv), self.layout, spec)
 
     def cross_attention(
         self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec

@@ -2,16 +2,27 @@
 
 import ctypes
 import functools
+import warnings
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Precision = Literal["fp32", "bf16", "int8"]
 
+_linear = torch.ops.mkldnn._linear_pointwise.default
+_onednn_linear = torch.ops.onednn.qlinear_pointwise.default
+_fbgemm_linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+
 ROWS = 128  # rows that the packed layout is chosen for; any number of rows works
-MIN_INT8_INPUTS = 512  # with 128 or 256, scaling the inputs takes what the product saves over bf16
+# With 128 or 256 inputs, scaling them takes what the product saves over bf16, unless there are many outputs.
+MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
+MIN_BF16_CACHE_WIDTH = 512
+SMALL_PRODUCT = 4 * 128 * 384  # multiplications of a product that oneDNN's setting up would double
+FBGEMM_ROWS = 64  # beyond them oneDNN's int8 products are faster; measured for 512 x 512 to 512 x 10,000
+ZERO_POINT = torch.tensor(128.0)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -21,7 +32,8 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     Embeddings and norms stay in fp32, and so do inputs and outputs of the layers. A result for one row does not depend
     on the other rows, but for rounding in the last place of fp32.
 
-    int8 is for layers where it pays: those of fewer than 512 inputs become bf16, if the processor multiplies in that.
+    int8 is for layers where it pays: those of fewer than 512 inputs and 4,096 outputs become bf16, if the processor
+    multiplies in that.
     """
     keep_freed_memory()
     for module in list(model.modules()):
@@ -44,7 +56,8 @@ def keep_freed_memory() -> None:
 
 
 def prepacked_linear(linear: nn.Linear, precision: Precision) -> "InferenceLinear":
-    if precision == "int8" and (linear.in_features >= MIN_INT8_INPUTS or not multiplies_in_bf16()):
+    pays = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
+    if precision == "int8" and (pays or not multiplies_in_bf16()):
         return Int8Linear(linear)
     return PrepackedLinear(linear, "fp32" if precision == "fp32" else "bf16")
 
@@ -56,11 +69,13 @@ def multiplies_in_bf16() -> bool:
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the type in which a search keeps the keys and values that `linear` computes.
 
-    It is that of the weights, but bf16 for int8: batched products in bf16 take a quarter of the time, for half the
-    memory is moved. A processor without instructions for bf16 keeps fp32.
+    It is that of the weights, but bf16 for int8: batched products in bf16 take half the time, for half the memory is
+    moved. A processor without instructions for bf16 keeps fp32, and so do models of fewer than 512 dimensions: their
+    caches stay in the processor's, and the products are as fast (half as fast with 256 sentences of many entries).
     """
     if isinstance(linear, InferenceLinear):
-        return torch.bfloat16 if linear.dtype != torch.float32 and multiplies_in_bf16() else torch.float32
+        short = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.inputs >= MIN_BF16_CACHE_WIDTH
+        return torch.bfloat16 if short else torch.float32
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return weight.dtype
 
@@ -79,28 +94,44 @@ class InferenceLinear(nn.Module, ABC):
         """[rows, inputs] -> [rows, outputs]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            return self.product(x)
         return self.product(x.reshape(-1, self.inputs)).view(*x.shape[:-1], self.outputs)
 
 
 class PrepackedLinear(InferenceLinear):
-    """`nn.Linear` with weights in oneDNN's own order; in bf16 it multiplies in bf16 and sums in fp32."""
+    """`nn.Linear` with weights in oneDNN's own order; in bf16 it multiplies in bf16 and sums in fp32.
+
+    oneDNN takes 12 µs to set a product up. Small ones are plain products in fp32 instead, of the same rounded numbers
+    and with the same rounded result, so that only the order of a sum may differ.
+    """
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:
         super().__init__(linear)
         self.dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(self.dtype), ROWS)
+        weight = linear.weight.detach().to(self.dtype)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach().to(self.dtype)
+        self.small_rows = SMALL_PRODUCT // weight.numel()
+        self.plain = weight.float() if self.small_rows else None
+        self.plain_bias = None if self.bias is None else self.bias.float()
 
     def product(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.packed, self.bias, "none", [], "")
+        if len(x) <= self.small_rows:
+            assert self.plain is not None
+            if self.dtype == torch.float32:
+                return F.linear(x, self.plain, self.plain_bias)
+            return F.linear(x.to(self.dtype).float(), self.plain, self.plain_bias).to(self.dtype).to(x.dtype)
+        y: Tensor = _linear(x.to(self.dtype), self.packed, self.bias, "none", [], "")
         return y.to(x.dtype)
 
 
 class Int8Linear(InferenceLinear):
     """`nn.Linear` in 8 bits: weights scaled by output, inputs by row, so that a row's result is its own.
 
-    Inputs become round(127 x / largest of the row) + 128, unsigned as the processor's instruction wants them (by way of
-    signed numbers, whose conversion is the fast one). Sums are of integers, hence exact.
+    Inputs become round(127 x / largest of the row + 128), unsigned as the processor's instruction wants them, in one
+    rounding. Sums are of integers, hence exact, and the same whoever takes them: FBGEMM, which makes the integers
+    itself and takes half of oneDNN's time for few rows, or oneDNN, which takes five sixths of its time for many.
     """
 
     dtype = torch.int8
@@ -110,21 +141,52 @@ class Int8Linear(InferenceLinear):
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(1).clamp_min(1e-30) / 127
         quantized = (weight / scale[:, None]).round().to(torch.int8)
+        self.few = fbgemm_weight(quantized, scale)
         self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.inputs])
-        self.scale = scale / 127  # [outputs]: of weight and input
+        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: of weight and input, rounded as FBGEMM does
         self.zero_point = torch.zeros(self.outputs, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
     def product(self, x: Tensor) -> Tensor:
-        largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)  # [rows, 1]; a vector norm takes ten times as long
-        quantized = torch.empty(round_up_rows(len(x)), self.inputs, dtype=torch.int8)
-        quantized[: len(x)].copy_((x * (127 / largest)).round_())  # the rows behind them are cut off again
-        y: Tensor = torch.ops.onednn.qlinear_pointwise(
+        # [rows, 1]; a vector norm takes ten times as long
+        largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)
+        scaled = x / largest
+        if self.few is not None and len(x) <= FBGEMM_ROWS:
+            y: Tensor = _fbgemm_linear(scaled, 1 / 127, 128, self.few)
+        else:
+            y = self.onednn_product(scaled)
+        y = y.mul_(largest)
+        return y if self.bias is None else y.add_(self.bias)  # one addcmul would take three times as long
+
+    def onednn_product(self, scaled: Tensor) -> Tensor:
+        """Returns the product of inputs between -1 and 1."""
+        whole = torch.add(ZERO_POINT, scaled, alpha=127).round_().sub_(128)  # one rounding, by fused multiply-add
+        quantized = torch.empty(round_up_rows(len(scaled)), self.inputs, dtype=torch.int8)
+        quantized[: len(scaled)].copy_(whole)  # the rows behind them are cut off again
+        y: Tensor = _onednn_linear(
             quantized.bitwise_xor_(-128).view(torch.uint8), 1.0, 128, self.packed, self.scale, self.zero_point, None,
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
-        y = y[: len(x)].mul_(largest)
-        return y if self.bias is None else y.add_(self.bias)  # one addcmul would take three times as long
+        return y[: len(scaled)]
+
+
+def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
+    """Returns weights [outputs, inputs] and their scales [outputs] as FBGEMM wants them; None where it is not there."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return None
+    engine = torch.backends.quantized.engine
+    try:
+        torch.backends.quantized.engine = "fbgemm"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch means to drop quantized tensors one day; then oneDNN takes all rows
+            weight = torch._make_per_channel_quantized_tensor(
+                quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
+            )
+        return torch.ops.quantized.linear_prepack(weight, None)
+    except (AttributeError, RuntimeError):
+        return None
+    finally:
+        torch.backends.quantized.engine = engine
 
 
 def round_up_rows(rows: int) -> int:

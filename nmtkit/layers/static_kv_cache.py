@@ -130,7 +130,10 @@ class StaticContext:
     newest: Tensor  # N*H: where the newest keys go, among B*H*E
     mask: Tensor  # B 1 R E, added to scores
 
-    def self_attention(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+    def self_attention(
+        self, qkv: Tensor, split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], spec: AttentionSpec
+    ) -> Tensor:
+        query, key, value = split(qkv)
         end = self.lengths.target * self.cache.beams
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
         for cache, new in ((keys, key), (values, value)):

@@ -47,14 +47,20 @@ def test_rows_share_one_entry_only_while_they_are_alike():
             assert state.used == entries
 
 
-def test_rows_attend_in_bf16_as_the_reference_does():
+@pytest.mark.parametrize("sentences", [1, 2])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_attend_as_the_reference_does_and_alike_in_either_store(sentences, rows):
     torch.manual_seed(3)
-    keys, values = torch.randn(2, 3, 16, 8), torch.randn(2, 3, 16, 4)  # B H E K, B H E V
-    query = torch.randn(8, 3, 8)  # R H K, four rows of each sentence
-    mask = torch.zeros(6, 4, 16).masked_fill(torch.rand(6, 4, 16) < 0.5, -torch.inf)
+    keys, values = torch.randn(sentences, 3, 16, 8), torch.randn(sentences, 3, 16, 4)  # B H E K, B H E Kv
+    query = torch.randn(sentences, 3, rows, 8)
+    mask = torch.zeros(sentences * 3, rows, 16).masked_fill(torch.rand(sentences * 3, rows, 16) < 0.5, -torch.inf)
     mask[:, :, 0] = 0.0
-    scores = torch.einsum("bqhk,bhek->bhqe", query.view(2, 4, 3, 8), keys) / 8**0.5 + mask.view(2, 3, 4, 16)
-    expected = torch.einsum("bhqe,bhev->bqhv", scores.softmax(-1), values).reshape(8, 12)
-    torch.testing.assert_close(cached_attention(query, keys, values, mask), expected)
-    short = (x.to(torch.bfloat16) for x in (keys, values, mask))
-    torch.testing.assert_close(cached_attention(query, *short), expected, rtol=0.05, atol=0.05)
+    scores = torch.einsum("bhqk,bhek->bhqe", query, keys) / 8**0.5 + mask.view(sentences, 3, rows, 16)
+    expected = torch.einsum("bhqe,bhev->bqhv", scores.softmax(-1), values).reshape(-1, 12)
+    keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+    torch.testing.assert_close(cached_attention(query, keys, values, mask, torch.float32), expected)
+    short = [x.to(torch.bfloat16) for x in (query, keys, values, mask)]
+    wide = [short[0], *(x.float() for x in short[1:])]  # the same numbers, in fp32
+    found = [cached_attention(*arguments, torch.bfloat16) for arguments in (short, wide)]
+    torch.testing.assert_close(found[0].float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(*found, rtol=2**-7, atol=1e-6)  # alike, but for a last place of bf16

@@ -35,6 +35,28 @@ def test_int8_of_a_row_does_not_depend_on_other_rows():
             assert torch.equal(layer(x[row : row + 1])[0], together[row])
 
 
+@pytest.mark.parametrize("inputs", [128, 2048])
+def test_int8_is_the_same_by_either_engine(inputs):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        layer, x = Int8Linear(nn.Linear(inputs, 65)), torch.randn(60, inputs) * torch.rand(60, 1)
+        x[0] = torch.arange(inputs) * 127 / inputs  # halves among them, which are rounded to even numbers
+        found = layer(x)
+        assert layer.few is not None
+        layer.few = None
+        assert torch.equal(layer(x), found)
+
+
+def test_small_products_in_bf16_are_those_of_large_ones():
+    torch.manual_seed(1)
+    with torch.no_grad():
+        layer, x = PrepackedLinear(nn.Linear(128, 100), "bf16"), torch.randn(5, 128)
+        assert layer.small_rows >= 5
+        found = layer(x)
+        layer.small_rows = 0
+        torch.testing.assert_close(layer(x), found, rtol=2**-7, atol=1e-6)
+
+
 def test_int8_of_zeros_is_the_bias():
     linear = nn.Linear(16, 8)
     with torch.no_grad():
@@ -58,10 +80,10 @@ def test_packing_changes_results_no_more_than_its_precision(precision, tolerance
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_int8_is_for_layers_where_it_pays(has_bf16, monkeypatch):
     monkeypatch.setattr("nmtkit.layers.prepack.multiplies_in_bf16", lambda: has_bf16)
-    model = nn.Sequential(nn.Linear(512, 8), nn.Linear(256, 8))
+    model = nn.Sequential(nn.Linear(512, 8), nn.Linear(256, 8), nn.Linear(16, 4096))
     with torch.no_grad():
         prepack(model, "int8")
-    assert isinstance(model[0], Int8Linear)
+    assert isinstance(model[0], Int8Linear) and isinstance(model[2], Int8Linear)
     assert isinstance(model[1], PrepackedLinear if has_bf16 else Int8Linear)
 
 
