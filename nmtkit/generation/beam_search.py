@@ -51,6 +51,12 @@ class Candidates:
     def first(self, number: int) -> "Candidates":
         return Candidates(self.log_probability[:, :number], self.beam_index[:, :number], self.tokens[:, :number])
 
+    @staticmethod
+    def join(groups: "Sequence[Candidates]") -> "Candidates":
+        """Returns the candidates of several groups of hypotheses side by side."""
+        columns = [(group.log_probability, group.beam_index, group.tokens) for group in groups]
+        return Candidates(*(torch.cat(column, 1) for column in zip(*columns, strict=True)))
+
 
 def length_penalty(length: Tensor | int, lenpen: float) -> Tensor:
     """Returns the divisor of the log probability of an output of `length` pieces, eos included.
@@ -118,8 +124,9 @@ class Scorer:
         distributed.heartbeat()
         logits = [model.step(tokens, state) for model, state in zip(self.models, self.states, strict=True)]
         mean = mean_log_probabilities(logits)
-        overflowed = mean[:, :1].isnan()  # one NaN spoils its whole row
-        return mean.masked_fill_(overflowed, -math.inf) if overflowed.any() else mean
+        if math.isnan(mean[:, 0].sum().item()):  # one NaN spoils its whole row
+            mean.masked_fill_(mean[:, :1].isnan(), -math.inf)
+        return mean
 
     def reorder(self, beam_index: Tensor) -> None:
         for state in self.states:
@@ -136,6 +143,8 @@ class FinishedHypotheses:
     def __init__(self, sentences: int, size: int, distinct: bool) -> None:
         self.size, self.distinct = size, distinct
         self.best: list[list[Hypothesis]] = [[] for _ in range(sentences)]
+        # B, float64: the score that a further hypothesis of a sentence must beat
+        self.threshold = torch.full((sentences,), -math.inf, dtype=torch.float64)
 
     def add(self, sentence: int, hypothesis: Hypothesis) -> None:
         kept = self.best[sentence]
@@ -144,11 +153,8 @@ class FinishedHypotheses:
         kept.append(hypothesis)
         kept.sort(key=lambda hypothesis: -hypothesis.score)
         del kept[self.size :]
-
-    def threshold(self, sentence: int) -> float:
-        """Returns the score that a further hypothesis must beat."""
-        kept = self.best[sentence]
-        return kept[-1].score if len(kept) == self.size else -math.inf
+        if len(kept) == self.size:
+            self.threshold[sentence] = kept[-1].score
 
 
 def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -177,6 +183,9 @@ class BeamSearch:
         # The bookkeeping stays on the CPU: it is a few numbers per hypothesis and step.
         self.logits_processor = LogitsProcessor(options, [min([length, *limits]) for length in lengths], constraints)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
+        self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: of each sentence, among N
+        longest = self.logits_processor.max_length + 1
+        self.longest_penalty = length_penalty(longest, options.lenpen)  # B: of the longest output of a sentence
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far
         # B R, float64: sums of many small numbers. All hypotheses of a group but its first are closed at the start.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
@@ -188,15 +197,15 @@ class BeamSearch:
             log_probs = self.scorer.step(tokens.to(self.device))
             parents, tokens = self.advance(self.logits_processor.apply(log_probs, self.history))
             done = self.is_done()
-            if done.all():
+            number = int(done.sum())
+            if number == len(done):
                 return [nonempty(hypotheses) for hypotheses in self.finished.best]
-            if done.sum() >= COMPACTION * len(done):
+            if number >= COMPACTION * len(done):
                 kept = (~done).nonzero().flatten()
+                parents = parents[kept] - self.first_row[kept]
                 self.drop_finished(kept)
-                rows = self.options.rows
-                parents = (parents[kept] % rows) + torch.arange(len(kept))[:, None] * rows
-                tokens = tokens[kept]
-            else:
+                parents, tokens = parents + self.first_row, tokens[kept]
+            elif number:
                 self.log_probability[done] = -math.inf  # finished sentences stay in the batch as padding
             self.scorer.reorder(parents.flatten().to(self.device))
             tokens = tokens.flatten()
@@ -215,12 +224,12 @@ class BeamSearch:
             candidates = self.candidates(group, start, log_probs)
             self.finish(candidates.first(size))
             extended.append(unfinished(candidates, size))
-        parents = torch.cat([candidates.beam_index for candidates in extended], 1)
-        tokens = torch.cat([candidates.tokens for candidates in extended], 1)
-        self.log_probability = torch.cat([candidates.log_probability for candidates in extended], 1)
-        past = self.history.gather(1, parents[:, :, None].expand(-1, -1, self.history.shape[2]))
-        self.history = torch.cat([past, tokens[:, :, None]], 2)
-        return parents + torch.arange(sentences)[:, None] * rows, tokens
+        kept = extended[0] if len(extended) == 1 else Candidates.join(extended)
+        self.log_probability = kept.log_probability
+        parents = kept.beam_index + self.first_row
+        past = self.history if rows == 1 else self.history.flatten(0, 1)[parents]
+        self.history = torch.cat([past, kept.tokens[:, :, None]], 2)
+        return parents, kept.tokens
 
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
         """Returns the best continuations of the hypotheses from `start` on: twice as many as there are hypotheses, so
@@ -233,9 +242,11 @@ class BeamSearch:
         values, tokens = topk(group.flatten(0, 1), size + 1)  # one of a hypothesis's may be eos
         width = values.shape[1]
         before = self.log_probability[:, start : start + size, None]
-        totals = (before + values.double().cpu().view(sentences, size, width)).flatten(1)
+        totals = (before + values.cpu().view(sentences, size, width)).flatten(1)
         best, index = totals.topk(min(2 * size, size * width), dim=1)
-        rows, tokens = start + index // width, tokens.cpu().view(sentences, -1).gather(1, index)
+        rows, tokens = index // width, tokens.cpu().view(sentences, -1).gather(1, index)
+        if start:
+            rows += start
         if self.options.diverse_groups > 1:
             own = log_probs.cpu().flatten(1).gather(1, rows * log_probs.shape[2] + tokens)
             best = torch.where(best.isfinite(), self.log_probability.gather(1, rows) + own.double(), best)
@@ -243,21 +254,20 @@ class BeamSearch:
 
     def finish(self, candidates: Candidates) -> None:
         """Keeps those candidates that end and are among the best of their sentence."""
-        ending = (candidates.tokens == EOS) & candidates.log_probability.isfinite()
+        ending = candidates.tokens == EOS
         if not ending.any():
             return
-        row, column = ending.nonzero(as_tuple=True)
-        log_probabilities = candidates.log_probability[row, column]
-        scores = log_probabilities / length_penalty(self.history.shape[2] + 1, self.options.lenpen)
+        scores = candidates.log_probability / length_penalty(self.history.shape[2] + 1, self.options.lenpen)
+        row, column = (ending & (scores > self.finished.threshold[self.sentence, None])).nonzero(as_tuple=True)
         outputs = self.history[row, candidates.beam_index[row, column]]
-        columns = (self.sentence[row], outputs, scores, log_probabilities)
+        columns = (self.sentence[row], outputs, scores[row, column], candidates.log_probability[row, column])
         for sentence, output, score, log_probability in zip(*(values.tolist() for values in columns), strict=True):
-            if score > self.finished.threshold(sentence):
+            if score > self.finished.threshold[sentence]:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
     def is_done(self) -> Tensor:
         """Returns which sentences can find nothing better any more: B, bool."""
-        threshold = torch.tensor([self.finished.threshold(sentence) for sentence in self.sentence.tolist()]).double()
+        threshold = self.finished.threshold[self.sentence]
         done = self.best_attainable() <= threshold
         if self.options.rows == 1:  # greedy: the first end is the end
             done |= threshold > -math.inf
@@ -269,14 +279,14 @@ class BeamSearch:
         Log probabilities only fall, so it is today's, divided by the largest penalty on the way to the longest output.
         """
         shortest = length_penalty(self.history.shape[2] + 1, self.options.lenpen)
-        longest = length_penalty(self.logits_processor.max_length + 1, self.options.lenpen)
-        return self.log_probability.amax(1) / torch.maximum(shortest, longest)
+        return self.log_probability.amax(1) / torch.maximum(shortest, self.longest_penalty)
 
     def drop_finished(self, kept: Tensor) -> None:
         """Drops all but the sentences `kept` (indices, ascending) from the batch."""
         self.scorer.drop_finished(kept.to(self.device))
         self.logits_processor.drop_finished(kept)
-        self.sentence = self.sentence[kept]
+        self.sentence, self.longest_penalty = self.sentence[kept], self.longest_penalty[kept]
+        self.first_row = self.first_row[: len(kept)]
         self.log_probability, self.history = self.log_probability[kept], self.history[kept]
 
 

@@ -56,6 +56,9 @@ class LogitsProcessor:
             dtype=torch.int64,
         ).view(len(constraints), width)
         self.avoided = aligned_phrases([sentence.avoided for sentence in constraints])
+        self.shortest = int(self.max_length.min())  # of `max_length`
+        forbidden = [BOS] if options.unkpen is not None or options.replace_unknown else [BOS, UNK]
+        self.forbidden, self.forbidden_at_first = torch.tensor(forbidden), torch.tensor([*forbidden, EOS])
 
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""
@@ -64,18 +67,21 @@ class LogitsProcessor:
         if length < self.prefix.shape[1]:
             forced = self.prefix[:, length].repeat_interleave(rows).to(log_probs.device)[:, None]  # N 1
             kept = log_probs.gather(1, forced.clamp_min(0))
-        log_probs[:, BOS] = -math.inf
+        if self.forbidden.device != log_probs.device:
+            self.forbidden, self.forbidden_at_first = (
+                tokens.to(log_probs.device) for tokens in (self.forbidden, self.forbidden_at_first)
+            )
+        log_probs.index_fill_(
+            1, self.forbidden_at_first if length < self.options.min_len else self.forbidden, -math.inf
+        )
         if self.options.unkpen is not None:
             log_probs[:, UNK] -= self.options.unkpen
-        elif not self.options.replace_unknown:
-            log_probs[:, UNK] = -math.inf
-        if length < self.options.min_len:
-            log_probs[:, EOS] = -math.inf
         if self.avoided.numel():
             self.forbid_avoided(log_probs, history)
         if self.options.no_repeat_ngram:
             forbid_repeats(log_probs, history.flatten(0, 1), self.options.no_repeat_ngram)
-        if (full := self.max_length <= length).any():
+        if length >= self.shortest:
+            full = self.max_length <= length
             eos = log_probs[:, EOS].clone()
             log_probs.masked_fill_(full.repeat_interleave(rows).to(log_probs.device)[:, None], -math.inf)
             log_probs[:, EOS] = eos
@@ -99,6 +105,7 @@ class LogitsProcessor:
 
     def drop_finished(self, kept: Tensor) -> None:
         self.max_length, self.prefix, self.avoided = self.max_length[kept], self.prefix[kept], self.avoided[kept]
+        self.shortest = int(self.max_length.min())
 
 
 def aligned_phrases(phrases: Sequence[Sequence[Phrase]]) -> Tensor:
