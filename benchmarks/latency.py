@@ -166,8 +166,8 @@ def random_base(data: Any, folder: Path) -> Path:
 def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     import ctranslate2
 
-    from nmtkit.formats import ctranslate2 as export
     from nmtkit.data.binarized import Dataset
+    from nmtkit.formats import ctranslate2 as export
 
     data = Dataset.open(arguments.data)
     lines = data["test"].source_lines()

@@ -52,7 +52,9 @@ class Entries:
         self.products: list[KeysAndValues] = list(zip(keys.transpose(2, 3).unbind(), values.unbind(), strict=True))
 
     @staticmethod
-    def zeros(layers: int, sentences: int, heads: int, entries: int, widths: tuple[int, int], like: Tensor) -> "Entries":
+    def zeros(
+        layers: int, sentences: int, heads: int, entries: int, widths: tuple[int, int], like: Tensor
+    ) -> "Entries":
         """Masked entries are multiplied too, and must be finite."""
         parts = [(2, widths[0])] if widths[0] == widths[1] else [(1, width) for width in widths]
         return Entries([like.new_zeros(layers, count, sentences, heads, entries, width) for count, width in parts])
