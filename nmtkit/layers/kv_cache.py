@@ -161,8 +161,8 @@ class KVCache:
         for room, (size, stride, start) in zip(self.room[layer], self.sources, strict=True):
             room.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + start))
         key = self.widths[0]
-        size, stride = (self.sentences, self.heads, self.new, key), (self.new * self.row, key, self.row, 1)
-        return qkv.as_strided(size, stride)
+        strides = (self.new * self.row, key, self.row, 1)
+        return qkv.as_strided((self.sentences, self.heads, self.new, key), strides)
 
     def reorder(self, beam_index: Tensor) -> None:
         if self.beams > 1:
