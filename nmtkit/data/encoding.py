@@ -44,7 +44,7 @@ class PairEncoder:
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
         self._tokenizer = tokenizer
         self._source = BatchEncoder(tokenizer.source_model, dtypes[0])
-        self._target = self._source if tokenizer.joint else BatchEncoder(tokenizer.target_model, dtypes[1])
+        self._target = self._source if tokenizer.one_model else BatchEncoder(tokenizer.target_model, dtypes[1])
         self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
         self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
         self._tag_ids: dict[str, int] = {}

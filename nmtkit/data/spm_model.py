@@ -1,16 +1,21 @@
-"""The fields of a SentencePiece model file that decide how nmtkit may use it.
+"""SentencePiece model files: the fields that decide how nmtkit may use one, and its pieces under other ids.
 
 A model is a protocol buffer (sentencepiece_model.proto). Reading a few of its fields needs no protobuf package: a
 message is a sequence of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8
 bytes, and byte strings.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-TRAINER_SPEC, NORMALIZER_SPEC = 2, 3  # fields of ModelProto
+PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
+PIECE, SCORE, TYPE = 1, 2, 3  # of ModelProto.SentencePiece
+NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces
+UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # of TrainerSpec
+FOREIGN = "\ufdd1"  # a noncharacter: what begins with it is in no text
 MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35  # of TrainerSpec
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
@@ -70,6 +75,73 @@ def user_defined_symbols(model: bytes) -> list[str]:
     fields = dict(_fields(model, only=(TRAINER_SPEC,)))
     trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
     return [_message(value).decode() for _, value in trainer]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a model: its text, its score (of a unigram model a log probability, else its rank) and its type."""
+
+    text: str
+    score: float = 0.0
+    type: int = NORMAL
+
+
+def pieces_of(model: bytes) -> list[Piece]:
+    """Returns the pieces of a model file by id. Raises ValueError when it is no SentencePiece model."""
+    pieces = []
+    for _, value in _fields(model, only=(PIECES,)):
+        fields = dict(_fields(_message(value)))
+        score = struct.unpack("<f", _message(fields.get(SCORE, bytes(4))))[0]
+        pieces.append(Piece(_message(fields.get(PIECE, b"")).decode(), score, int(fields.get(TYPE, NORMAL))))
+    if not pieces:
+        raise ValueError("no SentencePiece model")
+    return pieces
+
+
+def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
+    """Returns a model file that segments text into the same pieces, whose ids are their indices in `pieces`.
+
+    So two models, of source and target, can stand on one table of ids. `pieces` begins with <unk>, <s> and </s> and
+    holds every piece of the model (but for its own special ones); those that the model has not are never produced by
+    it, and leave no trace in decoded text if they are in `control`, as tokens of languages.
+
+    Raises ValueError naming pieces that are missing, or stand twice.
+    """
+    own = {piece.text: piece for piece in pieces_of(model) if piece.type not in (UNKNOWN, CONTROL)}
+    missing = own.keys() - set(pieces)
+    if missing or len(set(pieces)) < len(pieces):
+        raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
+    # a BPE model would merge characters into an unused piece before it takes it apart again
+    foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
+    table = [Piece(pieces[0], 0.0, UNKNOWN), *(Piece(text, 0.0, CONTROL) for text in pieces[1:3])]
+    for text in pieces[3:]:
+        other = Piece(text, 0.0, CONTROL) if text in control else Piece(foreign + text, 0.0, UNUSED)
+        table.append(own.get(text, other))
+    rest = b""
+    for field, value in _fields(model):
+        if field == TRAINER_SPEC:  # the last value of a field counts
+            names = zip((UNK_PIECE, BOS_PIECE, EOS_PIECE), pieces, strict=False)
+            value = _message(value) + b"".join(_bytes_field(name, text.encode()) for name, text in names)
+        if field != PIECES:
+            rest += _bytes_field(field, _message(value))
+    return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in table) + rest
+
+
+def _piece_message(piece: Piece) -> bytes:
+    score = bytes([SCORE << 3 | 5]) + struct.pack("<f", piece.score)
+    return _bytes_field(PIECE, piece.text.encode()) + score + bytes([TYPE << 3, piece.type])
+
+
+def _bytes_field(field: int, value: bytes) -> bytes:
+    return _as_varint(field << 3 | 2) + _as_varint(len(value)) + value
+
+
+def _as_varint(number: int) -> bytes:
+    encoded = b""
+    while number >= 0x80:
+        encoded += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return encoded + bytes([number])
 
 
 def _message(value: int | bytes) -> bytes:

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data.spm_model import model_facts, user_defined_symbols
+from nmtkit.data.spm_model import FOREIGN, model_facts, user_defined_symbols
 
 UNK, BOS, EOS = 0, 1, 2
 SPECIALS = frozenset((UNK, BOS, EOS))
@@ -68,7 +69,11 @@ def unescape(text: str) -> str:
 
 
 class Tokenizer:
-    """A SentencePiece model for each side, or one for both when the vocabulary is joint.
+    """A SentencePiece model for each side, or one for both. The vocabulary is joint with one, and with two whose pieces
+    stand on one table of ids (`spm_model.renumbered`).
+
+    Control pieces at the end of the table, such as __de__ or deu_Latn, stand for the `languages` of a model that
+    translates between several.
 
     Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
     """
@@ -76,11 +81,12 @@ class Tokenizer:
     def __init__(self, source_model: bytes, target_model: bytes | None = None) -> None:
         self.source_model = source_model
         self.target_model = source_model if target_model is None else target_model
-        self.joint = target_model is None
+        self.one_model = target_model is None
         self._source = _processor(source_model, "source")
         self._target = self._source if target_model is None else _processor(target_model, "target")
         self.source_size: int = self._source.get_piece_size()
         self.target_size: int = self._target.get_piece_size()
+        self.joint = self.one_model or _one_table(self._source, self._target)
         digest = hashlib.sha256(b"nmtkit tokenizer 1: NFC, escaped space sign\0")
         for model in (source_model,) if target_model is None else (source_model, target_model):
             digest.update(len(model).to_bytes(8, "little") + model)
@@ -99,7 +105,7 @@ class Tokenizer:
 
     def files(self) -> dict[str, bytes]:
         """Returns the contents of the files that `load` reads, by name."""
-        if self.joint:
+        if self.one_model:
             return {JOINT_FILE: self.source_model}
         return {SOURCE_FILE: self.source_model, TARGET_FILE: self.target_model}
 
@@ -129,7 +135,7 @@ class Tokenizer:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.source_model, None if self.joint else self.target_model)
+        return Tokenizer, (self.source_model, None if self.one_model else self.target_model)
 
     # --- text to ids ------------------------------------------------------------------------------------------------
 
@@ -176,10 +182,30 @@ class Tokenizer:
         symbols = user_defined_symbols(self.source_model)
         return frozenset(self._source.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL))
 
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """Ids of the tokens of languages by code, as "de" of __de__; empty unless a model has several."""
+        ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
+        return {self._source.id_to_piece(token).strip("_"): token for token in reversed(list(ids))}
+
+    def language(self, code: str) -> int:
+        """Returns the token of a language. Raises ValueError naming those known."""
+        if code not in self.languages:
+            known = ", ".join(sorted(self.languages)) or "it translates between two only"
+            raise ValueError(f"the model has no language {code!r}; known: {known}")
+        return self.languages[code]
+
     def check_tag(self, tag: str) -> None:
         """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""
         if len(self._source.encode(tag)) != 1:
             raise ValueError(f"the tokenizer has no tag {tag!r}; train one with --tag {tag}, or leave the tag out")
+
+
+def _one_table(source: sentencepiece.SentencePieceProcessor, target: sentencepiece.SentencePieceProcessor) -> bool:
+    return len(source) == len(target) and all(
+        source.id_to_piece(token).lstrip(FOREIGN) == target.id_to_piece(token).lstrip(FOREIGN)
+        for token in range(len(source))
+    )
 
 
 def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:

@@ -1,0 +1,68 @@
+"""A SentencePiece model under other ids segments as before."""
+
+import random
+
+import pytest
+import sentencepiece
+from testing import REAL_LINES
+
+from nmtkit.data.spm_model import pieces_of, renumbered
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import Tokenizer
+
+OTHER_LINES = [line.translate(str.maketrans("aeiou", "öüäei")) for line in REAL_LINES]
+
+
+def processor(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+def random_lines(seed: int) -> list[str]:
+    draw = random.Random(seed)
+    letters = "".join(REAL_LINES + OTHER_LINES) + "日 ß ▁"
+    words = " ".join(REAL_LINES + OTHER_LINES).split()
+    lines = [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(200)]
+    return [*lines, *("".join(draw.choices(letters, k=draw.randint(0, 30))) for _ in range(200))]
+
+
+def test_pieces_are_those_that_the_library_reads() -> None:
+    model = train_model(REAL_LINES, 340, "unigram")
+    theirs = processor(model)
+    for id, piece in enumerate(pieces_of(model)):
+        assert (theirs.id_to_piece(id), theirs.get_score(id)) == (piece.text, piece.score)
+        assert theirs.is_control(id) == (piece.type == 3) and theirs.is_byte(id) == (piece.type == 6)
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe", "char"])
+def test_two_models_stand_on_one_table_of_ids(model_type: str) -> None:
+    models = [
+        train_model(lines, 340 if model_type != "char" else 300, model_type) for lines in (REAL_LINES, OTHER_LINES)
+    ]
+    table = sorted({piece.text for model in models for piece in pieces_of(model)[3:]} - {"<pad>"})
+    random.Random(1).shuffle(table)
+    table = ["<unk>", "<pad>", "</s>", *table, ">>de<<"]
+    changed = [renumbered(model, table, control={">>de<<"}) for model in models]
+    tokenizer = Tokenizer(*changed)
+    assert tokenizer.joint and tokenizer.languages == {">>de<<": len(table) - 1}
+    assert Tokenizer.from_state(tokenizer.state()).fingerprint == tokenizer.fingerprint
+    with pytest.raises(ValueError, match="no language 'fr'; known: >>de<<"):
+        tokenizer.language("fr")
+    for model, other in zip(models, changed, strict=True):
+        before, after = processor(model), processor(other)
+        assert len(after) == len(table)
+        for line in random_lines(2):
+            pieces = before.encode(line, out_type=str)
+            assert after.encode(line, out_type=str) == pieces
+            ids = after.encode(line)
+            assert ids == [table.index(piece) if before.piece_to_id(piece) else 0 for piece in pieces]
+            assert after.decode(ids) == before.decode(pieces)
+        assert after.decode([table.index(">>de<<"), *ids]) == before.decode(pieces)
+
+
+def test_pieces_without_an_id_are_named() -> None:
+    model = train_model(REAL_LINES, 340, "unigram")
+    table = [piece.text for piece in pieces_of(model)]
+    with pytest.raises(ValueError, match="1 pieces of a tokenizer have no id, such as"):
+        renumbered(model, table[:-1])
+    with pytest.raises(ValueError, match="have no id"):
+        renumbered(model, [*table, table[-1]])
