@@ -226,7 +226,7 @@ class Run:
         return end
 
     def _log_end(self, state: str, reason: str) -> None:
-        if distributed.is_rank_zero() and self.checkpoints.folder.is_dir():
+        if self.checkpoints.locked:  # on rank 0, and the folder is no other run's
             self.log.write("end", update=self.trainer.done, state=state, reason=reason)
 
     def _train(self) -> StopReason:

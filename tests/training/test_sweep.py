@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 import signal
 import subprocess
@@ -237,6 +238,51 @@ def test_optuna_searches_prunes_and_goes_on(
     rows = json.loads(result.stdout)
     assert len(rows) == 5 and rows[0]["best"]["loss"]["value"] == min(row["best"]["loss"]["value"] for row in rows)
     assert all(1e-4 <= row["settings"]["lr"] <= 1e-2 for row in rows)
+
+
+def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    from nmtkit.training.sweep_search import Search
+
+    varied = "[sweep.random]\ndraws = 12\nlr = { min = 1e-4, max = 1.0, log = true }\n"
+    sweep = sweeps.read(file_of(tmp_path, varied))
+    updates: dict[str, int] = {}
+
+    def attempt(run: sweeps.SweepRun, go_on: Callable[[], bool]) -> str | None:
+        """Its loss is the distance from lr 0.01, in decades."""
+        log = sweep.folder / run.name / "log.jsonl"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        loss = abs(math.log10(run.settings["lr"]) + 2)
+        for update in (1, 2, 3):
+            with log.open("a") as file:
+                file.write(json.dumps({"kind": "valid", "update": update, "loss": loss / update}) + "\n")
+            updates[run.name] = update
+            if not go_on():
+                break
+        return None
+
+    def interrupted() -> None:
+        if len(updates) == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Search(sweep).run(attempt, interrupted)
+    last = list(updates)[-1]
+    updates.pop(last)
+    assert Search(sweep).run(attempt, lambda: None) == {}
+    assert len(updates) == 12 and list(updates)[6] == last
+    assert set(list(updates.values())[:5]) == {3} and 1 in updates.values()  # the first five set the median
+    best = Search(sweep).runs()[0]
+    assert updates[best.name] == 3
+
+
+def test_the_sweep_of_the_page_makes_the_runs_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "lr.toml").write_text(block)
+    said = sweep(tmp_path / "lr.toml", "--dry-run").stdout
+    assert said.count("nmtkit train") == 12
+    assert f"--save-dir {tmp_path}/runs/lr/lr=0.001,dropout=0.1,seed=1\n" in said
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
