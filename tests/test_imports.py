@@ -35,7 +35,7 @@ LAYERS = (
     ("packed",),
     ("plugins",),
     ("registry",),
-    ("files",),
+    ("files", "busy_cores"),
 )
 HEIGHT = {name: -index for index, names in enumerate(LAYERS) for name in names}
 

@@ -5,9 +5,7 @@ import gc
 import importlib
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -29,35 +27,6 @@ COMMANDS = {
     "check": "Whether plug-ins keep to their contracts.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }
-BUSY_SPINS = "1000"
-LOOKS = 5
-
-
-def set_wait_policy() -> None:
-    """Lets OpenMP's threads spin only briefly where other processes run, unless the user has set how they wait.
-
-    torch reads this when it is loaded. By default threads spin for milliseconds while they wait for each other. On
-    idle cores that is fastest: transformer_tiny on two threads trains at half the speed when they sleep at once, and
-    at 0.8 of it with 10,000 spins. On cores that other processes need it is slowest: with one of these on each core,
-    1,000 spins are 2.7 times as fast in training and 3.4 times in decoding (benchmarks/busy.py). No number of spins
-    serves both, so the machine is looked at. Ranks of one run take the launcher's choice: they are each other's load.
-    """
-    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")
-    if not any(name in os.environ for name in names) and other_processes_run():
-        os.environ["GOMP_SPINCOUNT"] = BUSY_SPINS
-
-
-def other_processes_run(stat: Path = Path("/proc/stat")) -> bool:
-    """Returns whether other processes than this want a core now: in most of five looks within 20 ms. Linux only."""
-    running = []
-    for _ in range(LOOKS):
-        try:
-            lines = stat.read_text().splitlines()
-        except OSError:
-            return False
-        running.append(next((int(line.split()[1]) for line in lines if line.startswith("procs_running ")), 1))
-        time.sleep(0.02 / LOOKS)
-    return sorted(running)[LOOKS // 2] > 1
 
 
 def limit_primitive_caches() -> None:
@@ -114,7 +83,6 @@ class LazyGroup(click.Group):
         **extra: Any,
     ) -> Any:
         """As click has it, but a wrong flag or command is reported as every other mistake: in one line, exit code 2."""
-        set_wait_policy()
         if next(iter(sys.argv[1:] if args is None else args), None) in ("train", "demo"):
             limit_primitive_caches()
         if not standalone_mode:

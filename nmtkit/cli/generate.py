@@ -131,6 +131,7 @@ def generate(
     with imports():
         import torch
 
+        from nmtkit import busy_cores
         from nmtkit.generation import inputs
         from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
         from nmtkit.generation.translator import WINDOW, Translator
@@ -140,6 +141,8 @@ def generate(
     threads = 1 if config.workers > 1 else devices.threads
     if threads is not None:
         torch.set_num_threads(threads)
+    if config.workers == 1:
+        busy_cores.start()
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
         translator = Translator.load(

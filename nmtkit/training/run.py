@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nmtkit import checkpoint, distributed, models
+from nmtkit import busy_cores, checkpoint, distributed, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import Objective
@@ -214,6 +214,7 @@ class Run:
 
     def run(self) -> StopReason:
         """Trains to the end, or until a signal asks to stop."""
+        busy_cores.start()
         try:
             end = self._train()
             self._log_end("stopped" if end.received else "finished", end.reason)
