@@ -1,13 +1,14 @@
 """Training in this process: what `nmtkit train` does."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint, distributed, registry
 from nmtkit.api.settings import PathLike, checked, names_of
+from nmtkit.training.callbacks import Callback
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, RunConfig
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
@@ -39,7 +40,7 @@ class TrainingResult:
         return scores
 
 
-def train(settings: Mapping[str, Any] | PathLike, data: PathLike) -> TrainingResult:
+def train(settings: Mapping[str, Any] | PathLike, data: PathLike, callbacks: Sequence[Callback] = ()) -> TrainingResult:
     """Trains a model on a dataset in this process, as `nmtkit train` does, and returns how the run ended.
 
     >>> result = nmtkit.train({"arch": "transformer_tiny", "max_update": 1000, "save_dir": "run"}, "data-bin")
@@ -47,7 +48,7 @@ def train(settings: Mapping[str, Any] | PathLike, data: PathLike) -> TrainingRes
 
     `settings` are the flags of the command: `arch`, `criterion` and the other names of components, their settings,
     those of the run, and `config` and `plugin`, which name files. Lists are lists: `{"metrics": ["bleu", "chrf"]}`. A
-    path stands for `{"config": path}`.
+    path stands for `{"config": path}`. `callbacks` are objects, beside those that the settings name.
 
     The same call again resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end it, as on the command line. A GPU
     is taken where there is one; for several, start the script with torchrun. What torch keeps for the whole process,
@@ -61,7 +62,7 @@ def train(settings: Mapping[str, Any] | PathLike, data: PathLike) -> TrainingRes
             f"nproc_per_node is {processes}, and nmtkit.train trains in this one process; start the script with "
             f"torchrun --nproc-per-node {processes}, or give the command nmtkit train"
         )
-    end = Run(job, Path(data), Lines()).run()
+    end = Run(job, Path(data), Lines(), callbacks).run()
     distributed.destroy_process_group()
     folder = job.run.save_dir
     best = folder / "best.pt"

@@ -135,7 +135,7 @@ FLAGS: dict[str, Rows] = {
             "--ddp-backend": "is --parallel ddp or --parallel fsdp here",
             "--distributed-world-size": "is --nproc-per-node here; torchrun starts several machines",
             "--distributed-port": "is not needed here; torchrun starts several machines",
-            "--tensorboard-logdir": "is --tensorboard here",
+            "--tensorboard-logdir": "is --tensorboard-dir here, with --callbacks tensorboard",
             "--log-format": "is not needed here: log.jsonl in --save-dir has every figure",
             "--no-progress-bar": "is not needed here: the live line is for terminals only; --quiet silences all",
             "--num-workers": "is not needed here: batches are read from memory-mapped files on a thread",

@@ -18,7 +18,7 @@ from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_comman
 from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
 
 if TYPE_CHECKING:
-    from nmtkit.training.run import StopReason
+    from nmtkit.training.stopping import StopReason
 
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
@@ -105,6 +105,8 @@ def command(
 ) -> None:
     """Train a model on a binarized dataset. The same command again resumes where it stopped.
 
+    The folder --save-dir gets a page of curves and translations, report.html, and the log as JSON lines, log.jsonl.
+
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
@@ -143,7 +145,8 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     if not rank_zero:
         logging.getLogger("nmtkit").setLevel(logging.WARNING)
     quiet = logging.getLogger("nmtkit").level > logging.INFO
-    display = LiveLine(stderr) if stderr.is_terminal and rank_zero and not quiet else Lines()
+    live = stderr.is_terminal and not stderr.is_dumb_terminal and rank_zero and not quiet
+    display = LiveLine(stderr) if live else Lines(stderr.width if stderr.is_terminal else None)
     try:
         end = Run(job, data, display).run()
     except BaseException as error:
@@ -184,6 +187,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     generate = ["nmtkit", "generate", *known, "--path", str(model), *plugins]
     steps = [average, generate] if count > 1 else [generate]
     return [
+        f"curves and translations: {folder / 'report.html'}",
         f"training is finished: {end.reason} after update {end.updates:,}",
         *(f"{word}: {shlex.join(step)}" for word, step in zip(("next", "then"), steps, strict=False)),
     ]

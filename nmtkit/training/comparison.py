@@ -17,7 +17,7 @@ from nmtkit.training.report import latest_records, read_lines
 SCORES = ("loss", "ppl", "bleu")  # of validations, first in this order
 NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation's record that are none
 # settings of where and how, not of what is trained
-OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "tensorboard", "log_interval")
+OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "callbacks", "log_interval")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,7 @@ from nmtkit.registry import (
     option,
     plain,
 )
+from nmtkit.training import trackers  # noqa: F401  # registers them
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.metrics import METRICS, Metric, objective
 
@@ -129,7 +130,7 @@ class RunConfig(Config):
 
     save_dir: Path = option(
         Path("checkpoints"),
-        "Folder of checkpoints, log and config; one that all machines share.",
+        "Folder of checkpoints, log, config and report.html, the page of the run; one that all machines share.",
         section="Checkpoints",
     )
     save_interval: int | None = option(1, "Epochs between checkpoints.", min=1)
@@ -148,8 +149,7 @@ class RunConfig(Config):
     valid_subset: str = option("valid", "Subset of the dataset to validate on.")
     valid_beam: int = option(4, "Beam of translations, where metrics read them.", min=1, max=1000)
 
-    log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
-    tensorboard: Path | None = option(None, "Also log to this folder for TensorBoard (pip install tensorboard).")
+    log_interval: int = option(100, "Updates between log lines, which stay on the terminal.", min=1, section="Logs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,7 +187,8 @@ class JobConfig:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
         if self.run.parallel == "fsdp":
             self._check_shardable()
-        if tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"]) and not self.run.validates:
+        own_metrics = tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
+        if own_metrics and not self.run.validates and not self.chosen("callbacks"):  # which may ask for validations
             raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
         metrics = self.metrics()
         objective(self.run.best_checkpoint_metric, metrics)

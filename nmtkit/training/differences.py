@@ -9,7 +9,7 @@ Row = tuple[str, Any, Any]  # setting, before, now
 
 # what a run may do otherwise each time it is resumed, and says in its own way or by its paths
 EXPECTED_CHANGES = (
-    *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "tensorboard", "callbacks"),
+    *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
 )
 

@@ -66,24 +66,16 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Appends records to `folder/log.jsonl`, with their Unix time, and shows them.
+    """Appends records to `folder/log.jsonl`, with their Unix time, and shows them."""
 
-    With `tensorboard`, numbers go to that folder too. Raises ImportError when TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: Path, display: Lines, tensorboard: Path | None = None) -> None:
+    def __init__(self, folder: Path, display: Lines) -> None:
         self.path = folder / "log.jsonl"
         self.display = display
         self._warned = False
-        self.curves = _summary_writer(tensorboard) if tensorboard else None
 
     def write(self, kind: str, **values: Any) -> None:
         record = {"kind": kind, **values, "time": int(time.time())}
         self.display.record(record)
-        if self.curves:
-            for name, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool) and name not in ("update", "updates"):
-                    self.curves.add_scalar(f"{kind}/{name}", value, values["update"])
         finite = {name: _plain(value) for name, value in record.items()}
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -92,18 +84,6 @@ class RunLog:
             if not self._warned:
                 log.warning("cannot write %s (%s); training goes on without it", self.path, error.strerror)
             self._warned = True
-
-    def close(self) -> None:
-        if self.curves:
-            self.curves.close()
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("--tensorboard needs TensorBoard, which is not installed: pip install tensorboard") from error
-    return SummaryWriter(str(folder))
 
 
 def _plain(value: Any) -> Any:

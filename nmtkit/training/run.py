@@ -1,15 +1,12 @@
 """A training run: set up or resume, then update, log, validate and save until it ends or a signal stops it."""
 
-import contextlib
 import logging
 import math
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from nmtkit import busy_cores, checkpoint, distributed, models
@@ -22,6 +19,7 @@ from nmtkit.files import atomic_write
 from nmtkit.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.plugins import plugins_for
 from nmtkit.training import report
+from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
 from nmtkit.training.config import JobConfig
 from nmtkit.training.differences import changed_settings, table
@@ -31,65 +29,18 @@ from nmtkit.training.metrics import objective
 from nmtkit.training.plan import device_of, resolve
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.setup import build_trainer, build_transforms, resume_requirements, run_facts
+from nmtkit.training.stopping import StopReason, StopSignal
 from nmtkit.training.trainer import fit_max_tokens, probe_memory
-from nmtkit.training.validation import StopRequestedError, Validator
+from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-
-
-@dataclass(frozen=True)
-class StopReason:
-    """Why and where a run ended."""
-
-    reason: str
-    updates: int
-    received: signal.Signals | None = None
-
-
-class StopSignal:
-    """While entered, keeps the first Ctrl-C, SIGTERM or SIGUSR1 in `received`; a second Ctrl-C interrupts at once."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self._raises = False
-        self._handlers: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread():  # no other may handle signals
-            self._handlers = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    @contextlib.contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """The context in which the signal raises StopRequestedError, at once if it has come before."""
-        self._raises = True
-        try:
-            if self.received is not None:
-                raise StopRequestedError
-            yield
-        finally:
-            self._raises = False
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.received is None:
-            self.received = signal.Signals(number)
-            log.info("%s: saving and stopping; Ctrl-C stops at once", self.received.name)
-            if self._raises:
-                raise StopRequestedError
 
 
 class Run:
     """A run, as seen by one of its processes. Rank 0 logs and saves; all ranks do everything else alike."""
 
-    def __init__(self, job: JobConfig, data: Path, display: Lines) -> None:
+    def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
+        """`callbacks` are called beside those that `job` names."""
         self.data = data
         self.display = display
         self.device = device_of(job.run)
@@ -127,10 +78,12 @@ class Run:
         self.validation_due = False  # a signal kept the last one from being made
         self.scheduled = False  # whether the checkpoint resumed from is one of those at regular intervals
         self.stop = StopSignal()
+        self.stopped_by: str | None = None  # the reason of a callback
+        self.validator = self._validator(on_request=bool(self.job.chosen("callbacks") or callbacks))
+        self.callbacks = self._callbacks(callbacks)
         if newest:
             self._resume(*newest)
-        self.validator = self._validator()
-        self.log = RunLog(config.save_dir, display, config.tensorboard if distributed.is_rank_zero() else None)
+        self.log = RunLog(config.save_dir, display)
         self.meter = Meter(self.device, NonfiniteGuard(config.save_dir))
         self.agreement = distributed.AsyncMax()
         self.started = self.last_save = time.monotonic()
@@ -173,6 +126,8 @@ class Run:
         self.seconds_before = state["seconds"]
         self.out_of_time = self._is_out_of_time(0.0)
         self.validation_due, self.scheduled = state["validation_due"], contents["scheduled"]
+        self.callbacks.run.update, self.callbacks.run.epoch = self.trainer.done, self.position.epoch + 1
+        self.callbacks.load_state(state["callbacks"])
 
     def _same_objective(self, before: list[Any]) -> bool:
         """Returns whether the run goes by the score of before. Raises ValueError if its schedule has to, and cannot."""
@@ -199,9 +154,10 @@ class Run:
                 now,
             )
 
-    def _validator(self) -> Validator | None:
+    def _validator(self, on_request: bool) -> Validator | None:
+        """Returns None for a run that does not validate; `on_request`, it may if there are sentences for it."""
         config = self.job.run
-        if config.validate_interval is None and config.validate_interval_updates is None:
+        if not config.validates and not (on_request and len(self.dataset.splits.get(config.valid_subset, ()))):
             return None
         split = self.dataset[config.valid_subset]
         if not len(split):
@@ -209,6 +165,16 @@ class Run:
         sharded = config.parallel == "fsdp" and distributed.world_size() > 1
         settings = self.plan.max_tokens, self.device, self.trainer.precision, self.metrics, config.valid_beam, sharded
         return Validator(split, *settings, self.stop.interrupting)
+
+    def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
+        by_name = {it.name: CALLBACKS[it.name].factory(it.config) for it in self.job.chosen("callbacks")}
+        run = RunState(
+            save_dir=self.job.run.save_dir,
+            settings=self.job.tables(),
+            model=self.trainer.model,
+            can_validate=self.validator is not None,
+        )
+        return CallbackList(by_name | named(objects), run)
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -218,17 +184,19 @@ class Run:
         try:
             end = self._train()
             self._log_end("stopped" if end.received else "finished", end.reason)
+            self.callbacks.end(end.reason)
         except BaseException as error:
             self._log_end("failed", str(error) or type(error).__name__)
+            self.callbacks.end(None)
             raise
         finally:
-            self.log.close()
             self.checkpoints.unlock()
         return end
 
     def _log_end(self, state: str, reason: str) -> None:
         if self.checkpoints.locked:  # on rank 0, and the folder is no other run's
             self.log.write("end", update=self.trainer.done, state=state, reason=reason)
+            self._report()
 
     def _train(self) -> StopReason:
         if distributed.is_rank_zero():
@@ -251,6 +219,7 @@ class Run:
             probe_memory(self.trainer, loader)
         try:
             with self.stop:
+                self.callbacks.start()
                 if self.validation_due:
                     end = self._validate_and_save(True, False, self.scheduled, None)
                 for update in () if end else loader.updates(self.position):
@@ -287,6 +256,7 @@ class Run:
             f"resuming {self.checkpoints.folder} after update {done}"
             if done
             else f"saving to {self.checkpoints.folder}",
+            f"curves and translations, from the first validation on: {self.checkpoints.folder / 'report.html'}",
         ]
         for line in lines:
             log.info("%s", line)
@@ -311,17 +281,22 @@ class Run:
         self.position = update.next
         self.meter.add(metrics)
         config, number = self.job.run, metrics.number
+        self.callbacks.update(number, update.position.epoch + 1)
         self.display.tick(self._progress(update) | self.meter.latest())
         minutes = config.save_interval_minutes
         save_by_clock = minutes is not None and time.monotonic() - self.last_save > 60 * minutes
         out_of_time = self._is_out_of_time(time.monotonic() - self.started)
-        signalled, save, late = self.agreement.maximum(self.stop.received or 0, save_by_clock, out_of_time)
+        signalled, save, late, *asked = self.agreement.maximum(
+            self.stop.received or 0, save_by_clock, out_of_time, *self.callbacks.asked()
+        )
         self.out_of_time = bool(late)
+        self.stopped_by = self.callbacks.agreed_stop_reason() if asked[0] else None
         received = signal.Signals(signalled) if signalled else None
         end = self._stop_reason(received)
         if end or number % config.log_interval == 0:
             self._log_line(update)
-        validate = bool(end and not received) or self._interval_ends(update, "validate_interval")
+        validate = bool(end and not received and config.validates) or self._interval_ends(update, "validate_interval")
+        validate, save = validate or bool(asked[1]), save or asked[2]
         by_clock_alone = config.save_interval is None and config.save_interval_updates is None
         scheduled = self._interval_ends(update, "save_interval") or (bool(save) and by_clock_alone)
         return self._validate_and_save(validate, bool(save), scheduled, received)
@@ -338,6 +313,10 @@ class Run:
             scores = self._validate(self.validator)
             if scores is None:
                 received = signal.Signals(max(distributed.all_gather_object(int(self.stop.received or 0))))
+        if scores is not None and self.callbacks:
+            stop, _, asked = map(any, zip(*distributed.all_gather_object(self.callbacks.asked()), strict=True))
+            self.stopped_by = self.callbacks.agreed_stop_reason() if stop else self.stopped_by
+            save = save or asked
         self.validation_due = validate and self.validator is not None and scores is None
         end = self._stop_reason(received)
         best = scores and distributed.broadcast(self.checkpoints.is_best(self.objective.value(scores)))
@@ -363,6 +342,8 @@ class Run:
             return StopReason(f"--max-update {config.max_update} is reached", done)
         if config.max_epoch is not None and self.position.epoch >= config.max_epoch:
             return StopReason(f"--max-epoch {config.max_epoch} is reached", done)
+        if self.stopped_by is not None:
+            return StopReason(self.stopped_by, done)
         if self.out_of_time:
             return StopReason(f"--stop-time-hours {config.stop_time_hours:g} are over", done)
         if config.patience is not None and self.waited >= config.patience:
@@ -389,6 +370,7 @@ class Run:
 
     def _log_line(self, update: Update) -> None:
         record = self._progress(update) | self.meter.read()
+        self.callbacks.log(record)
         if distributed.is_rank_zero():
             self.log.write("train", **record)
 
@@ -414,19 +396,27 @@ class Run:
             more = {"best": better, "followed": validator.followed(), "by_length": validator.by_length}
             more["maximized"] = self.maximized
             self.log.write("valid", update=number, epoch=epoch, **scores, seconds=round(seconds, 3), **more)
-            self._report(validator)
+            self._keep_translations(validator)
+            self._report()
+        self.callbacks.validation(scores)
         return scores
 
-    def _report(self, validator: Validator) -> None:
-        """Writes the translations of a validation and the page of the run."""
-        folder = self.checkpoints.folder
+    def _keep_translations(self, validator: Validator) -> None:
+        """Writes the translations of a validation, if it has made some, as lines in the order of the set."""
+        path = self.checkpoints.folder / "validation" / f"update_{self.trainer.done:08d}.txt"
         try:
             if validator.hypotheses:
-                path = folder / "validation" / f"update_{self.trainer.done:08d}.txt"
                 path.parent.mkdir(exist_ok=True)
                 with atomic_write(path) as file:
                     file.write("".join(f"{line}\n" for line in validator.hypotheses).encode())
-            report.write(folder, self.job.toml(folder), *validator.rated())
+        except OSError as error:
+            log.warning("translations not kept: %s", error)
+
+    def _report(self) -> None:
+        """Writes the page of the run."""
+        folder = self.checkpoints.folder
+        try:
+            report.write(folder, self.job.toml(folder), *(self.validator.rated() if self.validator else ()))
         except OSError as error:
             log.warning("report not written: %s", error)
 
@@ -453,6 +443,7 @@ class Run:
             "seconds": self.seconds_before + time.monotonic() - self.started,
             "validation_due": self.validation_due,
             "identity": resume_requirements(self.job, self.dataset),
+            "callbacks": self.callbacks.state(),
         }
         try:
             with distributed.long_operation():
@@ -462,6 +453,8 @@ class Run:
             if must:
                 raise
             log.warning("checkpoint not saved: %s; training goes on, the older ones are untouched", error)
+        else:
+            self.callbacks.checkpoint(path)
         self.meter.pause(time.monotonic() - started)
 
 

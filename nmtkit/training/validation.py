@@ -20,6 +20,7 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import Metric, Outputs
 from nmtkit.training.report_validation import Example
+from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
 
@@ -28,10 +29,6 @@ RATED = 10  # best and worst translations that the report shows
 FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length; three fixed sentences whose translations are shown each time
 
 Sums = dict[tuple[str, str], Tensor]  # by metric, "" for the criterion, and name; one for each class of length
-
-
-class StopRequestedError(Exception):
-    """A stop signal came while this rank was at its share of a validation."""
 
 
 @dataclass(eq=False)

@@ -95,22 +95,3 @@ def test_of_an_update_that_was_made_twice_the_later_record_counts(tmp_path: Path
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (tmp_path / "log.jsonl").write_text(text)
     assert [record["loss"] for record in report.read_records(tmp_path / "log.jsonl")] == [8.0]
-
-
-def test_tensorboard_gets_the_numbers_of_the_log(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    log = RunLog(tmp_path, Lines(), tensorboard=tmp_path / "events")
-    for update, loss in ((10, 5.0), (20, 4.5)):
-        log.write("train", update=update, loss=loss, tokens_per_second=1000.0 + update, estimated=True)
-    log.write("valid", update=20, loss=4.75, bleu=12.5, best=True)
-    log.close()
-    events = EventAccumulator(str(tmp_path / "events")).Reload()
-    read = {tag: [(it.step, it.value) for it in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    assert read == {
-        "train/loss": [(10, 5.0), (20, 4.5)],
-        "train/tokens_per_second": [(10, 1010.0), (20, 1020.0)],
-        "valid/loss": [(20, 4.75)],
-        "valid/bleu": [(20, 12.5)],
-    }

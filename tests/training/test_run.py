@@ -19,7 +19,8 @@ from nmtkit.generation.translator import Translator
 from nmtkit.training import folder_lock
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
-from nmtkit.training.run import Run, StopReason
+from nmtkit.training.run import Run
+from nmtkit.training.stopping import StopReason
 
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
 SMALL_RUN = {
@@ -247,8 +248,9 @@ def test_a_resumed_run_takes_its_own_hyper_parameters(mirror_data: Path, tmp_pat
     train(mirror_data, tmp_path / "run", names, max_update=3)
     settings = {"weight_decay": 5.0, "adam_betas": (0.5, 0.6)}
     run = Run(job(tmp_path / "run", names, max_update=4, **settings), mirror_data, Lines())
-    assert [group["betas"] for group in groups_of(run)] == [(0.5, 0.6)] * 2
-    assert [group["weight_decay"] for group in groups_of(run)] == [5.0, 0.0]
+    assert {group["betas"] for group in groups_of(run)} == {(0.5, 0.6)}
+    decays = {group["name"]: group["weight_decay"] for group in groups_of(run)}
+    assert decays == {"matrices": 5.0, "embeddings": 5.0, "vectors": 0.0}
     assert {float(entries["step"]) for entries in run.trainer.optimizer.state.values()} == {3.0}
     run.run()
     # and a run that sets nothing else goes on with them

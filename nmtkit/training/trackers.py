@@ -1,0 +1,167 @@
+"""Callbacks that send a run's settings and numbers to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmtkit.registry import Config, option
+from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
+
+MLFLOW_PARAMS = 100  # in a request, and
+MLFLOW_VALUE = 500  # characters of one: what every version of its server takes
+
+
+def need(module: str, extra: str) -> None:
+    """Raises ImportError unless `module` is installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ImportError(f"--callbacks {extra} needs {module}, which is not installed: pip install 'nmtkit[{extra}]'")
+
+
+def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns settings by "table.name", those of the run by name alone; lists as texts, with commas."""
+    return {
+        name if table == "run" else f"{table}.{name}": ",".join(map(str, value)) if isinstance(value, list) else value
+        for table, own in settings.items()
+        for name, value in own.items()
+    }
+
+
+class Tracker(Callback):
+    """Sends the numbers of the log as "train/loss", "valid/bleu" and so on."""
+
+    def send(self, run: RunState, values: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def log(self, run: RunState, metrics: Mapping[str, float]) -> None:
+        self.send(run, {f"train/{name}": value for name, value in metrics.items()})
+
+    def validation(self, run: RunState, scores: Mapping[str, float]) -> None:
+        self.send(run, {f"valid/{name}": value for name, value in scores.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorBoardConfig(Config):
+    tensorboard_dir: Path | None = option(None, "Folder of the event files; none: tensorboard in --save-dir.")
+
+
+@CALLBACKS.register("tensorboard", TensorBoardConfig())
+class TensorBoard(Tracker):
+    """Event files for TensorBoard, with the run's settings as hyper-parameters."""
+
+    def __init__(self, config: TensorBoardConfig) -> None:
+        need("tensorboard", "tensorboard")
+        self.folder = config.tensorboard_dir
+
+    def start(self, run: RunState) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        folder = self.folder or run.save_dir / "tensorboard"
+        # what a killed run had logged of updates that are now made again is dropped
+        self.writer: Any = SummaryWriter(str(folder), purge_step=run.update + 1)
+        settings = {name: "none" if value is None else value for name, value in flat(run.settings).items()}
+        scores = {f"valid/{name}": 0.0 for name in ("loss", "ppl", *run.settings["run"]["metrics"])}
+        for summary in hparams(settings, scores):
+            self.writer._get_file_writer().add_summary(summary)
+
+    def send(self, run: RunState, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, run.update)
+
+    def end(self, run: RunState, reason: str | None) -> None:
+        self.writer.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbConfig(Config):
+    wandb_project: str = option("nmtkit", "Project of Weights & Biases.")
+    wandb_name: str | None = option(None, "Name of the run there; none: that of --save-dir.")
+
+
+@CALLBACKS.register("wandb", WandbConfig())
+class WeightsAndBiases(Tracker):
+    """A run of Weights & Biases, which goes on when the training is resumed. WANDB_MODE=offline needs no network."""
+
+    def __init__(self, config: WandbConfig) -> None:
+        need("wandb", "wandb")
+        self.config = config
+        self.run_id: str | None = None
+
+    def start(self, run: RunState) -> None:
+        import wandb
+
+        self.session = wandb.init(
+            project=self.config.wandb_project,
+            name=self.config.wandb_name or run.save_dir.resolve().name,
+            dir=str(run.save_dir),
+            config=flat(run.settings),
+            id=self.run_id,
+            resume="allow",
+        )
+        self.run_id = self.session.id
+        self.session.define_metric("update")
+        self.session.define_metric("*", step_metric="update")  # its own step may not go back, as that of a resumed run
+
+    def send(self, run: RunState, values: dict[str, float]) -> None:
+        self.session.log(values | {"update": run.update})
+
+    def end(self, run: RunState, reason: str | None) -> None:
+        self.session.summary["end"] = reason or "failed"
+        self.session.finish(exit_code=0 if reason else 1)
+
+    def state(self) -> dict[str, Any]:
+        return {"run_id": self.run_id}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.run_id = state["run_id"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig(Config):
+    mlflow_experiment: str = option("nmtkit", "Experiment of MLflow.")
+    mlflow_uri: str | None = option(None, "Its tracking server or store; none: MLFLOW_TRACKING_URI, or its default.")
+
+
+@CALLBACKS.register("mlflow", MlflowConfig())
+class Mlflow(Tracker):
+    """A run of MLflow, which goes on when the training is resumed."""
+
+    def __init__(self, config: MlflowConfig) -> None:
+        need("mlflow", "mlflow")
+        self.config = config
+        self.run_id: str | None = None
+
+    def start(self, run: RunState) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.client = MlflowClient(tracking_uri=self.config.mlflow_uri)
+        if self.run_id:
+            self.client.update_run(self.run_id, status="RUNNING")
+            return
+        found = self.client.get_experiment_by_name(self.config.mlflow_experiment)
+        experiment = found.experiment_id if found else self.client.create_experiment(self.config.mlflow_experiment)
+        self.run_id = self.client.create_run(experiment, run_name=run.save_dir.resolve().name).info.run_id
+        params = [Param(name, str(value)[:MLFLOW_VALUE]) for name, value in flat(run.settings).items()]
+        for first in range(0, len(params), MLFLOW_PARAMS):
+            self.client.log_batch(self.run_id, params=params[first : first + MLFLOW_PARAMS])
+
+    def send(self, run: RunState, values: dict[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self.client.log_batch(self.run_id, [Metric(name, value, now, run.update) for name, value in values.items()])
+
+    def end(self, run: RunState, reason: str | None) -> None:
+        self.client.set_tag(self.run_id, "end", reason or "failed")
+        self.client.set_terminated(self.run_id, "FINISHED" if reason else "FAILED")
+
+    def state(self) -> dict[str, Any]:
+        return {"run_id": self.run_id}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.run_id = state["run_id"]

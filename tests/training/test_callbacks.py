@@ -1,0 +1,348 @@
+"""Callbacks of a run: what they see, what they may ask for, what they keep; and the trackers, by their own readers."""
+
+import json
+import shlex
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.distributed import launch
+from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
+from nmtkit.training.config import JobTemplate
+from nmtkit.training.progress import Lines
+from nmtkit.training.run import Run
+
+FLAGS = shlex.split("""
+    --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
+    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --metrics accuracy --lr 0.01 --warmup-updates 10
+    --threads 1 --log-interval 2 --validate-interval none --validate-interval-updates 1000 --save-interval none
+""")
+
+
+def flags(data: Path, save_dir: Path, *more: object) -> list[str]:
+    return ["train", str(data), *FLAGS, "--save-dir", str(save_dir), *map(str, more)]
+
+
+def train(data: Path, save_dir: Path, *more: object) -> str:
+    result = CliRunner().invoke(main, flags(data, save_dir, *more))
+    assert result.exit_code == 0, result.stderr
+    return result.stderr
+
+
+def records(save_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+class Recorder(Callback):
+    """Notes every event; asks for what `asks` has for an event: a function of the run."""
+
+    def __init__(self, **asks: Any) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.asks = asks
+
+    def note(self, event: str, run: RunState, *more: Any) -> None:
+        self.events.append((event, run.update, *more))
+        if event in self.asks:
+            self.asks[event](run)
+
+    def start(self, run: RunState) -> None:
+        self.note("start", run)
+
+    def update(self, run: RunState) -> None:
+        self.note("update", run)
+
+    def log(self, run: RunState, metrics: Mapping[str, float]) -> None:
+        self.note("log", run, dict(metrics))
+
+    def validation(self, run: RunState, scores: Mapping[str, float]) -> None:
+        self.note("validation", run, dict(scores))
+
+    def checkpoint(self, run: RunState, path: Path) -> None:
+        self.note("checkpoint", run, path.name)
+
+    def end(self, run: RunState, reason: str | None) -> None:
+        self.note("end", run, reason)
+
+    def of(self, event: str) -> list[Any]:
+        return [it[1:] for it in self.events if it[0] == event]
+
+
+def run_with(callback: Callback, data: Path, save_dir: Path, metrics: str = "accuracy", **settings: Any) -> str:
+    names = {"architecture": "transformer_tiny", "metrics": metrics}
+    tiny = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "lr": 0.01}
+    tiny |= {"batch_tokens": 400, "max_tokens": 150, "device": "cpu", "log_interval": 2, "warmup_updates": 10}
+    off = {"validate_interval": None, "save_interval": None, "save_dir": save_dir, "validate_interval_updates": 1000}
+    return Run(JobTemplate.read(names=names).job(tiny | off | settings), data, Lines(), [callback]).run().reason
+
+
+def test_hooks_see_every_event_with_what_is_logged(mirror_data: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    run_with(recorder, mirror_data, tmp_path, max_update=5, validate_interval_updates=3, save_interval_updates=2)
+    assert [event[0] for event in recorder.events] == [
+        *("start", "update", "update", "log", "checkpoint", "update", "validation", "checkpoint", "update", "log"),
+        *("checkpoint", "update", "log", "validation", "checkpoint", "end"),
+    ]
+    assert recorder.of("update") == [(1,), (2,), (3,), (4,), (5,)]
+    for (update, metrics), record in zip(recorder.of("log"), records(tmp_path, "train"), strict=True):
+        assert update == record["update"]
+        assert {name: metrics[name] for name in ("loss", "norm", "lr")} == {
+            name: pytest.approx(record[name], rel=1e-4) for name in ("loss", "norm", "lr")
+        }
+    for (update, scores), record in zip(recorder.of("validation"), records(tmp_path, "valid"), strict=True):
+        assert update == record["update"]
+        assert scores["accuracy"] == pytest.approx(record["accuracy"], rel=1e-4)
+    assert recorder.of("checkpoint")[0] == (2, "update_00000002.pt")
+    assert recorder.of("end") == [(5, "--max-update 5 is reached")]
+
+
+def test_a_callback_may_stop_the_run(mirror_data: Path, tmp_path: Path) -> None:
+    asks = {"update": lambda run: run.stop("enough") if run.update == 3 else None}
+    assert run_with(Recorder(**asks), mirror_data, tmp_path / "one", max_update=50) == "enough"
+    assert checkpoint.load(tmp_path / "one/last.pt")["update"] == 3
+    assert records(tmp_path / "one", "end")[0]["reason"] == "enough"
+    asks = {"validation": lambda run: run.stop("good enough")}
+    stopped = Recorder(**asks)
+    assert run_with(stopped, mirror_data, tmp_path / "two", max_update=50, validate_interval_updates=4) == "good enough"
+    assert [event[:2] for event in stopped.events[-3:]] == [("validation", 4), ("checkpoint", 4), ("end", 4)]
+
+
+def test_a_callback_may_ask_for_a_validation_and_a_checkpoint(mirror_data: Path, tmp_path: Path) -> None:
+    def ask(run: RunState) -> None:
+        if run.update == 3:
+            run.validate()
+        if run.update == 4:
+            run.save()
+
+    recorder = Recorder(update=ask)
+    run_with(recorder, mirror_data, tmp_path / "one", max_update=6, keep_best=0)
+    assert [update for update, _ in recorder.of("validation")] == [3, 6]
+    assert recorder.of("checkpoint") == [(4, "update_00000004.pt"), (6, "update_00000006.pt")]
+    shutil.copytree(mirror_data, without_valid := tmp_path / "data-bin")
+    manifest = json.loads((without_valid / "manifest.json").read_text())
+    del manifest["splits"]["valid"]
+    manifest["files"] = {name: facts for name, facts in manifest["files"].items() if not name.startswith("valid.")}
+    (without_valid / "manifest.json").write_text(json.dumps(manifest))
+    asking = Recorder(update=lambda run: run.validate())
+    with pytest.raises(ValueError, match="no --valid-subset"):
+        run_with(asking, without_valid, tmp_path / "two", "none", max_update=6, validate_interval_updates=None)
+
+
+def test_an_exception_is_told_to_end_and_one_in_end_is_a_warning(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmtkit.training.callbacks.log.propagate", True)
+
+    def fail(run: RunState) -> None:
+        raise RuntimeError("no")
+
+    failing = Recorder(update=fail)
+    with pytest.raises(RuntimeError, match="no"):
+        run_with(failing, mirror_data, tmp_path / "one", max_update=2)
+    assert failing.of("end") == [(1, None)]
+    run_with(Recorder(end=fail), mirror_data, tmp_path / "two", max_update=1)
+    assert "failed at the end of the run: RuntimeError: no" in caplog.text
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from pathlib import Path
+from nmtkit import distributed
+from nmtkit.registry import Config, option
+from nmtkit.training.callbacks import CALLBACKS, Callback
+
+@dataclass(frozen=True, kw_only=True)
+class CounterConfig(Config):
+    counter_stop: int | None = option(None, "Updates after which to stop.", min=1)
+    counter_rank: int = option(0, "Rank that asks for it.", min=0)
+
+@CALLBACKS.register("counter", CounterConfig())
+class Counter(Callback):
+    every_rank = True
+
+    def __init__(self, config):
+        self.config, self.count = config, 0
+
+    def update(self, run):
+        self.count += 1
+        if distributed.rank() == self.config.counter_rank:
+            if self.count == 2:
+                run.validate()
+            if self.count == self.config.counter_stop:
+                run.stop(f"{self.count} are counted")
+
+    def end(self, run, reason):
+        (run.save_dir / f"rank{distributed.rank()}").write_text(f"{self.count} {reason}")
+
+    def state(self):
+        return {"count": self.count}
+
+    def load_state(self, state):
+        self.count = state["count"]
+"""
+
+
+@pytest.fixture
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(CALLBACKS, "entries", dict(CALLBACKS.entries))
+    (tmp_path / "counter.py").write_text(PLUGIN)
+    return tmp_path / "counter.py"
+
+
+def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, tmp_path: Path, counter: Path) -> None:
+    more = ["--plugin", counter, "--callbacks", "counter"]
+    train(mirror_data, tmp_path / "run", *more, "--max-update", 5)
+    assert checkpoint.load(tmp_path / "run/last.pt")["training"]["callbacks"] == {"counter": {"count": 5}}
+    asking = ["--counter-stop", 8, "--counter-rank", 1, "--max-update", 400]
+    assert launch(flags(mirror_data, tmp_path / "run", *more, *asking), 2) == 0
+    # the other rank hears of it one update later, and both stop there
+    assert {(tmp_path / f"run/rank{rank}").read_text() for rank in (0, 1)} == {"9 8 are counted"}
+    assert checkpoint.load(tmp_path / "run/last.pt")["update"] == 9
+    assert [record["update"] for record in records(tmp_path / "run", "valid")] == [2, 5, 9]
+    assert "goes on with other settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_named(mirror_data: Path, tmp_path: Path) -> None:
+    odd = Recorder()
+    odd.state = lambda: {"path": tmp_path}  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"the state of callback Recorder 1 is .*; it must be a dict of numbers"):
+        run_with(odd, mirror_data, tmp_path / "run", max_update=1)
+
+
+# --- trackers, read by their own packages -----------------------------------------------------------------------------
+
+
+def test_tensorboard_gets_the_numbers_of_the_log_and_the_settings(mirror_data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    for updates in (4, 6):
+        train(
+            mirror_data,
+            tmp_path,
+            "--callbacks",
+            "tensorboard",
+            "--validate-interval-updates",
+            2,
+            "--max-update",
+            updates,
+        )
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for kind, names in (("train", ("loss", "norm")), ("valid", ("loss", "accuracy"))):
+        for name in names:
+            read = [(it.step, it.value) for it in events.Scalars(f"{kind}/{name}")]
+            logged = [(record["update"], pytest.approx(record[name], rel=1e-5)) for record in records(tmp_path, kind)]
+            assert read == logged
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert settings["max_update"].number_value == 4
+    assert settings["architecture.name"].string_value == "transformer_tiny"
+
+
+def level_db_log(data: bytes, start: int) -> Iterator[bytes]:
+    """The records of a LevelDB log, whose blocks of 32 KiB count from `start` bytes before `data`."""
+    at, record = 0, b""
+    while len(data) - at > 7:
+        if (left := 32768 - (at + start) % 32768) < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def test_weights_and_biases_gets_the_numbers_of_the_log_offline(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    more = ["--callbacks", "wandb", "--wandb-project", "mirror", "--validate-interval-updates", 2]
+    for updates in (4, 6):
+        train(mirror_data, tmp_path / "run", *more, "--max-update", updates)
+    history: list[dict[str, Any]] = []
+    ids, settings = set(), {}
+    for path in sorted((tmp_path / "run/wandb").glob("offline-run-*/*.wandb")):
+        for data in level_db_log(path.read_bytes()[7:], start=7):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("history"):
+                items = record.history.item
+                history.append({it.key or it.nested_key[0]: json.loads(it.value_json) for it in items})
+            if record.HasField("run"):
+                ids.add(record.run.run_id)
+                settings |= {it.key: json.loads(it.value_json) for it in record.run.config.update}
+    assert len(ids) == 1
+    assert settings["max_update"] == 6 and settings["architecture.name"] == "transformer_tiny"
+    read = [(row["update"], row["valid/accuracy"]) for row in history if "valid/accuracy" in row]
+    assert read == [
+        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in records(tmp_path / "run", "valid")
+    ]
+    assert [row["update"] for row in history if "train/loss" in row] == [2, 4, 6]
+
+
+def test_mlflow_gets_the_numbers_of_the_log(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "store").as_uri()
+    more = ["--callbacks", "mlflow", "--mlflow-uri", uri, "--validate-interval-updates", 2]
+    for updates in (4, 6):
+        train(mirror_data, tmp_path / "run", *more, "--max-update", updates)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("nmtkit")
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["architecture.name"] == "transformer_tiny"
+    assert run.data.tags["end"] == "--max-update 6 is reached"
+    read = [(it.step, it.value) for it in client.get_metric_history(run.info.run_id, "valid/accuracy")]
+    assert read == [
+        (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in records(tmp_path / "run", "valid")
+    ]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_tracker_that_is_not_installed_says_how_to_get_it(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    result = CliRunner().invoke(main, flags(mirror_data, tmp_path / "run", "--callbacks", name))
+    assert result.exit_code == 2
+    assert f"pip install 'nmtkit[{name}]'" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_optuna_prunes_with_the_example(mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optuna = pytest.importorskip("optuna")
+    import importlib.util
+
+    path = Path(__file__).parents[2] / "examples/plugin/optuna_pruning.py"
+    spec = importlib.util.spec_from_file_location("optuna_pruning", path)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.chdir(tmp_path)
+    # gives up whatever is not better than the best so far at the same update
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: optuna.pruners.PercentilePruner(1, n_startup_trials=1))
+    settings = {"arch": "transformer_tiny", "d_model": 8, "heads": 1, "encoder_layers": 1, "decoder_layers": 1}
+    settings |= {"max_update": 6, "batch_tokens": 400, "validate_interval_updates": 2, "metrics": [], "device": "cpu"}
+    study = example.search(str(mirror_data), 6, **settings)
+    states = [trial.state.name for trial in study.trials]
+    assert states[0] == "COMPLETE" and "PRUNED" in states
+    for trial in study.trials:
+        logged = records(tmp_path / f"optuna/{trial.number}", "valid")
+        assert trial.intermediate_values == {it["update"]: pytest.approx(it["loss"], rel=1e-5) for it in logged}
+        [end] = records(tmp_path / f"optuna/{trial.number}", "end")
+        assert (end["reason"] == "pruned by Optuna") == (trial.state.name == "PRUNED")
