@@ -10,11 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
-from nmtkit.criterions import CRITERIONS
-from nmtkit.lr_schedulers import LR_SCHEDULERS
-from nmtkit.optimizers import OPTIMIZERS
+from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.config import REGISTRIES
+from nmtkit.training.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,7 +87,7 @@ def known_flags() -> set[str]:
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
     flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
-    for registry in (ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS):
+    for registry in REGISTRIES.values():
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
     return flags | {"--no-" + flag[2:] for flag in flags}
@@ -101,7 +100,10 @@ OTHERS = """
 """
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/gpus.md", "docs/coming-from-fairseq.md", "docs/experiments.md"])
+PAGES = ["README.md", *(f"docs/{name}.md" for name in ("gpus", "coming-from-fairseq", "experiments", "following-a-run"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_every_flag_that_a_page_names_exists(name: str) -> None:
     flags = known_flags() | set(OTHERS.split())
     for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
@@ -125,3 +127,20 @@ def test_shell_completion_knows_the_commands() -> None:
         env={"_NMTKIT_COMPLETE": "bash_complete", "COMP_WORDS": "nmtkit ge", "COMP_CWORD": "1"},
     )
     assert "generate" in result.output
+
+
+def test_the_plug_ins_of_the_page_on_following_a_run_work(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in (METRICS, CALLBACKS):
+        monkeypatch.setattr(registry, "entries", dict(registry.entries))
+    page = (ROOT / "docs/following-a-run.md").read_text(encoding="utf-8")
+    (tmp_path / "plugin.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
+    flags = "--arch transformer_tiny --d-model 8 --heads 1 --encoder-layers 1 --decoder-layers 1 --batch-tokens 400"
+    flags += " --metrics accuracy,length_ratio --length-percent --callbacks stop_early --stop-above 0 --device cpu"
+    flags += " --validate-interval-updates 2 --max-update 50 --best-checkpoint-metric length_ratio"
+    more = ["--plugin", str(tmp_path / "plugin.py"), "--save-dir", str(tmp_path / "run")]
+    result = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), *more])
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"training is finished: accuracy \d+\.\d after update 2", result.stderr)
+    assert "length_ratio" in result.stderr
