@@ -6,12 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import COMMANDS, main, other_toolkits
-from nmtkit.criterions import CRITERIONS
-from nmtkit.lr_schedulers import LR_SCHEDULERS
-from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.registry import flags
+from nmtkit.training.config import REGISTRIES
 
 ROWS = [
     (command, toolkit, flag, text)
@@ -27,7 +24,7 @@ def flags_of(command: str, of_components: bool) -> set[str]:
     assert found is not None
     options = list(found.params)
     if command == "train" and of_components:
-        for registry in (ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS):
+        for registry in REGISTRIES.values():
             options += [option for entry in registry.entries.values() for option in flags(entry.preset)]
     return {flag for option in options for flag in (*option.opts, *option.secondary_opts)} | {"--quiet"}
 
