@@ -100,7 +100,10 @@ OTHERS = """
 """
 
 
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("gpus", "coming-from-fairseq", "experiments", "following-a-run"))]
+PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("gpus", "coming-from-fairseq", "experiments", "following-a-run")),
+]
 
 
 @pytest.mark.parametrize("name", PAGES)
