@@ -1,7 +1,13 @@
-"""A command starts without the garbage collector's work, which goes on as usual afterwards."""
+"""What a command sets up before its work: the garbage collector, and the memory of a GPU."""
 
+import os
 import subprocess
 import sys
+
+import pytest
+from click.testing import CliRunner
+
+from nmtkit.cli import main
 
 
 def test_what_a_command_imports_is_out_of_the_collectors_sight() -> None:
@@ -19,3 +25,23 @@ def test_what_a_command_imports_is_out_of_the_collectors_sight() -> None:
         "assert gc.get_freeze_count() == frozen\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, None),  # its older name, which torch still reads
+    ],
+)
+def test_a_gpus_allocator_may_let_blocks_grow_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert CliRunner().invoke(main, ["average-checkpoints", "--help"]).exit_code == 0
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == expected

@@ -306,6 +306,24 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
         fit_max_tokens(one, loader)
 
 
+def test_max_tokens_is_lowered_where_only_the_most_sentences_do_not_fit(
+    mirror_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention rounds what it keeps of every sentence up to 128 rows."""
+    one, loader = trainer(mirror_data), loader_of(mirror_data)
+    by_tokens, by_sentences = loader.extreme_micro_batches()
+    assert len(by_tokens) < len(by_sentences)
+
+    def small(batch: Any) -> None:
+        if batch.source.layout.sentences >= len(by_sentences):
+            raise torch.OutOfMemoryError("too much")
+
+    monkeypatch.setattr(one, "warm_up", small)
+    before = loader.max_tokens
+    fit_max_tokens(one, loader)
+    assert loader.max_tokens == before // 2
+
+
 def test_a_compiled_model_is_compiled_once_for_batches_of_many_shapes(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
