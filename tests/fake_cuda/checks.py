@@ -1,6 +1,7 @@
 """The steps that run on a fake GPU: functions of plain arguments, called in a process of their own by the tests."""
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from nmtkit.criterions import CRITERIONS, Criterion
 from nmtkit.generation.graph_search import GraphBeamSearch
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Translator
+from nmtkit.layers import logsumexp_gpu, residual_gpu
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Batch, Layout, Packed
 from nmtkit.training import precision as precisions
@@ -144,6 +146,27 @@ def logits_of_a_step() -> list[str]:
         with Wide(VOCABULARY) as wide:
             search.step(CacheLengths(16, 16))
     return wide.names
+
+
+def calls_of_kernels() -> tuple[int, int]:
+    """Returns how often a forward pass calls the fused residual connection, and a search step the log-sum-exp."""
+
+    def residual(x: Any, change: Any, weight: Any, bias: Any, eps: float, p: float) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x.to(change.dtype) + change, weight.shape, weight, bias, eps)
+
+    def logsumexp(logits: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits.logsumexp(1), logits.new_empty(len(logits), logits.shape[1] // block)
+
+    with fake_gpu(), mock.patch.object(residual_gpu, "is_usable", lambda _: True):
+        model, fused = model_on_gpu("transformer_tiny").train(), mock.Mock(side_effect=residual)
+        with mock.patch.object(residual_gpu.FusedAddAndNorm, "apply", fused), precisions.autocast("bf16", DEVICE):
+            criterion_of("cross_entropy")(model, micro_batch())
+    kernel = mock.Mock(side_effect=logsumexp)
+    with fake_gpu(), mock.patch.object(logsumexp_gpu, "is_usable", lambda _: True):
+        search = GraphBeamSearch([model_on_gpu("transformer_tiny")], SearchOptions(), 4, 32, 32, DEVICE)
+        with mock.patch.object(logsumexp_gpu, "fused_logsumexp", kernel):
+            search.step(CacheLengths(16, 16))
+    return fused.call_count, kernel.call_count
 
 
 def encodes_in_background() -> bool:

@@ -149,3 +149,8 @@ def test_a_graph_search_writes_logits_once(run: Runner) -> None:
 
 def test_on_a_gpu_text_is_encoded_on_another_thread_than_kernels_are_launched(run: Runner) -> None:
     assert run(checks.encodes_in_background)
+
+
+def test_where_triton_works_its_kernels_are_called(run: Runner) -> None:
+    """One residual connection for each sub-layer: two of an encoder layer, three of each of two decoder layers."""
+    assert run(checks.calls_of_kernels) == (2 + 2 * 3, 1)
