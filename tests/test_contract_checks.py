@@ -15,14 +15,17 @@ from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.data.transforms import TRANSFORMS, Transform
 from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.packed import Packed
 from nmtkit.registry import Registry, option
 from nmtkit.testing import (
     CRITERION_CHECKS,
+    METRIC_CHECKS,
     OPTIMIZER_CHECKS,
     SCHEDULER_CHECKS,
+    TRANSFORM_CHECKS,
     ContractError,
     check_architecture,
     check_criterion,
@@ -32,8 +35,11 @@ from nmtkit.testing import (
 from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
 from nmtkit.testing.checks import Check, run_checks, title
 from nmtkit.testing.criterion import CriterionSubject
+from nmtkit.testing.metric import MetricSubject
 from nmtkit.testing.optimizer import OptimizerSubject
 from nmtkit.testing.scheduler import SchedulerSubject
+from nmtkit.testing.transform import TransformSubject
+from nmtkit.training.metrics import METRICS, Metric
 
 # --- ours pass ------------------------------------------------------------------------------------------------------
 
@@ -56,6 +62,20 @@ def test_optimizers_keep_to_the_contract(name: str, check: Check) -> None:
 @pytest.mark.parametrize("name", LR_SCHEDULERS.names())
 def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
     check(SchedulerSubject(name, {}))
+
+
+@pytest.mark.parametrize("check", METRIC_CHECKS, ids=title)
+@pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # which needs an extra
+def test_metrics_keep_to_the_contract(name: str, check: Check) -> None:
+    if name == "accuracy" or "resumes" not in title(check):  # a run is the same with all of them
+        check(MetricSubject(name, {}))
+
+
+@pytest.mark.parametrize("check", TRANSFORM_CHECKS, ids=title)
+@pytest.mark.parametrize("name", [name for name in TRANSFORMS.names() if name != "tag"])  # the dataset has no tags
+def test_transforms_keep_to_the_contract(name: str, check: Check) -> None:
+    if name == "bpe_dropout" or "resume" not in title(check):
+        check(TransformSubject(name, {}))
 
 
 # --- what breaks a promise is found ---------------------------------------------------------------------------------
@@ -343,6 +363,104 @@ class Observes(Silent):
 def test_a_scheduler_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
     checks = [item for item in SCHEDULER_CHECKS if title(item) == check]
     assert message in failures(checks, SchedulerSubject(registered(LR_SCHEDULERS, cls), {}))[check]
+
+
+class Score(Metric):
+    def __init__(self, config: Any) -> None:
+        self.calls = 0
+
+    def score(self, outputs: Any) -> Any:
+        return 1.0
+
+
+class Nothing(Score):
+    def score(self, outputs: Any) -> Any:
+        return None
+
+
+class Upside(Score):
+    translates = True
+
+    def score(self, outputs: Any) -> Any:
+        return sum(line != other for line, other in zip(outputs.hypotheses, outputs.references, strict=True))
+
+
+class Remembering(Score):
+    def score(self, outputs: Any) -> Any:
+        self.calls += 1
+        return self.calls
+
+
+class Averaging(Score):
+    def count(self, model: Any, batch: Any) -> Any:
+        return {"length": batch.target_output.float().mean()}
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        (Nothing, "a number is returned", "score returned None; it must return a number"),
+        (Upside, "references score no worse than nothing", "with higher_is_better = True that is worse"),
+        (Remembering, "the score repeats", "keep nothing between two calls"),
+        (Averaging, "counts are sums", "it is a mean; return the sum"),
+    ],
+)
+def test_a_metric_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
+    checks = [item for item in METRIC_CHECKS if title(item) == check]
+    assert message in failures(checks, MetricSubject(registered(METRICS, cls), {}))[check]
+
+
+class Same(Transform):
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        self.calls = 0
+
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        return source, target
+
+
+class One(Same):
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        return source
+
+
+class Outside(Same):
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        return source + 10_000, target
+
+
+class Lists(Same):
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        return source.tolist(), target
+
+
+class InPlace(Same):
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        source[:1] = 5
+        return source, target
+
+
+class CountsPairs(Same):
+    def transform(self, source: Any, target: Any, generator: Any) -> Any:
+        self.calls += 1
+        return (source[:1], target) if self.calls % 2 else (source, target)
+
+
+KIND = "pairs of its level are returned"
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "message"),
+    [
+        (One, KIND, "transform returned a ndarray; it must return a tuple (source, target)"),
+        (Outside, KIND, "the source returned has ids outside the vocabulary"),
+        (Lists, KIND, "the source returned is a list; with level"),
+        (InPlace, "what is given is left alone", "change and return a copy"),
+        (CountsPairs, "it repeats with the generator", "or depends on the pairs before it"),
+    ],
+)
+def test_a_transform_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
+    checks = [item for item in TRANSFORM_CHECKS if title(item) == check]
+    assert message in failures(checks, TransformSubject(registered(TRANSFORMS, cls), {}))[check]
 
 
 # --- the functions and the command ----------------------------------------------------------------------------------

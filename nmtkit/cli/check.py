@@ -22,8 +22,8 @@ def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, 
     nmtkit check --plugin my_model.py gru
 
     Architectures are checked for shapes, causality, steps against the full pass, gradients, resume and more, with the
-    settings of their preset and a tiny vocabulary; criterions, optimizers and schedulers likewise. Exits with 1 if a
-    check failed. The same checks in pytest: nmtkit.testing.
+    settings of their preset and a tiny vocabulary; the other kinds likewise. Exits with 1 if a check failed. The same
+    checks in pytest: nmtkit.testing.
     """
     load_plugins(plugins)
     from nmtkit.testing.components import components, results

@@ -6,6 +6,7 @@ from typing import Any
 
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
+from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.lr_schedulers import LR_SCHEDULERS
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.plugins import is_own
@@ -13,8 +14,11 @@ from nmtkit.registry import Registry
 from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
 from nmtkit.testing.checks import Check, Result, run_checks
 from nmtkit.testing.criterion import CRITERION_CHECKS, CriterionSubject
+from nmtkit.testing.metric import METRIC_CHECKS, MetricSubject
 from nmtkit.testing.optimizer import OPTIMIZER_CHECKS, OptimizerSubject
 from nmtkit.testing.scheduler import SCHEDULER_CHECKS, SchedulerSubject
+from nmtkit.testing.transform import TRANSFORM_CHECKS, TransformSubject
+from nmtkit.training.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ KINDS = (
     Kind(CRITERIONS, CriterionSubject, CRITERION_CHECKS),
     Kind(OPTIMIZERS, OptimizerSubject, OPTIMIZER_CHECKS),
     Kind(LR_SCHEDULERS, SchedulerSubject, SCHEDULER_CHECKS),
+    Kind(METRICS, MetricSubject, METRIC_CHECKS),
+    Kind(TRANSFORMS, TransformSubject, TRANSFORM_CHECKS),
 )
 
 

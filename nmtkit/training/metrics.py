@@ -9,12 +9,14 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
+from nmtkit.architectures.contract import ContractError, described
 from nmtkit.checkpoint import Objective
 from nmtkit.packed import Batch
 from nmtkit.registry import Config, Registry, option
@@ -54,6 +56,30 @@ class Metric(ABC):
 
 
 METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
+
+
+def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> dict[str, Tensor]:
+    """Returns what a metric counts in a batch. Raises ContractError naming what it returned if these are no sums."""
+    counts: object = metric.count(model, batch)
+    if not isinstance(counts, dict):
+        raise ContractError(f"metric {name}: count returned {described(counts)}; it must return a dict of sums by name")
+    for key, value in counts.items():
+        if not isinstance(value, Tensor) or value.dim():
+            raise ContractError(
+                f"metric {name}: count returned {described(value)} for {key!r}; it must be a tensor without "
+                "dimensions, a sum"
+            )
+    return counts
+
+
+def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
+    """Returns the score of a metric. Raises ContractError naming what it returned if that is no number."""
+    score: object = metric.score(outputs)
+    if isinstance(score, Tensor) and not score.dim():
+        return score.item()
+    if not isinstance(score, Real):
+        raise ContractError(f"metric {name}: score returned {described(score)}; it must return a number")
+    return float(score)
 
 
 def objective(setting: str, metrics: Mapping[str, Metric]) -> Objective:

@@ -18,7 +18,7 @@ from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
 from nmtkit.training.meter import perplexity
-from nmtkit.training.metrics import Metric, Outputs
+from nmtkit.training.metrics import Metric, Outputs, counts_of, score_of
 from nmtkit.training.report_validation import Example
 from nmtkit.training.stopping import StopRequestedError
 
@@ -97,7 +97,9 @@ class Validator:
                     loss = criterion(model, batch)
                     counts = {("", name): value for name, value in {"loss": loss.sum, **loss.counts}.items()}
                     for metric, scorer in self.metrics.items():
-                        counts |= {(metric, name): value for name, value in scorer.count(model, batch).items()}
+                        counts |= {
+                            (metric, name): value for name, value in counts_of(metric, scorer, model, batch).items()
+                        }
                 for name, value in counts.items():
                     if name not in sums:
                         sums[name] = torch.zeros(len(LENGTHS) + 1, dtype=torch.float64, device=self.device)
@@ -135,7 +137,7 @@ class Validator:
                 raise ValueError(f"metric {name!r} has the name of another score of this run; give yours another name")
             own = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
             texts = {"sources": self.sources, "hypotheses": self.hypotheses, "references": self.references}
-            scores[name] = float(metric.score(Outputs(sums=shared | own, tokens=tokens, **texts)))
+            scores[name] = score_of(name, metric, Outputs(sums=shared | own, tokens=tokens, **texts))
         return scores
 
     def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:
