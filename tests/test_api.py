@@ -345,7 +345,7 @@ def test_the_same_call_resumes_and_a_config_file_is_a_setting(mirror_data: Path,
     second = nmtkit.train({"config": first.save_dir / "config.toml", "max_update": 3}, str(mirror_data))
     assert second.updates == 3
     assert [record["kind"] for record in second.log].count("resume") == 1
-    assert nmtkit.train(first.save_dir / "config.toml", mirror_data).reason == "--max-update 3 is reached"
+    assert nmtkit.train(first.save_dir / "config.toml").reason == "--max-update 3 is reached"
 
 
 def test_training_goes_on_in_a_thread_where_no_signal_can_be_handled(mirror_data: Path, tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ class TrainingResult:
         return scores
 
 
-def train(settings: Mapping[str, Any] | PathLike, data: PathLike, callbacks: Sequence[Callback] = ()) -> TrainingResult:
+def train(
+    settings: Mapping[str, Any] | PathLike, data: PathLike | None = None, callbacks: Sequence[Callback] = ()
+) -> TrainingResult:
     """Trains a model on a dataset in this process, as `nmtkit train` does, and returns how the run ended.
 
     >>> result = nmtkit.train({"arch": "transformer_tiny", "max_update": 1000, "save_dir": "run"}, "data-bin")
@@ -48,21 +50,24 @@ def train(settings: Mapping[str, Any] | PathLike, data: PathLike, callbacks: Seq
 
     `settings` are the flags of the command: `arch`, `criterion` and the other names of components, their settings,
     those of the run, and `config` and `plugin`, which name files. Lists are lists: `{"metrics": ["bleu", "chrf"]}`. A
-    path stands for `{"config": path}`. `callbacks` are objects, beside those that the settings name.
+    path stands for `{"config": path}`; the `config.toml` of a run names its `data` too. `callbacks` are objects, beside
+    those that the settings name.
 
     The same call again resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end it, as on the command line. A GPU
     is taken where there is one; for several, start the script with torchrun. What torch keeps for the whole process,
     such as its threads, stays set. Raises OSError or ValueError.
     """
     given = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
-    job = _job({name.replace("-", "_"): value for name, value in given.items()})
+    job = _job({name.replace("-", "_"): value for name, value in given.items()}, data)
+    if job.data is None:
+        raise ValueError("nmtkit.train needs data: the dataset that nmtkit.preprocess made")
     processes = job.run.nproc_per_node or 1
     if processes > 1 and not distributed.launched():
         raise ValueError(
             f"nproc_per_node is {processes}, and nmtkit.train trains in this one process; start the script with "
             f"torchrun --nproc-per-node {processes}, or give the command nmtkit train"
         )
-    end = Run(job, Path(data), Lines(), callbacks).run()
+    end = Run(job, job.data, Lines(), callbacks).run()
     distributed.destroy_process_group()
     folder = job.run.save_dir
     best = folder / "best.pt"
@@ -76,7 +81,7 @@ def train(settings: Mapping[str, Any] | PathLike, data: PathLike, callbacks: Seq
     )
 
 
-def _job(given: dict[str, Any]) -> JobConfig:
+def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
     """Returns the job of settings by the names of flags. Raises ValueError for one that none of its parts has."""
     title = "nmtkit.train"
     chosen = {kind: registry.flag[2:].replace("-", "_") for kind, registry in REGISTRIES.items()}
@@ -88,4 +93,5 @@ def _job(given: dict[str, Any]) -> JobConfig:
     fields = {name: field for part in parts for name, field in names_of(part).items()}
     hints = {name: registry.field_types(part)[field] for part in parts for name, field in names_of(part).items()}
     values = checked(title, given, types | hints)
-    return template.job({fields[name]: value for name, value in values.items() if name in fields})
+    changes = {fields[name]: value for name, value in values.items() if name in fields}
+    return template.job(changes, None if data is None else Path(data))
