@@ -83,6 +83,7 @@ def test_a_text_gives_a_text_a_list_a_list_and_an_iterable_an_iterator(model: nm
     stream = model.translate(line for line in LINES)
     assert isinstance(stream, Iterator)
     assert next(stream) == one
+    assert model.translate([line + "\n" for line in LINES]) == model.translate(LINES)
     assert isinstance(model.translate(LINES[0], nbest=1), nmtkit.Translation)
 
 

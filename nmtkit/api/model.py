@@ -94,8 +94,9 @@ class Model:
         A translation is a str. With `nbest`, 1 included, it is a `Translation`: its `hypotheses`, best first, have
         `text`, `pieces`, `score`, `log_probability`, and with `alignment` what each piece attends to.
 
-        A text is one line. It may be a `Request`, which also holds a prefix, phrases that its translation must or must
-        not have, or all three. An iterator reads thousands of lines before it yields the first, to sort them by length.
+        A text is one line; a newline at its end, as in lines of an open file, does not count. It may be a `Request`,
+        which also holds a prefix, phrases that its translation must or must not have, or all three. An iterator reads
+        thousands of lines before it yields the first, to sort them by length.
 
         `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …
         Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
@@ -206,4 +207,4 @@ def _request(line: Any, index: int, tag: str | None) -> Request:
         return dataclasses.replace(line, source=tagged_request(line.source, tag).source)
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text, or texts")
-    return tagged_request(line, tag)
+    return tagged_request(line.removesuffix("\n"), tag)
