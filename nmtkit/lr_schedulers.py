@@ -23,6 +23,8 @@ class RunInfo:
 
 
 class LRScheduler(ABC):
+    """The learning rate of each update. Registered factories are called as `factory(config, run)`."""
+
     @abstractmethod
     def lr(self, update: int) -> float:
         """Returns the learning rate of `update`, counted from 1."""

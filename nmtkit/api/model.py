@@ -95,7 +95,7 @@ class Model:
         `text`, `pieces`, `score`, `log_probability`, and with `alignment` what each piece attends to.
 
         A text is one line; a newline at its end, as in lines of an open file, does not count. It may be a `Request`,
-        which also holds a prefix, phrases that its translation must or must not have, or all three. An iterator reads
+        which also has the prefix of its translation and phrases that this must or must not hold. An iterator reads
         thousands of lines before it yields the first, to sort them by length.
 
         `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …

@@ -173,6 +173,15 @@ def calls(path: Path) -> list[list[str]]:
     return found
 
 
+def as_the_reader_has_it(folder: Path, page: Path) -> None:
+    """Fills the folder in which a page's commands are given: examples/, the page's TOML, and that of a run."""
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/config.toml").touch()
+    for block in re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        (folder / "run.toml").write_text(block, encoding="utf-8")
+
+
 EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path)]
 
 
@@ -180,10 +189,12 @@ EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path)
     ("path", "arguments"), EXAMPLES, ids=[f"{path.name}: {' '.join(words)}" for path, words in EXAMPLES]
 )
 def test_every_command_in_the_documents_parses_and_its_flags_go_together(
-    path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+    path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # for the config and plug-in files they name
-    monkeypatch.chdir(ROOT if path.is_relative_to(ROOT / "docs") else path.parent)
+    monkeypatch.chdir(path.parent)  # for the config and plug-in files they name
+    if path.is_relative_to(ROOT / "docs"):
+        as_the_reader_has_it(tmp_path, path)
+        monkeypatch.chdir(tmp_path)
     name, *rest = arguments
     if name.startswith("-"):
         assert name in ("--help", "--version")
