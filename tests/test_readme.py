@@ -11,9 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
-from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import REGISTRIES
-from nmtkit.training.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -90,6 +88,9 @@ def known_flags() -> set[str]:
     for registry in REGISTRIES.values():
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
+    for plugin in (ROOT / "examples/plugin").glob("*.py"):
+        names = re.findall(r"^    (\w+): .*= option\(", plugin.read_text(encoding="utf-8"), re.MULTILINE)
+        flags |= {"--" + name.replace("_", "-") for name in names}
     return flags | {"--no-" + flag[2:] for flag in flags}
 
 
