@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
+from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import REGISTRIES
+from nmtkit.training.metrics import METRICS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
