@@ -26,6 +26,7 @@ FLAGS = {
     "focal_loss": "--criterion focal_loss",
     "lion": "--optimizer lion",
     "warmup_stable_decay": "--lr-scheduler warmup_stable_decay --lr 0.01 --warmup-updates 2",
+    "stop_at": "--callbacks stop_at --stop-at-ppl 1",
     "length_ratio": "--valid-beam 1 --metrics length_ratio --best-checkpoint-metric length_ratio",
     "switchout": "--transforms switchout --switchout 0.2",
 }
