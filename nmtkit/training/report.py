@@ -71,6 +71,14 @@ def write(folder: Path, config: str, best: Sequence[Example] = (), worst: Sequen
         file.write(page.encode())
 
 
+def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
+    """Writes the translations of a validation, in the order of its set. Raises OSError."""
+    path = folder / "validation" / f"update_{update:08d}.txt"
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(path) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
+
+
 def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:
     """Returns `CURVES` and, by name, whatever else the records have in numbers: metrics, counts of a criterion."""
     drawn = {field for lines in CURVES.values() for field, _ in lines}

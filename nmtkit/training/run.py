@@ -149,9 +149,7 @@ class Run:
         if distributed.is_rank_zero() and before is not None and now is not None and not math.isclose(now, before):
             log.warning(
                 "the learning rate jumps: update %d had %.3g, and would have %.3g by this run's schedule",
-                done,
-                before,
-                now,
+                *(done, before, now),
             )
 
     def _validator(self, on_request: bool) -> Validator | None:
@@ -396,26 +394,16 @@ class Run:
             more = {"best": better, "followed": validator.followed(), "by_length": validator.by_length}
             more["maximized"] = self.maximized
             self.log.write("valid", update=number, epoch=epoch, **scores, seconds=round(seconds, 3), **more)
-            self._keep_translations(validator)
-            self._report()
+            self._report(translated=validator.translates)
         self.callbacks.validation(scores)
         return scores
 
-    def _keep_translations(self, validator: Validator) -> None:
-        """Writes the translations of a validation, if it has made some, as lines in the order of the set."""
-        path = self.checkpoints.folder / "validation" / f"update_{self.trainer.done:08d}.txt"
-        try:
-            if validator.hypotheses:
-                path.parent.mkdir(exist_ok=True)
-                with atomic_write(path) as file:
-                    file.write("".join(f"{line}\n" for line in validator.hypotheses).encode())
-        except OSError as error:
-            log.warning("translations not kept: %s", error)
-
-    def _report(self) -> None:
-        """Writes the page of the run."""
+    def _report(self, translated: bool = False) -> None:
+        """Writes the page of the run, and the translations that a validation has just made."""
         folder = self.checkpoints.folder
         try:
+            if translated and self.validator:
+                report.write_translations(folder, self.trainer.done, self.validator.hypotheses)
             report.write(folder, self.job.toml(folder), *(self.validator.rated() if self.validator else ()))
         except OSError as error:
             log.warning("report not written: %s", error)
