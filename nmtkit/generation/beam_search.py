@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -58,12 +59,19 @@ class Candidates:
         return Candidates(*(torch.cat(column, 1) for column in zip(*columns, strict=True)))
 
 
-def length_penalty(length: Tensor | int, lenpen: float) -> Tensor:
+@overload
+def length_penalty(length: int, lenpen: float) -> float: ...
+@overload
+def length_penalty(length: Tensor, lenpen: float) -> Tensor: ...
+def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
     """Returns the divisor of the log probability of an output of `length` pieces, eos included.
 
     Source: Wu et al. 2016, equation 14, without the coverage term; Vaswani et al. 2017, section 6.1.
     """
-    return ((5.0 + torch.as_tensor(length, dtype=torch.float64)) / 6.0) ** lenpen
+    if isinstance(length, int):
+        penalty: float = ((5.0 + length) / 6.0) ** lenpen
+        return penalty
+    return ((5.0 + length.double()) / 6.0) ** lenpen
 
 
 def log_softmax_(logits: Tensor) -> Tensor:
@@ -93,15 +101,12 @@ def topk(values: Tensor, k: int, maxima: Tensor | None = None) -> tuple[Tensor, 
     """
     columns = values.shape[1]
     blocks = columns // TOPK_BLOCK
-    if blocks < 4 * k:
+    if blocks < 4 * k or (maxima is None and values.numel() <= TOPK_BLOCK**2):
         return values.topk(min(k, columns), dim=1)
     values = values.contiguous()
-    whole = values[:, : blocks * TOPK_BLOCK].unflatten(1, (blocks, TOPK_BLOCK))
+    whole = values.as_strided((len(values), blocks, TOPK_BLOCK), (columns, TOPK_BLOCK, 1))
     best = (whole.amax(2) if maxima is None else maxima).topk(k, dim=1, sorted=False).indices  # N k
-    first = torch.arange(len(values), device=values.device)[:, None] * columns + best * TOPK_BLOCK
-    # index_select copies whole runs of memory, unlike gather
-    windows = values.as_strided((values.numel() - TOPK_BLOCK + 1, TOPK_BLOCK), (1, 1))
-    picked = windows.index_select(0, first.flatten()).view(len(values), k * TOPK_BLOCK)
+    picked = whole[torch.arange(len(values), device=values.device)[:, None], best].view(len(values), k * TOPK_BLOCK)
     if blocks * TOPK_BLOCK < columns:
         picked = torch.cat([picked, values[:, blocks * TOPK_BLOCK :]], 1)
         best = torch.nn.functional.pad(best, (0, 1), value=blocks)
@@ -222,8 +227,11 @@ class BeamSearch:
                 counts = _token_counts([candidates.tokens for candidates in extended], log_probs)
                 group = group - self.options.diversity * counts
             candidates = self.candidates(group, start, log_probs)
-            self.finish(candidates.first(size))
-            extended.append(unfinished(candidates, size))
+            if (candidates.tokens == EOS).any():
+                self.finish(candidates.first(size))
+                extended.append(unfinished(candidates, size))
+            else:
+                extended.append(candidates.first(size))
         kept = extended[0] if len(extended) == 1 else Candidates.join(extended)
         self.log_probability = kept.log_probability
         parents = kept.beam_index + self.first_row
@@ -255,8 +263,6 @@ class BeamSearch:
     def finish(self, candidates: Candidates) -> None:
         """Keeps those candidates that end and are among the best of their sentence."""
         ending = candidates.tokens == EOS
-        if not ending.any():
-            return
         scores = candidates.log_probability / length_penalty(self.history.shape[2] + 1, self.options.lenpen)
         row, column = (ending & (scores > self.finished.threshold[self.sentence, None])).nonzero(as_tuple=True)
         outputs = self.history[row, candidates.beam_index[row, column]]
@@ -279,7 +285,7 @@ class BeamSearch:
         Log probabilities only fall, so it is today's, divided by the largest penalty on the way to the longest output.
         """
         shortest = length_penalty(self.history.shape[2] + 1, self.options.lenpen)
-        return self.log_probability.amax(1) / torch.maximum(shortest, self.longest_penalty)
+        return self.log_probability.amax(1) / self.longest_penalty.clamp_min(shortest)
 
     def drop_finished(self, kept: Tensor) -> None:
         """Drops all but the sentences `kept` (indices, ascending) from the batch."""

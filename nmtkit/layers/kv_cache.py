@@ -124,19 +124,20 @@ class KVCache:
         self.new = 1 if alike else self.beams
         if self.used + self.new > self.mask.shape[2]:
             self._prune()
-        newest = slice(self.used, self.used + self.new)
+        newest = self.used, self.new
         self.used += self.new
         self.steps += 1
-        self.mask[:, :, newest] = 0.0 if alike else self.own
+        own = self.mask.narrow(2, *newest)
+        own.zero_() if alike else own.copy_(self.own)
         mask = self.mask[:, : self.new] if self.new < self.beams else self.mask
         if self.entry_step is not None and self.window is not None:
-            self.entry_step[:, newest] = self.steps
+            self.entry_step.narrow(1, *newest).fill_(self.steps)
             far = self.entry_step < self.steps - self.window // 2
             mask = mask.masked_fill(far[:, None], -math.inf)
         self.self_mask = self._by_head(mask)  # BH new E
         if self.cross_mask is None or self.cross_mask.shape[1] != self.new:
             self.cross_mask = self._by_head(self.memory_mask.expand(-1, self.new, -1))
-        room = [tensor[..., newest, :].unbind() for tensor in self.entries.tensors]
+        room = [tensor.narrow(4, *newest).unbind() for tensor in self.entries.tensors]
         self.room = list(zip(*room, strict=True))  # of each layer, where its new keys and values go
         heads, (key, value) = self.heads, self.widths
         self.row = heads * (2 * key + value)  # stride of the rows of a projection to queries, keys and values

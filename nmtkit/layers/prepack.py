@@ -40,6 +40,10 @@ def prepack(model: nn.Module, precision: Precision) -> None:
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, prepacked_linear(child, precision))
+    for module in model.modules():
+        # Python finds them so at once; by nn.Module's own search it takes 0.4 µs each time, hundreds of times a step
+        module.__dict__.update(module._modules)
+        module.__dict__.update(module._parameters)
 
 
 @functools.cache
@@ -92,6 +96,9 @@ class InferenceLinear(nn.Module, ABC):
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)  # without the hooks of a module in training
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
