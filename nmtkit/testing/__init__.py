@@ -11,6 +11,7 @@ which checks failed, what was returned and what is expected.
 
 from nmtkit.architectures.contract import ContractError
 from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, check_architecture
+from nmtkit.testing.callback import CALLBACK_CHECKS, check_callback
 from nmtkit.testing.criterion import CRITERION_CHECKS, check_criterion
 from nmtkit.testing.metric import METRIC_CHECKS, check_metric
 from nmtkit.testing.optimizer import OPTIMIZER_CHECKS, check_optimizer
@@ -19,6 +20,7 @@ from nmtkit.testing.transform import TRANSFORM_CHECKS, check_transform
 
 __all__ = [
     "ARCHITECTURE_CHECKS",
+    "CALLBACK_CHECKS",
     "CRITERION_CHECKS",
     "METRIC_CHECKS",
     "OPTIMIZER_CHECKS",
@@ -26,6 +28,7 @@ __all__ = [
     "TRANSFORM_CHECKS",
     "ContractError",
     "check_architecture",
+    "check_callback",
     "check_criterion",
     "check_metric",
     "check_optimizer",

@@ -12,12 +12,14 @@ from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.plugins import is_own
 from nmtkit.registry import Registry
 from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
+from nmtkit.testing.callback import CALLBACK_CHECKS, CallbackSubject
 from nmtkit.testing.checks import Check, Result, run_checks
 from nmtkit.testing.criterion import CRITERION_CHECKS, CriterionSubject
 from nmtkit.testing.metric import METRIC_CHECKS, MetricSubject
 from nmtkit.testing.optimizer import OPTIMIZER_CHECKS, OptimizerSubject
 from nmtkit.testing.scheduler import SCHEDULER_CHECKS, SchedulerSubject
 from nmtkit.testing.transform import TRANSFORM_CHECKS, TransformSubject
+from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.metrics import METRICS
 
 
@@ -35,6 +37,7 @@ KINDS = (
     Kind(CRITERIONS, CriterionSubject, CRITERION_CHECKS),
     Kind(OPTIMIZERS, OptimizerSubject, OPTIMIZER_CHECKS),
     Kind(LR_SCHEDULERS, SchedulerSubject, SCHEDULER_CHECKS),
+    Kind(CALLBACKS, CallbackSubject, CALLBACK_CHECKS),
     Kind(METRICS, MetricSubject, METRIC_CHECKS),
     Kind(TRANSFORMS, TransformSubject, TRANSFORM_CHECKS),
 )
