@@ -1,7 +1,9 @@
-"""Signs that training text is sick, each told as one warning: unknown text, another tokenizer's, copies, shifted lines.
+"""Signs that training text is sick, each told as one warning: unknown text, another tokenizer's, copies, shifted lines,
+sides in each other's language.
 
 The thresholds are far from healthy data: on Multi30k English-German no piece is unknown, no two sides are equal, and
-the lengths of the sides have a correlation of 0.86, which is below 0 once the lines are shifted by one.
+the lengths of the sides have a correlation of 0.86, which is below 0 once the lines are shifted by one. The languages
+of its blocks agree with those of its valid set by 0.9 to 1.0, see `agreement`, and by as much below 0 once exchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,6 +24,13 @@ EQUAL_SHARE = 0.05  # of pairs
 CORRELATION = 0.3
 MIN_PAIRS = 200  # in a window, to tell a correlation
 MIN_DEVIATION = 1.0  # pieces; lengths that vary less have no correlation to tell
+AGREEMENT = -0.3  # of a block's languages with the other text's; 1 where they agree, -1 where they are exchanged
+MIN_DIVERGENCE = 0.1  # nats per character, between the sides: below, they may be in one language
+MIN_BYTES = 2000  # of a side, to tell its language
+PROFILE = 1024  # classes of byte pairs, whose frequencies tell a language
+SLICES, SLICE_BYTES = 16, 4096  # that are read of a block's side for its profile
+
+Profile = npt.NDArray[np.float64]  # counts of byte pairs by class, 2 x PROFILE, for each side
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +45,7 @@ class TextStatistics:
     pairs: int  # that are kept; their lengths have these sums
     sums: npt.NDArray[np.float64]  # [2]
     products: npt.NDArray[np.float64]  # [2, 2]
+    profile: Profile
 
     @staticmethod
     def of(
@@ -52,6 +62,7 @@ class TextStatistics:
             lengths.shape[1],
             lengths.sum(1),
             lengths @ lengths.T,
+            profile_of(texts),
         )
 
     def correlation(self) -> float | None:
@@ -61,6 +72,33 @@ class TextStatistics:
         covariance = self.products / self.pairs - np.outer(self.sums, self.sums) / self.pairs**2
         deviations = np.sqrt(np.maximum(np.diag(covariance), 0))
         return float(covariance[0, 1] / deviations.prod()) if deviations.min() >= MIN_DEVIATION else None
+
+
+def profile_of(texts: Sequence[bytes]) -> Profile:
+    """Returns the counts of byte pairs on both sides, in slices that lie evenly over the text."""
+    rows = []
+    for text in texts:
+        data = np.frombuffer(text, np.uint8)
+        starts = np.linspace(0, max(0, len(data) - SLICE_BYTES), SLICES).astype(np.int64)
+        if len(data) > SLICES * SLICE_BYTES:
+            data = np.concatenate([data[start : start + SLICE_BYTES] for start in starts.tolist()])
+        pairs = (data[:-1].astype(np.int64) * 31 + data[1:]) * 2654435761 >> 16 & PROFILE - 1
+        rows.append(np.bincount(pairs, minlength=PROFILE))
+    return np.stack(rows).astype(np.float64)
+
+
+def agreement(profile: Profile, reference: Profile) -> float | None:
+    """Returns how far the languages of both sides are those of the reference: 1, or -1 where they are exchanged.
+
+    It is the mean log ratio of the reference's probabilities, of the right side over the other, as a share of what it
+    is for the reference's own text. None for too little text, and where the reference's sides are too alike.
+    """
+    if min(profile.sum(1).min(), reference.sum(1).min()) < MIN_BYTES:
+        return None
+    own, other = ((it + 0.5) / (it + 0.5).sum(1, keepdims=True) for it in (profile, reference))
+    ratio = np.log(other[0] / other[1])
+    divergence = float((other[0] - other[1]) @ ratio)
+    return float((own[0] - own[1]) @ ratio) / divergence if divergence >= MIN_DIVERGENCE else None
 
 
 def pieces_per_word(blocks: Sequence[TextStatistics]) -> dict[str, float]:
@@ -78,11 +116,12 @@ def find_warnings(
     model_type: str,
     expected: Mapping[str, float] | None,
     trained_here: bool,
+    held_out: Profile | None = None,
 ) -> list[str]:
     """Returns a warning, with its figure, for each sign of sick data.
 
     `corpora` are the blocks of each training corpus, `equal` its pairs with equal sides. `expected` are the pieces per
-    word of the dataset that the tokenizer is from, if it is from one.
+    word of the dataset that the tokenizer is from, if it is from one; `held_out` is the profile of valid and test sets.
     """
     blocks = [block for of_corpus in corpora.values() for block in of_corpus]
     if not blocks:
@@ -97,6 +136,10 @@ def find_warnings(
                 f"{share:.1%} of the pairs of {name} have equal sides: is one language missing? --drop-equal drops them"
             )
         result += _uncorrelated(name, of_corpus)
+    whole = held_out is not None and held_out.sum(1).min() >= MIN_BYTES
+    reference = held_out if whole else np.sum([block.profile for block in blocks], axis=0)
+    for name, of_corpus in corpora.items():
+        result += _exchanged(name, of_corpus, reference, "the valid and test sets" if whole else "all training text")
     return result
 
 
@@ -138,4 +181,19 @@ def _uncorrelated(name: str, blocks: Sequence[TextStatistics]) -> list[str]:
     return [
         f"the lengths of the two sides of {name} have a correlation of {mean:.2f}{start}: are lines shifted "
         "or shuffled against each other?"
+    ]
+
+
+def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, what: str) -> list[str]:
+    """Returns a warning if the sides of some blocks are in each other's language, as the reference has them."""
+    figures = [(block, figure) for block in blocks if (figure := agreement(block.profile, reference)) is not None]
+    sick = [(block, figure) for block, figure in figures if figure < AGREEMENT]
+    if not sick:
+        return []
+    mean = float(np.mean([figure for _, figure in sick]))
+    first, lines = sick[0][0].first_line, sum(block.lines for block, _ in sick)
+    where = "" if len(sick) == len(figures) else f" in about {lines:,} lines, the first near line {first:,}"
+    return [
+        f"the sides of {name} are in each other's language{where}: letters agree with {what} by {mean:.2f}, where 1 is "
+        "alike and -1 exchanged; are files or columns exchanged?"
     ]

@@ -130,6 +130,7 @@ class DatasetWriter:
         if any(config.alignments):
             self._encoder.check_alignable()
             self._train_sides = (*SIDES, ALIGNMENTS)
+        self._held_out_profile = diagnostics.profile_of((b"", b""))
         self._held_out_keys: list[npt.NDArray[np.uint64]] = []
         self._checksums: dict[str, dict[str, Any]] = {}
         self._scratch = folder / SCRATCH_FOLDER
@@ -158,6 +159,7 @@ class DatasetWriter:
                     "remove the pair, or give a larger --max-line-bytes"
                 )
             raw = block.source.read(), block.target.read()
+            self._held_out_profile += diagnostics.profile_of(raw)
             source, target = self._encoder.encode_texts(raw, files, block.first_line)
             hashes = self._encoder.hashes(source, target)
             self._held_out_keys.append(duplicates.pair_keys(hashes))
@@ -309,6 +311,7 @@ class DatasetWriter:
             model_facts(self.tokenizer.source_model).model_type,
             expected_pieces_per_word(config.spm_model),
             trained_here=not config.spm_model,
+            held_out=self._held_out_profile,
         )
 
     def _files(self) -> list[Path]:

@@ -84,3 +84,34 @@ def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: p
     model = {"spm_model": (tmp_path / "data" / "tokenizer" / "source.model",), "destdir": tmp_path / "again"}
     found = warnings(tmp_path, SOURCE, [f"{line} {line} {line}".title() for line in TARGET], caplog, **model)
     assert not any("a source word" in warning for warning in found)
+
+
+def test_sides_in_each_others_language_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valid = {"valid": (write_pair(tmp_path, "valid", SOURCE[:200], TARGET[:200]),)}
+    rows = slice(200, None)
+    assert warnings(tmp_path, SOURCE[rows], TARGET[rows], caplog, **valid) == []
+    (warning,) = warnings(tmp_path, TARGET[rows], SOURCE[rows], caplog, **valid)
+    assert warning.startswith(f"the sides of {tmp_path / 'train'}.en are in each other's language: letters agree")
+    assert "with the valid and test sets by -0.9" in warning or "with the valid and test sets by -1.0" in warning
+    # without other text, a part of the lines against the rest
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
+    mixed = [
+        [*one[:1000], *other[1000:1500], *one[1500:]] for one, other in ((SOURCE, TARGET), (TARGET, SOURCE))
+    ]  # fmt: skip
+    (warning,) = warnings(tmp_path, *mixed, caplog)
+    assert "in each other's language in about 500 lines, the first near line 1,001: letters agree" in warning
+    assert "with all training text by -" in warning
+    # one corpus against another
+    other = write_pair(tmp_path, "other", SOURCE, TARGET)
+    wrong = write_pair(tmp_path, "wrong", TARGET[:1000], SOURCE[:1000])
+    found = warnings(tmp_path, SOURCE, TARGET, caplog, train=(other, wrong))
+    assert [it for it in found if "each other's" in it] == found and len(found) == 1
+    assert f"the sides of {tmp_path / 'wrong'}.en are" in found[0]
+
+
+def test_sides_of_one_language_are_not_told_from_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    noisy = [" ".join([*line.split()[::-1], "."]) for line in SOURCE]
+    valid = {"valid": (write_pair(tmp_path, "valid", noisy[:300], SOURCE[:300]),)}
+    assert warnings(tmp_path, SOURCE[300:], noisy[300:], caplog, **valid) == []
