@@ -7,7 +7,7 @@ random. All of it depends on (lengths, budget, seed, epoch) alone, and so is the
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,19 @@ Pairs = npt.NDArray[np.int64]
 class BatchSampler:
     """The updates of a training set, each of at most `batch_tokens` (eos included) on either side.
 
+    With `repeated`, every epoch has but so many different updates, the first of epoch 0, over and over.
+
     Raises ValueError for a pair that alone exceeds the budget, naming it and the smallest budget that suffices.
     """
 
     def __init__(
-        self, source_lengths: Any, target_lengths: Any, batch_tokens: int, seed: int, window_pairs: int = WINDOW_PAIRS
+        self,
+        source_lengths: Any,
+        target_lengths: Any,
+        batch_tokens: int,
+        seed: int,
+        window_pairs: int = WINDOW_PAIRS,
+        repeated: int | None = None,
     ) -> None:
         self.source_lengths = source_lengths
         self.target_lengths = target_lengths
@@ -46,6 +54,14 @@ class BatchSampler:
             target_tokens += int(target.sum(dtype=np.int64))
         self.max_lengths = max_source, max_target  # tokens of the longest source and target
         self._tokens = max(source_tokens, target_tokens)
+        self._repeated: list[Pairs] | None = None
+        if repeated is not None:
+            self._repeated = list(islice(self.epoch(0), repeated))
+            if len(self._repeated) < repeated:
+                raise ValueError(
+                    f"--overfit-batches is {repeated}, and the training set makes {len(self._repeated)} batches of "
+                    f"{batch_tokens} tokens; give at most that, or a smaller --batch-tokens"
+                )
 
     @cached_property
     def updates_per_epoch(self) -> int:
@@ -57,6 +73,9 @@ class BatchSampler:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
         """Yields the updates of an epoch from index `start` on, each as its pairs in order of length."""
+        if self._repeated is not None:
+            yield from (self._repeated[index % len(self._repeated)] for index in range(start, self.updates_per_epoch))
+            return
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.windows))
         for window in order.tolist():
             rng = np.random.default_rng((self.seed, epoch, window + 1))

@@ -136,10 +136,11 @@ def find_warnings(
                 f"{share:.1%} of the pairs of {name} have equal sides: is one language missing? --drop-equal drops them"
             )
         result += _uncorrelated(name, of_corpus)
-    whole = held_out is not None and held_out.sum(1).min() >= MIN_BYTES
-    reference = held_out if whole else np.sum([block.profile for block in blocks], axis=0)
+    reference, what = np.sum([block.profile for block in blocks], axis=0), "all training text"
+    if held_out is not None and held_out.sum(1).min() >= MIN_BYTES:
+        reference, what = held_out, "the valid and test sets"
     for name, of_corpus in corpora.items():
-        result += _exchanged(name, of_corpus, reference, "the valid and test sets" if whole else "all training text")
+        result += _exchanged(name, of_corpus, reference, what)
     return result
 
 

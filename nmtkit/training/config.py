@@ -83,6 +83,9 @@ class RunConfig(Config):
     update_freq: int | None = option(
         None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
     )
+    overfit_batches: int | None = option(
+        None, "Train on the first N batches alone, over and over: their loss goes to 0 if all is well.", min=1
+    )
     clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
     seed: int = option(1, "Seed of parameters, data order and dropout.", min=0)
 

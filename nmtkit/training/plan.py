@@ -68,8 +68,12 @@ class RunPlan:
             torch.use_deterministic_algorithms(True)
 
     def sampler(self, split: Split) -> BatchSampler:
-        """Returns the batches of every epoch. Raises ValueError for a pair that exceeds --batch-tokens."""
-        return BatchSampler(split.source.lengths, split.target.lengths, self.batch_tokens, self.job.run.seed)
+        """Returns the batches of every epoch.
+
+        Raises ValueError for a pair that exceeds --batch-tokens, and for fewer batches than --overfit-batches.
+        """
+        lengths = split.source.lengths, split.target.lengths
+        return BatchSampler(*lengths, self.batch_tokens, self.job.run.seed, repeated=self.job.run.overfit_batches)
 
 
 def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = None) -> RunPlan:

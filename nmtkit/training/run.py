@@ -23,6 +23,7 @@ from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunStat
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
 from nmtkit.training.config import JobConfig
 from nmtkit.training.differences import changed_settings, table
+from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import BatchLoader, Position, Update
 from nmtkit.training.meter import Meter, NonfiniteGuard
 from nmtkit.training.metrics import objective
@@ -85,6 +86,8 @@ class Run:
             self._resume(*newest)
         self.log = RunLog(config.save_dir, display)
         self.meter = Meter(self.device, NonfiniteGuard(config.save_dir))
+        fresh = not newest and distributed.is_rank_zero()
+        self.health = TrainingHealth(self.job, self.dataset.tokenizer.target_size, fresh)
         self.agreement = distributed.AsyncMax()
         self.started = self.last_save = time.monotonic()
 
@@ -278,6 +281,7 @@ class Run:
         metrics = self.trainer.step(update)
         self.position = update.next
         self.meter.add(metrics)
+        self.health.after_update(metrics)
         config, number = self.job.run, metrics.number
         self.callbacks.update(number, update.position.epoch + 1)
         self.display.tick(self._progress(update) | self.meter.latest())
@@ -371,6 +375,7 @@ class Run:
         self.callbacks.log(record)
         if distributed.is_rank_zero():
             self.log.write("train", **record)
+            self.health.after_log_line(record)
 
     def _validate(self, validator: Validator) -> dict[str, float] | None:
         """Returns the scores of a validation, None when a stop signal interrupted it."""
@@ -394,6 +399,7 @@ class Run:
             more = {"best": better, "followed": validator.followed(), "by_length": validator.by_length}
             more["maximized"] = self.maximized
             self.log.write("valid", update=number, epoch=epoch, **scores, seconds=round(seconds, 3), **more)
+            self.health.after_validation(scores)
             self._report(translated=validator.translates)
         self.callbacks.validation(scores)
         return scores

@@ -48,6 +48,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
         "optimizer": job.components["optimizer"].name,
         "seed": job.run.seed,
         "batch tokens": job.run.batch_tokens,
+        "overfit batches": job.run.overfit_batches,
     }
 
 

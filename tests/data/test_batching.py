@@ -114,3 +114,14 @@ def test_micro_batches_are_even() -> None:
     assert len(parts) == 4
     sizes = [max(source[part].sum(), target[part].sum()) for part in parts]
     assert min(sizes) > 0.9 * max(sizes)
+
+
+def test_repeated_updates_are_the_first_of_epoch_0_over_and_over() -> None:
+    lengths = np.random.default_rng(1).integers(2, 30, 400)
+    plain, few = (BatchSampler(lengths, lengths, 200, seed=3, repeated=repeated) for repeated in (None, 3))
+    first = [pairs.tolist() for pairs in plain.epoch(0)][:3]
+    for epoch in (0, 5):
+        made = [pairs.tolist() for pairs in few.epoch(epoch)]
+        assert len(made) == plain.updates_per_epoch > 10
+        assert made == [first[index % 3] for index in range(len(made))]
+        assert [pairs.tolist() for pairs in few.epoch(epoch, 4)] == made[4:]

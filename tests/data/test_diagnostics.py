@@ -112,6 +112,7 @@ def test_sides_in_each_others_language_are_told(
 
 
 def test_sides_of_one_language_are_not_told_from_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    noisy = [" ".join([*line.split()[::-1], "."]) for line in SOURCE]
-    valid = {"valid": (write_pair(tmp_path, "valid", noisy[:300], SOURCE[:300]),)}
-    assert warnings(tmp_path, SOURCE[300:], noisy[300:], caplog, **valid) == []
+    source = [line for line in SOURCE if len(line.split()) > 3]
+    other = [" ".join(line.split()[::-1]) for line in source]
+    valid = {"valid": (write_pair(tmp_path, "valid", other[:300], source[:300]),)}
+    assert warnings(tmp_path, source[300:], other[300:], caplog, **valid) == []

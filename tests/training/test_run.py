@@ -16,7 +16,7 @@ import torch
 
 from nmtkit import checkpoint, distributed
 from nmtkit.generation.translator import Translator
-from nmtkit.training import folder_lock
+from nmtkit.training import folder_lock, health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
@@ -389,3 +389,82 @@ def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
     assert [path.name for path in tmp_path.rglob("*.pt") if not path.is_symlink()] == ["update_00000002.pt"]
     assert not list(tmp_path.rglob("*.tmp"))
     assert train(mirror_data, tmp_path / "run", max_update=6).updates == 6
+
+
+# --- signs that something is wrong ------------------------------------------------------------------------------------
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_healthy_run_has_no_warning_of_its_losses(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SETTLED", 20)
+    train(mirror_data, tmp_path / "run", max_update=40, validate_interval_updates=10)
+    assert warned(caplog) == []
+
+
+def test_a_first_loss_above_uniform_is_told(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled(*arguments: Any) -> Any:
+        model = build(*arguments)
+        with torch.no_grad():
+            model.output_projection.weight.mul_(30)
+        return model
+
+    build = setup.build_model
+    monkeypatch.setattr(setup, "build_model", scaled)
+    train(mirror_data, tmp_path / "run", max_update=1)
+    (warning,) = warned(caplog)
+    assert "the first update has a loss of" in warning and "have 5.8: look at how the model's weights begin" in warning
+
+
+def test_a_loss_above_uniform_after_warm_up_is_told_once(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SETTLED", 10)
+    train(mirror_data, tmp_path / "run", max_update=40, lr=20.0)
+    (warning,) = warned(caplog)
+    assert warning.startswith("update 15 has a loss of")
+    assert "above the 5.8 of guessing evenly" in warning and "is the rate too high?" in warning
+
+
+def test_a_first_validation_far_above_training_is_told(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = health.TrainingHealth(job(tmp_path), 320, fresh=True)
+    watch.after_validation({"ppl": 1e9})  # there is no training loss yet
+    watch.after_log_line({"update": 10, "ppl": 20.0})
+    watch.after_validation({"ppl": 400.0})
+    watch.after_validation({"ppl": 400.0})
+    (warning,) = warned(caplog)
+    assert "the first validation has a loss of 6.0 per token, and training 3.0" in warning
+    for other in (
+        health.TrainingHealth(job(tmp_path), 320, fresh=False),
+        health.TrainingHealth(job(tmp_path, overfit_batches=1), 320, True),
+    ):
+        other.after_log_line({"update": 10, "ppl": 20.0})
+        other.after_validation({"ppl": 400.0})
+    assert len(warned(caplog)) == 1
+
+
+# --- --overfit-batches ------------------------------------------------------------------------------------------------
+
+
+def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"names": {"criterion": "cross_entropy"}, "dropout": 0.0, "overfit_batches": 2}
+    settings |= {"d_model": 32, "validate_interval": 2, "log_interval": 50}
+    train(mirror_data, tmp_path / "run", max_update=150, **settings)
+    train(mirror_data, tmp_path / "run", max_update=250, **settings)
+    assert records(tmp_path / "run", "train")[-1]["loss"] < 0.05
+    assert records(tmp_path / "run", "valid")[-1]["loss"] > 1
+    with pytest.raises(ValueError, match=r"(?s)holds another run.*overfit.batches"):
+        train(mirror_data, tmp_path / "run", max_update=300, **settings | {"overfit_batches": None})
+
+
+def test_more_batches_than_there_are_are_refused(mirror_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--overfit-batches is 900, and the training set makes \d+ batches"):
+        train(mirror_data, tmp_path / "run", max_update=1, overfit_batches=900)
