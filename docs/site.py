@@ -23,8 +23,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 class Examples(griffe.Extension):
-    """Shows what follows `>>>` in a docstring as code."""
+    """Shows what follows `>>>` in a docstring as code, and shapes such as `position[b] [B]`, which are no links."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring:
+            obj.docstring.value = obj.docstring.value.replace("] [", "] \\[")
             obj.docstring.value = EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)
