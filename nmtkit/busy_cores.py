@@ -86,10 +86,13 @@ class SleepingTeam:
             self._end = None
 
     def _run(self, threads: int, end: threading.Event) -> None:
-        paths = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
-        if paths:
-            nothing = ctypes.cast(
-                ctypes.CDLL(None).free, ctypes.c_void_p
-            )  # what each thread calls, with a null pointer
-            ctypes.CDLL(min(paths)).GOMP_parallel(nothing, None, threads, 0)
+        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # what each thread calls, with a null pointer
+        for path in libraries():
+            ctypes.CDLL(path).GOMP_parallel(nothing, None, threads, 0)
         end.wait()
+
+
+def libraries() -> list[str]:
+    """Returns the paths of all copies of libgomp in this process: torch brings one, and sentencepiece another."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if "libgomp" in line})
