@@ -30,9 +30,9 @@ from nmtkit.packed import Packed
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # memory S D -> keys S H K, values S H Kv
 KeysAndValues = tuple[Tensor, Tensor]  # BH K E and BH E Kv
 MULTIPLE = 16
-# For so few sentences products in bf16 take several times as long as in fp32, since setting them up takes 12 µs each;
-# from 16 sentences of transformer_base on they are faster.
-MAX_FP32_SENTENCES = 8
+# For so few rows products in bf16 take several times as long as in fp32, since setting one up takes 12 µs; for
+# transformer_base they are level from 16 sentences of 4 rows, or 64 of one.
+MAX_FP32_ROWS = 32
 
 
 def round_up(entries: int) -> int:
@@ -194,7 +194,7 @@ class KVCache:
 
     def _store(self, sentences: int, device: torch.device) -> torch.dtype:
         """Returns the type that holds numbers of `dtype`, for so many sentences."""
-        few = device.type == "cpu" and sentences <= MAX_FP32_SENTENCES
+        few = device.type == "cpu" and sentences * self.beams <= MAX_FP32_ROWS
         return torch.float32 if few and self.dtype == torch.bfloat16 else self.dtype
 
     def _by_head(self, mask: Tensor) -> Tensor:
@@ -228,7 +228,7 @@ class KVCache:
         """Drops the entries that no row descends from (of old steps most rows share one ancestor) and makes room."""
         alive = (self.mask == 0).any(1)  # B E
         used = int(alive.sum(1).max())
-        least = 2 * MULTIPLE if self.sentences <= MAX_FP32_SENTENCES else MULTIPLE
+        least = 2 * MULTIPLE if self.rows <= MAX_FP32_ROWS else MULTIPLE
         capacity = round_up(used + max(least, self.beams, used // 4))
         kept = (~alive).to(torch.uint8).argsort(dim=1, stable=True)[:, :used]  # the others among them stay masked
         mask = self.mask.gather(2, kept[:, None].expand(-1, self.beams, -1))
