@@ -174,7 +174,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     lengths = [len(ids) for ids in data.tokenizer.encode_source(lines).split()]
     middle = sorted(range(len(lines)), key=lambda line: abs(lengths[line] - 15))
     chosen = {"base": [lines[index] for index in middle], "trained": lines}
-    paths = {"base": random_base(data, folder)}
+    paths = {"base": arguments.base or random_base(data, folder)}
     if arguments.trained is not None:
         paths["trained"] = arguments.trained
     supported = ctranslate2.get_supported_compute_types("cpu")
@@ -218,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--trained", type=Path)
+    parser.add_argument("--base", type=Path, help="a random transformer_base that both checkouts can read")
     parser.add_argument("--before", type=Path, help="a second checkout of nmtkit")
     parser.add_argument("--only", default="", help="words, by commas")
     parser.add_argument("--rounds", type=int, default=5)

@@ -18,7 +18,9 @@ from nmtkit.packed import Packed
 # Six products, three sums, three norms, a ReLU, one copy into the cache, and twice two products and a softmax; beams
 # take two copies more, to bring the heads of a row together. A batch copies queries too.
 LAYER = {(1, 1): 20, (4, 1): 22, (1, 3): 21, (4, 3): 24}  # (beam, sentences): operations of a decoder layer
-BESIDE = 40
+# Beside the layers: embedding, masks, the output's product, log-softmax, top-k in two stages (13 with batches of large
+# vocabularies, 1 else), the candidates, the stop test, and two numbers read.
+BESIDE = {1: 40, 3: 42}  # by sentences
 
 
 class Counter(TorchDispatchMode):
@@ -69,4 +71,4 @@ def test_a_step_dispatches_no_more_operations_than_its_budget(beam, sentences, m
     budget = LAYER[beam, sentences]
     assert max(after - before for before, after in layers[4:]) <= budget, counter.names
     whole = sorted(later - earlier for (earlier, _), (later, _) in pairwise(steps[2:]))  # with the search behind them
-    assert whole[len(whole) // 2] - 2 * budget <= BESIDE  # the median: now and then a cache makes room
+    assert whole[len(whole) // 2] - 2 * budget <= BESIDE[sentences]  # the median: now and then a cache makes room
