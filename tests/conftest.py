@@ -1,21 +1,11 @@
 """A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
 
-import random
 from pathlib import Path
 
 import pytest
+from testing import write_corpus
 
 from nmtkit.cli import main
-
-WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]
-
-
-def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
-    """`prefix`.xx and `prefix`.yy: 1 to 9 words, and the same words backwards, in capitals."""
-    draw = random.Random(seed)
-    sources = [[draw.choice(WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
-    prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
-    prefix.with_suffix(".yy").write_text("".join(" ".join(reversed(words)).upper() + "\n" for words in sources))
 
 
 @pytest.fixture(scope="session")

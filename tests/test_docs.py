@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import write_corpus
-from testing import WORDS, save_tiny_transformer, tiny_tokenizer
+from testing import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
 
 import nmtkit
 from nmtkit import checkpoint

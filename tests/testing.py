@@ -3,6 +3,7 @@
 Every builder is deterministic: the same arguments return the same weights.
 """
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,14 @@ def save_transformer(path: Path, **changes: object) -> Path:
             parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
     checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
     return path
+
+
+MIRRORED_WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]
+
+
+def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
+    """`prefix`.xx and `prefix`.yy: 1 to 9 words, and the same words backwards, in capitals."""
+    draw = random.Random(seed)
+    sources = [[draw.choice(MIRRORED_WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
+    prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
+    prefix.with_suffix(".yy").write_text("".join(" ".join(reversed(words)).upper() + "\n" for words in sources))

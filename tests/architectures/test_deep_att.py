@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from conftest import write_corpus
+from testing import write_corpus
 from torch import Tensor
 
 from nmtkit.architectures import Vocabulary

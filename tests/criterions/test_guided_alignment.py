@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from conftest import write_corpus
-from testing import TINY_CONFIGS, tiny_tokenizer, tiny_transformer
+from testing import TINY_CONFIGS, tiny_tokenizer, tiny_transformer, write_corpus
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.cli import main
