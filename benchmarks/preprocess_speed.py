@@ -79,7 +79,7 @@ def nmtkit_command(arguments: argparse.Namespace, text: Path, model: Path, out: 
         arguments.target_lang,
         "--trainpref",
         str(text),
-        "--spm-model",
+        "--tokenizer-from",
         str(model),
     ]
     flags += ["--destdir", str(out), "--workers", str(workers), "--overwrite", "--quiet", "--max-ratio", "1000"]
@@ -118,10 +118,10 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=600_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--spm-model", type=Path, help="a .model file to use; by default one is trained on the text")
+    parser.add_argument("--tokenizer-from", type=Path, help="a tokenizer to use; by default one is trained on the text")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        model = arguments.spm_model or train_tokenizer(arguments, Path(name))
+        model = arguments.tokenizer_from or train_tokenizer(arguments, Path(name))
         for rate in arguments.rates:
             folder = Path(name) / str(rate)
             folder.mkdir()

@@ -263,7 +263,7 @@ def test_preprocess_makes_the_dataset_of_the_command(mirror_data: Path, tmp_path
         ({"train": "x"}, r"nmtkit\.preprocess has no setting 'train'; did you mean 'trainpref'\?"),
         ({"vocab_size": 1.5}, "vocab_size: 1.5 is not a whole number"),
         ({"source_lang": None}, "nmtkit.preprocess: source_lang: None is not a text"),
-        ({"spm_model": "x", "vocab_size": 9}, "--spm-model and --vocab-size cannot be combined"),
+        ({"tokenizer_from": "x", "vocab_size": 9}, "--tokenizer-from and --vocab-size cannot be combined"),
     ],
 )
 def test_a_wrong_setting_of_preprocess_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

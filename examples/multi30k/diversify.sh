@@ -18,7 +18,7 @@ if [[ -e data-bin-diversified/manifest.json ]]; then
 fi
 if [[ ! -e data-bin-de-en/manifest.json ]]; then
     nmtkit preprocess --source-lang de --target-lang en --trainpref "$folder/train" --validpref "$folder/val" \
-        --testpref "$folder/test_2016_flickr" --spm-model data-bin --destdir data-bin-de-en
+        --testpref "$folder/test_2016_flickr" --tokenizer-from data-bin --destdir data-bin-de-en
 fi
 [[ -e runs/baseline-de-en/averaged.pt ]] || DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline --max-epoch 35
 mkdir -p data
@@ -33,5 +33,5 @@ translate() { # direction, source language, target language, flags
 translate baseline en de "$@"
 translate baseline-de-en de en "$@"
 nmtkit preprocess --source-lang en --target-lang de --trainpref "$folder/train,data/baseline,data/baseline-de-en" \
-    --validpref "$folder/val" --testpref "$folder/test_2016_flickr" --spm-model data-bin --drop-duplicates \
+    --validpref "$folder/val" --testpref "$folder/test_2016_flickr" --tokenizer-from data-bin --drop-duplicates \
     --destdir data-bin-diversified

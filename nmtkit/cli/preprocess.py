@@ -24,7 +24,7 @@ def command(**settings: Any) -> None:
                       --testpref data/test --destdir data-bin
     \b
     On several machines, once a run on a sample has made the tokenizer:
-    nmtkit preprocess … --spm-model sample-bin --destdir data-bin \\
+    nmtkit preprocess … --tokenizer-from sample-bin --destdir data-bin \\
                       --shard $SLURM_ARRAY_TASK_ID/64
     """
     from nmtkit.data.preprocess import preprocess

@@ -204,7 +204,7 @@ class Dataset:
             check_files(shard, manifest, SMALL_FILE)
             if manifest["tokenizer"] != manifests[0]["tokenizer"]:
                 raise ValueError(
-                    f"{shard} was made with another tokenizer than {shards[0]}; make all shards with one --spm-model"
+                    f"{shard} was made with another tokenizer than {shards[0]}; give all the same --tokenizer-from"
                 )
         tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != manifests[0]["tokenizer"]:

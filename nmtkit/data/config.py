@@ -14,7 +14,7 @@ NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that th
 
 PREPROCESS_RULES = (
     FlagRule(
-        "--spm-model",
+        "--tokenizer-from",
         excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
         reason="they are of a new tokenizer, and it names an existing one",
     ),
@@ -55,8 +55,10 @@ class PreprocessConfig(Config):
         "kind of SentencePiece model; a word vocabulary has unknown words, and one of characters at most N entries",
     )
     separate_vocab: bool = option(False, "train a vocabulary for each side")
-    spm_model: tuple[Path, ...] = option(
-        (), "train no tokenizer but use this: a .model file, a dataset, or two .model files for source and target"
+    tokenizer_from: tuple[Path, ...] = option(
+        (),
+        "train no tokenizer but use that of a checkpoint or a dataset, a .model file, or two for source and target",
+        metavar="FILE|FOLDER",
     )
     spm_sample: int = option(
         1_000_000, "lines of each side, at most, that the tokenizer is trained on", min=1, max=1_000_000_000
@@ -108,7 +110,7 @@ class PreprocessConfig(Config):
     )
     shard: str | None = option(
         None,
-        "write shard I of N into --destdir, for a job array (needs --spm-model); train on the folder of all shards",
+        "write shard I of N into --destdir, for a job array (needs --tokenizer-from); train on the folder of all",
         metavar="I/N",
     )
     seed: int = option(1, "seed of the tokenizer's sample and of mixing", min=0, max=(1 << 63) - 1)
@@ -117,8 +119,8 @@ class PreprocessConfig(Config):
         super().__post_init__()
         if not self.train and not self.valid and not self.test:
             raise ValueError("there is nothing to do: give --trainpref, --validpref or --testpref")
-        if not self.train and not self.spm_model:
-            raise ValueError("without --trainpref there is no text to train a tokenizer on; give --spm-model")
+        if not self.train and not self.tokenizer_from:
+            raise ValueError("without --trainpref there is no text to train a tokenizer on; give --tokenizer-from")
         if self.min_len > self.max_len:
             raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
         if self.weights and self.temperature is not None:
@@ -143,9 +145,9 @@ class PreprocessConfig(Config):
         if any(self.alignments) and self.max_len > MAX_ALIGNED:
             raise ValueError(f"--alignments needs a --max-len of at most {MAX_ALIGNED:,}")
         self.shard_of()
-        if self.shard is not None and not self.spm_model:
+        if self.shard is not None and not self.tokenizer_from:
             raise ValueError(
-                "--shard needs --spm-model, so that all shards have one tokenizer; preprocess a sample first"
+                "--shard needs --tokenizer-from, so that all shards have one tokenizer; preprocess a sample first"
             )
 
     def shard_of(self) -> tuple[int, int] | None:

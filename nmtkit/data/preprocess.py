@@ -64,7 +64,9 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     }
     tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
     with AtomicFolder(_final_folder(config), config.overwrite) as destination:
-        tokenizer = load_tokenizer(config.spm_model) if config.spm_model else train_tokenizer(config, train, tags)
+        tokenizer = (
+            load_tokenizer(config.tokenizer_from) if config.tokenizer_from else train_tokenizer(config, train, tags)
+        )
         for tag in tags:
             tokenizer.check_tag(tag)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
@@ -309,8 +311,8 @@ class DatasetWriter:
             {str(corpus.source): corpus.text for corpus in self.report.corpora},
             {str(corpus.source): corpus.cleaning.pairs(EQUAL) for corpus in self.report.corpora},
             model_facts(self.tokenizer.source_model).model_type,
-            expected_pieces_per_word(config.spm_model),
-            trained_here=not config.spm_model,
+            expected_pieces_per_word(config.tokenizer_from),
+            trained_here=not config.tokenizer_from,
             held_out=self._held_out_profile,
         )
 

@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,19 +27,22 @@ log = logging.getLogger("nmtkit")
 
 
 def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
-    """Loads a joint .model file, a dataset folder (or its tokenizer folder), or .model files of source and target.
+    """Loads the tokenizer of a checkpoint or a dataset (or its tokenizer folder), a joint .model file, or those of
+    source and target.
 
-    Raises FileNotFoundError, or ValueError for a file that is no model nmtkit can use. Warns of a model that changes
-    text or cannot encode all of it.
+    Raises FileNotFoundError, or ValueError for a file that is no model nmtkit can use. Warns of a .model file that
+    changes text or cannot encode all of it.
     """
     if len(paths) == 1 and paths[0].is_dir():
         inside = paths[0] / TOKENIZER_FOLDER
         return Tokenizer.load(inside if inside.is_dir() else paths[0])
     if len(paths) > 2:
-        raise ValueError(f"--spm-model names {len(paths)} files; give one for both sides, or one for each")
+        raise ValueError(f"--tokenizer-from names {len(paths)} files; give one for both sides, or one for each")
     for path in paths:
         if not path.is_file():
-            raise FileNotFoundError(f"--spm-model {path}: no such file")
+            raise FileNotFoundError(f"--tokenizer-from {path}: no such file")
+    if len(paths) == 1 and zipfile.is_zipfile(paths[0]):
+        return _tokenizer_in_checkpoint(paths[0])
     tokenizer = Tokenizer(*(path.read_bytes() for path in paths))
     for path, model in zip(paths, (tokenizer.source_model, tokenizer.target_model), strict=False):
         facts = model_facts(model)
@@ -47,6 +51,15 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
         if not facts.byte_fallback:
             log.warning("%s has no byte fallback: characters it does not know become unknown", path)
     return tokenizer
+
+
+def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
+    from nmtkit import checkpoint  # loads torch
+
+    try:
+        return Tokenizer.from_state(checkpoint.load(path, mmap=True)["tokenizer"])
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
 
 
 def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:

@@ -168,7 +168,7 @@ def test_a_dataset_gives_what_its_text_gives_and_is_checked(folder, tmp_path):
     flags = ["preprocess", "-s", "en", "-t", "de", "--trainpref", str(tmp_path / "train"), "--testpref",
              str(folder / "test"), "--destdir"]  # fmt: skip
     own = CliRunner().invoke(
-        main, [*flags, str(tmp_path / "own"), "--spm-model", str(tmp_path / "tokenizer/joint.model")]
+        main, [*flags, str(tmp_path / "own"), "--tokenizer-from", str(tmp_path / "tokenizer/joint.model")]
     )
     assert own.exit_code == 0, own.stderr
     result = run(tmp_path / "own", "--path", folder / "model.pt")

@@ -31,7 +31,7 @@ COMMANDS = {  # with names of files of the `hostile` folder
     "attention": "attention --path a.pt --output new miro",
     "average-checkpoints": "average-checkpoints a.pt b.pt --output new",
     "export": "export --format safetensors a.pt new",
-    "preprocess": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --spm-model data",
+    "preprocess": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --tokenizer-from data",
     "preprocess train": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --vocab-size 290",
     "train": f"{TRAIN} transformer_tiny",
     "train r_drop": f"{TRAIN} gnmt_small --criterion r_drop --optimizer sgd --lr-scheduler polynomial",

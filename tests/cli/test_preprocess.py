@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from testing import save_tiny_transformer
 
 from nmtkit.cli import main
 from nmtkit.cli.preprocess import command
@@ -75,7 +77,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_says_what_it_did_and_what_comes_next(corpora: Path, tmp_path: Path) -> None:
-    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     result = preprocess(*flags)
     assert result.exit_code == 0
     assert result.stdout == ""
@@ -110,7 +112,7 @@ def test_filters_touch_the_training_set_alone(corpora: Path, tmp_path: Path) -> 
     odd = write(tmp_path / "odd", [["", "a\0b", "x " * 400, "pika\r", "\u2028 a\x85"], ["A", "B", "C", "", "D"]])
     result = preprocess(
         "--trainpref", f"{corpora / 'train'},{odd}", "--validpref", odd, "--testpref", f"{corpora / 'test'},{odd}",
-        "--spm-model", corpora / "base", "--destdir", tmp_path / "data",
+        "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     dataset = Dataset.open(tmp_path / "data")
@@ -128,7 +130,7 @@ def test_strict_names_the_first_bad_pair(corpora: Path, tmp_path: Path) -> None:
     sides = lines(30, 5)
     sides[1][17] = ""
     odd = write(tmp_path / "odd", sides)
-    flags = ["--trainpref", odd, "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--trainpref", odd, "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     refused("odd.xx:18 and " + str(tmp_path / "odd.yy") + ":18: empty side", *flags, "--strict")
     assert not (tmp_path / "data").exists()
     assert preprocess(*flags).exit_code == 0
@@ -168,7 +170,7 @@ def test_bad_input_is_named_and_nothing_is_left(
     before = sorted(tmp_path.iterdir())
     given = flags(tmp_path)
     made = sorted(tmp_path.iterdir())
-    refused(message, *given, "--spm-model", corpora / "base", "--destdir", tmp_path / "data", "--workers", workers)
+    refused(message, *given, "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data", "--workers", workers)
     assert sorted(tmp_path.iterdir()) == made
     assert before == []
 
@@ -186,19 +188,20 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
     [
         ("there is nothing to do", []),
         ("largest that would do is", ["--trainpref=train", "--vocab-size", "20000"]),
-        ("no such file", ["--trainpref=train", "--spm-model", "absent.model"]),
-        ("no SentencePiece model", ["--trainpref=train", "--spm-model", "train.xx"]),
+        ("no such file", ["--trainpref=train", "--tokenizer-from", "absent.model"]),
+        ("no SentencePiece model", ["--trainpref=train", "--tokenizer-from", "train.xx"]),
+        ("no checkpoint", ["--trainpref=train", "--tokenizer-from", "archive.zip"]),
         ("--weights has 2 numbers for 1 training corpora", ["--trainpref=train", "--weights", "1,2"]),
         ("--weights is 0.5; it must be at least 1", ["--trainpref=train", "--weights", "0.5"]),
         ("give one of them", ["--trainpref=train", "--weights", "2", "--temperature", "5"]),
         ("--tag has 2 items for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
-        ("no tag '<2yy>'", ["--trainpref=train", "--spm-model", "base", "--tag", "<2yy>"]),
-        ("--shard needs --spm-model", ["--trainpref=train", "--shard", "1/2"]),
-        ("'3/2' is not I/N", ["--trainpref=train", "--spm-model", "base", "--shard", "3/2"]),
+        ("no tag '<2yy>'", ["--trainpref=train", "--tokenizer-from", "base", "--tag", "<2yy>"]),
+        ("--shard needs --tokenizer-from", ["--trainpref=train", "--shard", "1/2"]),
+        ("'3/2' is not I/N", ["--trainpref=train", "--tokenizer-from", "base", "--shard", "3/2"]),
         ("leave no pair", ["--trainpref=train", "--min-len", "9", "--max-len", "8"]),
         (
-            "--spm-model and --vocab-size cannot be combined",
-            ["--trainpref=train", "--spm-model", "base", "--vocab-size", "300"],
+            "--tokenizer-from and --vocab-size cannot be combined",
+            ["--trainpref=train", "--tokenizer-from", "base", "--vocab-size", "300"],
         ),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
     ],
@@ -207,6 +210,7 @@ def test_flags_that_cannot_be_meant_are_refused(
     message: str, flags: list[str], corpora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(corpora)
+    zipfile.ZipFile("archive.zip", "w").close()
     before = contents(corpora)
     refused(message, *flags, "--destdir", tmp_path / "data", "--workers", "1")
     assert list(tmp_path.iterdir()) == []
@@ -233,14 +237,14 @@ def test_every_number_has_limits() -> None:
 
 def test_a_temperature_that_repeats_a_corpus_beyond_reason_is_refused(corpora: Path, tmp_path: Path) -> None:
     train = f"{corpora / 'train'},{corpora / 'test'}"
-    flags = ["--trainpref", train, "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--trainpref", train, "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     refused("makes an epoch see the pairs of a corpus", *flags, "--temperature", "0.1")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_path: Path) -> None:
     target = tmp_path / "data"
-    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", target]
+    flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", target]
     target.mkdir()
     assert preprocess(*flags).exit_code == 0  # an empty folder is as good as none
     refused("holds a dataset; give --overwrite", *flags)
@@ -252,7 +256,7 @@ def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["thesis.txt", "tokenizer/notes.txt", "checkpoints/last.pt"])
 def test_a_dataset_with_files_of_others_is_not_replaced(name: str, corpora: Path, tmp_path: Path) -> None:
-    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     assert preprocess(*flags).exit_code == 0
     (tmp_path / "data" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "data" / name).touch()
@@ -270,7 +274,7 @@ def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Pa
     (tmp_path / name / "manifest.json").write_text(manifest)
     (tmp_path / name / "thesis.txt").touch()
     before = contents(tmp_path)
-    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     message = "is in the way" if name.endswith("tmp") else "no nmtkit dataset"
     if not name.endswith("tmp") and "nmtkit_dataset" in manifest:
         message = "thesis.txt was not written by preprocess"
@@ -281,7 +285,7 @@ def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Pa
 
 def test_a_link_to_a_dataset_is_followed_and_stays(corpora: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "disk")
-    flags = ["--testpref", corpora / "test", "--spm-model", corpora / "base", "--destdir", tmp_path / "link"]
+    flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "link"]
     assert preprocess(*flags).exit_code == 0
     assert preprocess(*flags, "--overwrite").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
@@ -291,7 +295,7 @@ def test_a_link_to_a_dataset_is_followed_and_stays(corpora: Path, tmp_path: Path
 
 
 def test_shards_are_not_added_to_a_whole_dataset(corpora: Path, tmp_path: Path) -> None:
-    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     assert preprocess(*flags).exit_code == 0
     refused("made without --shard", *flags, "--shard", "1/2")
 
@@ -300,7 +304,7 @@ def test_an_over_long_line_is_dropped_from_training_and_refused_in_a_test_set(co
     sides = lines(30, 5)
     sides[1][7] = "x" * (5 << 20)
     long = write(tmp_path / "long", sides)
-    flags = ["--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     refused("line 8 of", "--testpref", long, *flags)
     assert preprocess("--trainpref", long, *flags).exit_code == 0
     assert len(Dataset.open(tmp_path / "data")["train"]) == 29
@@ -314,7 +318,7 @@ def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwrite", full)
             refused(
-                "No space left on device", "--trainpref", corpora / "train", "--spm-model", corpora / "base",
+                "No space left on device", "--trainpref", corpora / "train", "--tokenizer-from", corpora / "base",
                 "--destdir", tmp_path / "data", "--workers", workers,
             )  # fmt: skip
         assert list(tmp_path.iterdir()) == []
@@ -322,7 +326,7 @@ def test_a_full_disk_leaves_nothing(corpora: Path, tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_shards_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
-    flags = ["--trainpref", corpora / "train", "--validpref", corpora / "valid", "--spm-model", corpora / "base"]
+    flags = ["--trainpref", corpora / "train", "--validpref", corpora / "valid", "--tokenizer-from", corpora / "base"]
     flags += ["--destdir", tmp_path / "data"]
     for shard in (1, 3, 2):
         if shard == 2:
@@ -353,7 +357,7 @@ def test_shards_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
 
 
 def test_a_shard_without_text_is_empty(corpora: Path, tmp_path: Path) -> None:
-    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", tmp_path / "data"]
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     for shard in ("1/2", "2/2"):
         assert preprocess(*flags, "--shard", shard).exit_code == 0
     assert len(Dataset.open(tmp_path / "data")["train"]) == 300
@@ -378,7 +382,14 @@ def test_tags_come_before_the_source(corpora: Path, tmp_path: Path) -> None:
 def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp_path: Path) -> None:
     train, test = lines(50, 11), lines(12, 3)
     write(tmp_path / "overlapping", [train[side] + test[side][:4] for side in (0, 1)])
-    flags = ["--trainpref", tmp_path / "overlapping", "--testpref", corpora / "test", "--spm-model", corpora / "base"]
+    flags = [
+        "--trainpref",
+        tmp_path / "overlapping",
+        "--testpref",
+        corpora / "test",
+        "--tokenizer-from",
+        corpora / "base",
+    ]
     flags += ["--report", tmp_path / "report.html"]
     kept = preprocess(*flags, "--destdir", tmp_path / "kept")
     assert "also in valid or test 4 kept" in " ".join(kept.stderr.split())
@@ -399,8 +410,9 @@ def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path
     first = Dataset.open(tmp_path / "first")
     assert not first.tokenizer.joint
     models = f"{tmp_path}/first/tokenizer/source.model,{tmp_path}/first/tokenizer/target.model"
-    for name, model in (("again", tmp_path / "first"), ("files", models)):
-        assert preprocess(*flags, "--spm-model", model, "--destdir", tmp_path / name).exit_code == 0
+    trained = save_tiny_transformer(tmp_path / "trained.pt", first.tokenizer)
+    for name, model in (("again", tmp_path / "first"), ("files", models), ("checkpoint", trained)):
+        assert preprocess(*flags, "--tokenizer-from", model, "--destdir", tmp_path / name).exit_code == 0
         again = Dataset.open(tmp_path / name)
         assert again.tokenizer.fingerprint == first.tokenizer.fingerprint
         assert again["train"].source.ids.tolist() == first["train"].source.ids.tolist()
@@ -456,7 +468,7 @@ def killed(point: str, *flags: str | Path) -> None:
 
 def check_after_kill(point: str, corpora: Path, folder: Path) -> None:
     """Kills a preprocess at `point`; nothing may look finished, and the next run must make what was wanted."""
-    flags = ["--trainpref", corpora / "train", "--spm-model", corpora / "base", "--destdir", folder / "data"]
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", folder / "data"]
     killed(point, *flags, "--workers", "1")
     assert not (folder / "data").exists()
     result = preprocess(*flags)

@@ -122,7 +122,7 @@ def test_an_alignment_file_that_does_not_fit_is_named(text: str, message: str, t
     (tmp_path / "train.align").write_text(text)
     (tmp_path / "joint.model").write_bytes(train_model(["a man the der ein Mann"] * 9, 275))
     with pytest.raises(ValueError, match=message):
-        make(tmp_path, [train], (tmp_path / "train.align",), spm_model=(tmp_path / "joint.model",))
+        make(tmp_path, [train], (tmp_path / "train.align",), tokenizer_from=(tmp_path / "joint.model",))
     assert not (tmp_path / "data").exists()
 
 

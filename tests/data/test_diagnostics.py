@@ -32,7 +32,7 @@ def test_healthy_text_has_no_warning(model_type: str, tmp_path: Path, caplog: py
     size = 40 if model_type == "word" else 320
     settings: dict[str, Any] = {"model_type": model_type, "vocab_size": size}
     assert warnings(tmp_path, SOURCE, TARGET, caplog, **settings) == []
-    again = {"spm_model": (tmp_path / "data",), "destdir": tmp_path / "again"}
+    again = {"tokenizer_from": (tmp_path / "data",), "destdir": tmp_path / "again"}
     assert warnings(tmp_path, SOURCE[:1000], TARGET[:1000], caplog, **again) == []
 
 
@@ -71,7 +71,7 @@ def test_equal_sides_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert warnings(tmp_path, SOURCE, TARGET, caplog, separate_vocab=True, vocab_size=310) == []
-    known = {"spm_model": (tmp_path / "data",), "destdir": tmp_path / "again"}
+    known = {"tokenizer_from": (tmp_path / "data",), "destdir": tmp_path / "again"}
     upper = [
         line.translate({ord(c): ord(c) - ord("a") + ord("а") for c in map(chr, range(97, 123))}) for line in TARGET
     ]
@@ -81,7 +81,7 @@ def test_text_that_the_tokenizer_does_not_know_is_told(tmp_path: Path, caplog: p
     assert "a target word has" in found[1]
     found = warnings(tmp_path, TARGET, SOURCE, caplog, **known)
     assert any("exchanged?" in warning for warning in found)
-    model = {"spm_model": (tmp_path / "data" / "tokenizer" / "source.model",), "destdir": tmp_path / "again"}
+    model = {"tokenizer_from": (tmp_path / "data" / "tokenizer" / "source.model",), "destdir": tmp_path / "again"}
     found = warnings(tmp_path, SOURCE, [f"{line} {line} {line}".title() for line in TARGET], caplog, **model)
     assert not any("a source word" in warning for warning in found)
 
