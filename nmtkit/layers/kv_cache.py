@@ -235,7 +235,9 @@ class KVCache:
         self.mask = F.pad(mask, (0, capacity - used), value=-math.inf)
         if self.entry_step is not None:
             self.entry_step = F.pad(self.entry_step.gather(1, kept), (0, capacity - used))
-        self.entries = self.entries.map(lambda x: _pruned(x, kept)).resized(capacity)
+        # what stands in the room is masked, but must be finite: any entry will do, and no zeros are written
+        kept = F.pad(kept, (0, capacity - used))
+        self.entries = self.entries.map(lambda x: _pruned(x, kept))
         self.used = used
 
 
