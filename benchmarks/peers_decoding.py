@@ -94,7 +94,7 @@ transformer-postprocess-top: n
 transformer-preprocess: n
 transformer-rnn-projection: false
 transformer-tied-layers: []
-transformer-train-position-embeddings: true
+transformer-train-position-embeddings: false
 type: transformer
 ulr: false
 ulr-dim-emb: 0
@@ -135,9 +135,25 @@ def attention_parts(weights: Weights, prefix: str) -> dict[str, Tensor]:
     return {"q": q, "k": k, "v": v, "o": weights[f"{prefix}.out_proj.weight"]}
 
 
+def sines_first(weights: Weights, width: int) -> Weights:
+    """Returns the weights of the same model for positions with all sines before the cosines, which Marian has.
+
+    (Marian's trained positions cannot hold ours: its decoder takes the first one at every step.)
+    """
+    order = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])  # the new order of the model's dimensions
+    result = {}
+    for name, weight in weights.items():
+        written = name.endswith(("out_proj.weight", "fc2.weight")) or weight.dim() == 1
+        if name.endswith("fc1.bias"):
+            result[name] = weight
+        else:
+            result[name] = weight[order] if written else weight[:, order]
+    return result
+
+
 def write_marian(material: Material) -> Path:
-    weights, width = material.weights, material.config["d_model"]
-    arrays = {"Wemb": weights["output_projection.weight"], "Wpos": sinusoids(1024, width)}
+    weights, width = sines_first(material.weights, material.config["d_model"]), material.config["d_model"]
+    arrays = {"Wemb": weights["output_projection.weight"]}
     bias = torch.zeros(1, len(material.pieces))
     bias[0, BOS] = NEVER
     arrays["decoder_ff_logit_out_b"] = bias
@@ -238,8 +254,8 @@ def write_nmtkit(material: Material, contents: checkpoint.Checkpoint) -> Path:
 
 def nmtkit_command(model: Path, precision: str, source: Path, output: Path) -> list[str]:
     flags = ["--path", str(model), "--beam", "4", "--precision", precision, "--workers", "2"]
-    quoted = " ".join([sys.executable, "-m", "nmtkit", "generate", str(source), *flags])
-    return ["bash", "-c", f"{quoted} > {output}"]
+    quoted = " ".join([sys.executable, "-m", "nmtkit", "generate", *flags])
+    return ["bash", "-c", f"{quoted} < {source} > {output}"]
 
 
 def marian_command(program: Path, model: Path, vocabulary: Path, source: Path, output: Path) -> list[str]:
@@ -285,7 +301,7 @@ def contestants(arguments: argparse.Namespace, material: Material, ours: Path) -
     for precision in ("fp32", "bf16", "int8"):
         found[f"nmtkit {precision}"] = (
             partial(
-                lambda name, n: nmtkit_command(ours, name, folder / f"{n}.txt", folder / f"nmtkit {name}.{n}"),
+                lambda name, n: nmtkit_command(ours, name, folder / f"{n}.txt", folder / f"nmtkit-{name}.{n}"),
                 precision,
             ),
             False,
@@ -298,7 +314,7 @@ def contestants(arguments: argparse.Namespace, material: Material, ours: Path) -
             found[f"Marian {name}"] = (
                 partial(
                     lambda path, name, n: marian_command(
-                        arguments.marian, path, folder / "joint.spm", folder / f"{n}.txt", folder / f"Marian {name}.{n}"
+                        arguments.marian, path, folder / "joint.spm", folder / f"{n}.txt", folder / f"Marian-{name}.{n}"
                     ),
                     converted,
                     name,
@@ -308,7 +324,7 @@ def contestants(arguments: argparse.Namespace, material: Material, ours: Path) -
     if arguments.eole:
         model = write_eole(material)
         found["eole fp32"] = (
-            lambda n: eole_command(arguments.eole, model, folder / f"{n}.pieces", folder / f"eole fp32.{n}"),
+            lambda n: eole_command(arguments.eole, model, folder / f"{n}.pieces", folder / f"eole-fp32.{n}"),
             True,
         )
     return found
@@ -334,7 +350,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     contents = checkpoint.load(arguments.checkpoint)
     assert contents["config"]["pre_norm"], "eole has norms before sub-layers only"
-    model = bytes(contents["tokenizer"]["source_model"].tolist())
+    model = bytes(contents["tokenizer"]["joint.model"].numpy())
     (folder / "joint.spm").write_bytes(model)
     weights = {name: tensor.clone() for name, tensor in contents["model"].items()}
     for name in ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output_projection.weight"):
@@ -356,7 +372,7 @@ def main() -> None:
     print(f"{len(lines):,} lines, {tokens:,} pieces of the reference, {arguments.rounds} rounds")
     for name in names:
         once, often = (statistics.median(times[name, count]) for count in (1, REPEATS))
-        found = translations(folder / f"{name}.1", pieces, commands[name][1])
+        found = translations(folder / (name.replace(" ", "-") + ".1"), pieces, commands[name][1])
         bleu = score(found, [references])[0].value
         steady = tokens * (REPEATS - 1) / max(0.01, often - once)
         whole = f"{tokens / once:>9,.0f} tok/s a whole command ({once:.1f} s)"
