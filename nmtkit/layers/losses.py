@@ -127,6 +127,28 @@ def _scaled(gradients: _Gradients, scale: Tensor, dtype: torch.dtype) -> tuple[T
     return *features, gradients.weight * scale, None if gradients.bias is None else gradients.bias * scale
 
 
+def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Turns the logits [tokens, V] of x into probabilities, in place; also returns the labels' log probabilities, fp32.
+
+    On a CPU these are taken from the labels' own probabilities, rounded as they are: as exact as by way of the largest,
+    and without two readings of the logits. Tokens whose label has next to no probability are multiplied once more.
+    """
+    # asking for such tokens would break a compiled graph, and synchronise with a GPU
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        p = torch.softmax(logits, -1, out=logits)
+        of_label = p.gather(1, labels)[:, 0].float()
+        log_p = of_label.log()
+        least = torch.finfo(p.dtype).tiny * 1024
+        if of_label.min() < least:
+            lost = (of_label < least).nonzero()[:, 0]
+            exact = F.linear(x[lost], weight, bias).float().log_softmax(-1)
+            log_p[lost] = exact.gather(1, labels[lost])[:, 0]
+        return p, log_p
+    label_logits, largest = logits.gather(1, labels)[:, 0].float(), logits.amax(-1).float()
+    p = torch.softmax(logits, -1, out=logits)
+    return p, label_logits - largest + p.amax(-1).float().log()
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """With p the softmax of a row's logits, the gradient of its loss by them is p - eps / V - (1 - eps) [k = target].
 
@@ -146,6 +168,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = compute_dtype(features)
         ctx.feature_dtype = features.dtype
         x, w = features.to(dtype), weight.to(dtype)
+        b = None if bias is None else bias.to(dtype)
         mask = target != IGNORE_INDEX
         wanted = needs_gradient and any(ctx.needs_input_grad)
         gradients = _Gradients((x,), w, bias, mask, label_smoothing) if wanted else None
@@ -155,17 +178,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = nll = torch.zeros((), device=x.device)
         for chunk in _chunks(target, len(w) * x.element_size()):
             labels = target[chunk].clamp(min=0)[:, None]
-            logits = x[chunk] @ w.t() if bias is None else torch.addmm(bias.to(dtype), x[chunk], w.t())
-            label_logits, largest = logits.gather(1, labels)[:, 0].float(), logits.amax(-1).float()
-            p = torch.softmax(logits, -1, out=logits)
-            logsumexp = largest - p.amax(-1).float().log()
-            token_nll = (logsumexp - label_logits).where(mask[chunk], 0)
+            logits = F.linear(x[chunk], w, b)
+            label_logits = logits.gather(1, labels)[:, 0].float()
+            p, log_p = _softmax_(logits, labels, x[chunk], w, b)
+            token_nll = (-log_p).where(mask[chunk], 0)
             mean_logit = (x[chunk].float() @ weight_sum + bias_sum) / len(w)
-            token_uniform = (logsumexp - mean_logit).where(mask[chunk], 0)
+            token_uniform = (label_logits - log_p - mean_logit).where(mask[chunk], 0)
             nll = nll + token_nll.sum()
             loss = loss + ((1 - label_smoothing) * token_nll + label_smoothing * token_uniform).sum()
             if gradients is not None:
-                at_label = (label_logits - logsumexp).exp() - (1 - label_smoothing)
+                at_label = log_p.exp() - (1 - label_smoothing)
                 p.scatter_(1, labels, at_label[:, None].to(dtype))
                 gradients.add(0, chunk, p, x[chunk], w, mask[chunk])
         ctx.gradients = gradients
