@@ -5,6 +5,7 @@ decisions of 15 bits, and applying such a mask is one bitwise AND. Dropping 2 M 
 time: 4.3 ms for 17.9, in one run.
 """
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -70,8 +71,10 @@ def keep_mask(x: Tensor, p: float) -> Tensor:
 
     Drawn from torch's generator.
     """
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(1 << 63), None)
-    lanes = words.view(torch.int16)[: x.numel()].view(x.shape)
+    # NumPy's generator takes 0.6 of the time of torch's, and gets its seed from that one
+    generator = np.random.SFC64(int(torch.randint(1 << 62, ())))
+    words = torch.from_numpy(generator.random_raw((x.numel() + 3) // 4).view(np.int16))
+    lanes = words[: x.numel()].view(x.shape)
     # a lane below kept_steps becomes negative, and the shift spreads its sign over all bits
     return lanes.bitwise_and_(STEPS - 1).sub_(_kept_steps(p)).bitwise_right_shift_(15)
 
