@@ -11,7 +11,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, Union, overload
@@ -166,6 +166,13 @@ def _expected(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "a text")
 
 
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns what to say of an unknown name: the nearest of those known, and all of these."""
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, 1)
+    return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
+
+
 @overload
 def derive(config: type[T], changes: Mapping[str, Any], origin: str) -> T: ...
 
@@ -185,9 +192,7 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
     for key, value in changes.items():
         name = key.replace("-", "_")
         if name not in hints:
-            nearest = difflib.get_close_matches(name, hints, 1)
-            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "known:"
-            raise ValueError(f"{origin} has no setting {key!r}; {guess} {', '.join(hints)}")
+            raise ValueError(f"{origin} has no setting {key!r}; {suggestion(name, hints)}")
         try:
             checked[name] = convert(value, hints[name])
         except ValueError as error:
@@ -422,9 +427,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self.entries:
-            nearest = difflib.get_close_matches(name, self.names(), 1)
-            guess = f"did you mean {nearest[0]!r}? " if nearest else ""
-            known = f"{guess}known: {', '.join(self.names())}"
+            known = suggestion(name, self.names())
             raise ValueError(f"unknown {self.kind} {name!r}; {known}. Defined elsewhere? Add --plugin FILE.")
         return self.entries[name]
 

@@ -133,7 +133,7 @@ def test_a_mistake_in_a_plugin_is_told_as_it_is(mistake: str, mirror_data: Path,
             '[criterion]\nname = "focal_loss"\nfocal_gama = 1\n',
             r"has no setting 'focal_gama'; did you mean 'focal_gamma'",
         ),
-        ("[architectur]\n", r"'architectur' is no table of a run; did you mean \[architecture\]"),
+        ("[architectur]\n", r"'architectur' is no table of a run; did you mean 'architecture'"),
         ("[lr_scheduler]\nname = 3\n", r"name of \[lr-scheduler\]: 3 is not a text"),
     ],
 )

@@ -1,7 +1,6 @@
 """The arguments of the interface: settings by the names of flags, checked as these are, and texts."""
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,9 +46,7 @@ def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> d
     values = {}
     for name, value in given.items():
         if name not in hints:
-            nearest = difflib.get_close_matches(name, hints, 1)
-            guess = f"did you mean {nearest[0]!r}? It has" if nearest else "it has"
-            raise ValueError(f"{title} has no setting {name!r}; {guess} {', '.join(hints)}")
+            raise ValueError(f"{title} has no setting {name!r}; {registry.suggestion(name, hints)}")
         single = isinstance(value, str | Path | int | float) and typing.get_origin(hints[name]) is tuple
         try:
             values[name] = registry.convert([value] if single else value, hints[name])

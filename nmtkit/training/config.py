@@ -3,7 +3,6 @@
 Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
 """
 
-import difflib
 import os
 import tomllib
 import typing
@@ -32,6 +31,7 @@ from nmtkit.registry import (
     flag_of,
     option,
     plain,
+    suggestion,
 )
 from nmtkit.training import trackers  # noqa: F401  # registers them
 from nmtkit.training.callbacks import CALLBACKS
@@ -424,10 +424,8 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
             continue
         kind = title.replace("_", "-")
         if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):
-            known = ", ".join(f"[{kind}.NAME]" if kind in SEVERAL else f"[{kind}]" for kind in ("run", *REGISTRIES))
-            nearest = difflib.get_close_matches(kind, ("run", *REGISTRIES), 1)
-            guess = f"did you mean [{nearest[0]}]? " if nearest else ""
-            raise ValueError(f"{path}: {title!r} is no table of a run; {guess}known: {known}")
+            known = [f"{kind}.NAME" if kind in SEVERAL else kind for kind in ("run", *REGISTRIES)]
+            raise ValueError(f"{path}: {title!r} is no table of a run; {suggestion(kind, known)}")
         inner = {f"{kind}.{name}": settings for name, settings in table.items()} if kind in SEVERAL else {kind: table}
         for name, settings in inner.items():
             if not isinstance(settings, dict):

@@ -1,6 +1,5 @@
 """A sweep: a config file with a table [sweep] that says which settings vary, and the runs that this makes."""
 
-import difflib
 import hashlib
 import itertools
 import math
@@ -122,9 +121,9 @@ class Sweep:
                 others = in_folder(others, cls, self.file.parent)
             for name in others:
                 if name not in known:
-                    nearest = difflib.get_close_matches(name, [*known, *kinds, "data"], 1)
-                    guess = f"; did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(known)}"
-                    raise ValueError(f"there is no setting {name!r}{guess}")
+                    raise ValueError(
+                        f"there is no setting {name!r}; {registry.suggestion(name, [*known, *kinds, 'data'])}"
+                    )
             data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
             job = template.job(others, data)
         except ValueError as error:
@@ -192,9 +191,7 @@ def read(file: Path) -> Sweep:
         raise ValueError(f"{file} has no table [sweep], which says what varies")
     for name in table:
         if name not in SECTIONS:
-            nearest = difflib.get_close_matches(name, SECTIONS, 1)
-            guess = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(SECTIONS)}"
-            raise ValueError(f"{file}: [sweep] has no {name!r}; {guess}")
+            raise ValueError(f"{file}: [sweep] has no {name!r}; {registry.suggestion(name, SECTIONS)}")
     folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
     if not isinstance(folder, str) or not folder:
         raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}, not a folder")
