@@ -45,16 +45,18 @@ def option(
     flag: str | None = None,
     metavar: str | None = None,
     section: str | None = None,
+    repeatable: bool = False,
 ) -> Any:
     """Declares a config field that is also a command-line flag and a TOML key; `...` for a default makes it required.
 
     `min` and `max` are inclusive limits of a number, `above` and `below` exclusive ones; of a tuple they limit every
     item. None always passes; NaN, infinity and numbers beyond `LARGEST` never do. `help` states the unit where there
     is one. `flag` overrides the flag's name ("-s/--source-lang"), `metavar` how its value is shown, and `section`
-    begins a new heading on the help page. Choices are the field's type: `Literal["a", "b"]`.
+    begins a new heading on the help page. A `repeatable` flag of a tuple gives one item each time, which may hold
+    commas. Choices are the field's type: `Literal["a", "b"]`.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
-    metadata |= {"flag": flag, "metavar": metavar, "section": section}
+    metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
     if default is ...:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -276,6 +278,8 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
     typed: dict[str, Any] = {}
     if hint is not bool:
         typed = {"type": FieldType(hint), "metavar": field.metadata.get("metavar") or metavar(hint)}
+    if field.metadata.get("repeatable"):
+        typed |= {"type": FieldType(typing.get_args(hint)[0]), "multiple": True}
     result = click.Option(
         [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
         help=field.metadata["help"] + ("" if required else f"  [default: {_shown(default)}]"),

@@ -29,6 +29,7 @@ LAYERS = (
     ("architectures",),
     ("layers",),
     ("data",),
+    ("text",),
     ("averaging", "adafactor"),
     ("checkpoint",),
     ("distributed",),

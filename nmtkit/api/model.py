@@ -13,8 +13,8 @@ from nmtkit.api.settings import PathLike, configs, names_of, texts
 from nmtkit.architectures import Architecture
 from nmtkit.attention_page import Attention, attend
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.generation.inputs import tagged_request
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.generation.lines import LineProcessor
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.generation.parallel import rank_device
 from nmtkit.generation.requests import Request, Translation
 from nmtkit.generation.translator import Translator, batch_ends
@@ -98,23 +98,29 @@ class Model:
         which also has the prefix of its translation and phrases that this must or must not hold. An iterator reads
         thousands of lines before it yields the first, to sort them by length.
 
-        `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …
+        `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …, and
+        what is done to the text: `protect_spans`, `protect`.
         Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
         neither a text nor a request.
         """
         if nbest is None and options.get("alignment") is not None:
             raise ValueError("alignment does nothing without nbest, with which translations are objects")
         given = options if nbest is None else options | {"nbest": nbest}
-        (search,) = configs("translate", given, SearchOptions, elsewhere=("nmtkit.load", _OF_LOAD))
+        search, text = configs("translate", given, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
             raise ValueError("score_reference is the method score of a model")
         if search.mbr is not None and nbest is None:
             raise ValueError("mbr chooses among nbest translations; give nbest")
+        if text.active and search.alignment is not None:
+            raise ValueError(f"alignment is that of the text a model reads; leave it out with {', '.join(text.names)}")
         if source_tag is not None:
             self.tokenizer.check_tag(source_tag)
         alone = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if alone else source)
-        found = self._translator.stream((_request(line, i, source_tag) for i, line in enumerate(lines)), search)
+        processor = LineProcessor(self.tokenizer, text)
+        windows = ([_request(line, index)] for index, line in enumerate(lines))
+        requests = (request for window in processor.requests(windows, source_tag) for request in window)
+        found = processor.translations(self._translator.stream(requests, processor.search_options(search)))
         results = found if nbest is not None else (translation.text for translation in found)
         if alone:
             (result,) = results
@@ -202,9 +208,9 @@ class Model:
         return f"<nmtkit.Model: {names}, {sizes}, on {self._translator.device}>"
 
 
-def _request(line: Any, index: int, tag: str | None) -> Request:
+def _request(line: Any, index: int) -> Request:
     if isinstance(line, Request):
-        return dataclasses.replace(line, source=tagged_request(line.source, tag).source)
+        return line
     if not isinstance(line, str):
         raise ValueError(f"item {index} is of type {type(line).__name__}; give a text, or texts")
-    return tagged_request(line.removesuffix("\n"), tag)
+    return Request(line.removesuffix("\n"))

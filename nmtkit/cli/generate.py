@@ -14,11 +14,12 @@ import click
 from nmtkit import registry
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
-from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
+    from nmtkit.generation.lines import LineProcessor
     from nmtkit.generation.requests import Request
     from nmtkit.generation.translator import Translation, Translator
 
@@ -88,11 +89,14 @@ def command(
     devices: DeviceOptions = derived(DeviceOptions, given)
     check_combination(config, search, devices, data is not None)
     load_plugins(plugins)
-    generate(data, paths, inputs, config, search, devices, derived(TranslatorOptions, given))
+    generate(
+        data, paths, inputs, config, search, devices, derived(TranslatorOptions, given), derived(TextOptions, given)
+    )
 
 
 for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
     command.params += registry.flags(part)
+command.params += registry.flags(TextOptions, "Text")
 command.params += registry.flags(SearchOptions, "Search")
 
 
@@ -127,12 +131,14 @@ def generate(
     search: SearchOptions,
     devices: DeviceOptions,
     options: TranslatorOptions,
+    text: TextOptions,
 ) -> None:
     with imports():
         import torch
 
         from nmtkit import busy_cores
         from nmtkit.generation import inputs
+        from nmtkit.generation.lines import LineProcessor
         from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
         from nmtkit.generation.translator import WINDOW, Translator
 
@@ -150,6 +156,8 @@ def generate(
         )
         if config.source_tag is not None:
             translator.tokenizer.check_tag(config.source_tag)
+        processor = LineProcessor(translator.tokenizer, text)
+        search = processor.search_options(search)
         decoder = distribute(translator.batch_decoder(search))
         if decoder is None:  # this rank has done its share
             return
@@ -159,16 +167,17 @@ def generate(
             split = open_split(data, config.gen_subset, translator, paths[0])
             requests = inputs.dataset_requests(split, WINDOW * ranks, search.score_reference)
         elif not files and not beside and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
-            prompt(translator, search, config.source_tag)
+            prompt(translator, search, config.source_tag, processor)
             return
         else:
             stream = None if files else standard_input()
-            requests = inputs.text_requests(files, stream, WINDOW * ranks, config.source_tag)
+            requests = inputs.text_requests(files, stream, WINDOW * ranks)
         if own_processes:
             decoder = stack.enter_context(Workers(translator, search, config.workers)).decode
         processes = max(ranks, config.workers)
-        translations = translator.run(inputs.with_fields(requests, beside), search, decoder, processes)
-        write(translations, config.format, scores=search.score_reference)
+        requests = processor.requests(inputs.with_fields(requests, beside), config.source_tag)
+        translations = translator.run(requests, search, decoder, processes)
+        write(processor.translations(translations), config.format, scores=search.score_reference)
 
 
 def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: Path) -> "Split":
@@ -183,22 +192,24 @@ def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: 
     return dataset[subset]
 
 
-def prompt(translator: "Translator", options: SearchOptions, tag: str | None) -> None:
+def prompt(translator: "Translator", options: SearchOptions, tag: str | None, processor: "LineProcessor") -> None:
     """Reads lines at a terminal: translations go to stdout, their scores and alignments to stderr."""
-    from nmtkit.generation.inputs import tagged_request
+    from nmtkit.generation.requests import Request
 
-    options = dataclasses.replace(options, alignment="hard")
+    if not processor.options.active:
+        options = dataclasses.replace(options, alignment="hard")
     stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
     while True:
         stderr.print("> ", end="", style="bold")
         line = sys.stdin.readline()
         if not line:
             return
-        request = tagged_request(line.rstrip("\n"), tag)
+        ((request,),) = processor.requests([[Request(line.rstrip("\n"))]], tag)
         try:
-            translation = next(iter(translator.stream([request], options)))
+            found = translator.stream([request], options)
+            (translation,) = processor.translations(found)
         except ValueError as error:  # an architecture without attention
-            if options.alignment is None:
+            if options.alignment is None or processor.options.active:
                 raise
             stderr.print(f"no alignment: {error}", style="dim", markup=False)
             options = dataclasses.replace(options, alignment=None)

@@ -173,6 +173,14 @@ class Tokenizer:
         """Returns the text of each piece of a source line, also of an unknown one, without spaces."""
         return [piece.replace(SPACE_SYMBOL, "") for piece in self._source.encode(normalize(line), out_type=str)]
 
+    def source_encoding(self, line: str) -> list[str]:
+        """Returns the pieces of a source line, an unknown one as the text that it stands for."""
+        return self._source.encode(normalize(line), out_type=str)
+
+    def knows(self, text: str) -> bool:
+        """Returns whether the source side spells a text in pieces of its vocabulary, none of them unknown or a byte."""
+        return all(token != UNK and not self._source.is_byte(token) for token in self._source.encode(normalize(text)))
+
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._target.id_to_piece(int(token)) for token in ids]
 

@@ -71,16 +71,14 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
             return
 
 
-def text_requests(
-    paths: Sequence[Path], stream: BinaryIO | None, window: int, tag: str | None = None
-) -> Iterator[list[Request]]:
+def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
     """Yields the lines of `stream` (standard input), or of the files one after the other if it is None."""
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
     else:
         windows = lines_of_stream(stream, "standard input", window)
     for lines in windows:
-        yield [tagged_request(line, tag) for line in lines]
+        yield [Request(line) for line in lines]
 
 
 def tagged_request(line: str, tag: str | None) -> Request:

@@ -49,6 +49,10 @@ GENERATE_RULES = (
         reason="references are scored whole, as they are",
     ),
     FlagRule("--alignment", needs=("--format jsonl",)),
+    *(
+        FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
+        for flag in ("--protect-spans", "--protect")
+    ),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
     CTRANSLATE2_RULE,
 )
@@ -91,8 +95,10 @@ class SearchOptions(Config):
     mbr: Literal["chrf", "bleu"] | None = option(
         None, "sort the n-best or samples by their mean utility against each other (minimum Bayes risk)"
     )
-    alignment: Literal["hard", "soft"] | None = option(
-        None, "cross-attention of each translation: for each target piece a source piece, or all weights"
+    alignment: Literal["hard", "soft", "words"] | None = option(
+        None,
+        "cross-attention of each translation: for each target piece a source piece (hard) or all weights (soft), or "
+        "for each target word its source word, both as characters",
     )
     score_reference: bool = option(False, "score the given reference translations instead of searching")
     unkpen: float | None = option(
@@ -119,6 +125,29 @@ class SearchOptions(Config):
     def max_length(self, source_length: int) -> int:
         """Returns the most pieces, without eos, of a translation of `source_length` pieces, without eos."""
         return max(self.min_len, int(self.max_len_a * source_length + self.max_len_b))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(Config):
+    """What is done to the text before and after the search."""
+
+    protect_spans: bool = option(
+        False,
+        "copy URLs, addresses, {placeholders}, %s, numbers with units, and words and emoji unknown to the vocabulary, "
+        "each exactly as often as the source has it",
+    )
+    protect: tuple[str, ...] = option(
+        (), "copy also what this regular expression matches; repeatable", metavar="REGEX", repeatable=True
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """The options that are on."""
+        return sorted(flag[2:].replace("-", "_") for flag in changed_flags(self))
+
+    @property
+    def active(self) -> bool:
+        return bool(self.names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Lines on their way through a translator: encoded, cut into sentences that a model can read, and joined again."""
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import Sentence
 from nmtkit.generation.options import SearchOptions
+from nmtkit.text.alignment import piece_spans, word_links
 
 SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 
@@ -42,7 +44,9 @@ class Output:
     pieces: list[str]
     score: float
     log_probability: float  # natural logarithm, eos included
-    # hard: pairs of a source and a target piece; soft: for each target piece the weights of all source pieces and eos
+    # hard: pairs of a source and a target piece; soft: for each target piece the weights of all source pieces and eos;
+    # words: first and last + 1 character of a source word, then those of the target word that attends to it most. The
+    # text is in Unicode's normal form NFC.
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # with SearchOptions.mbr, which sorts by it: 0 to 100
 
@@ -190,6 +194,8 @@ class Postprocessor:
             alignment = [[round(weight, 5) for weight in row] for row in weights]
         elif weights is not None and self.options.alignment == "hard":
             alignment = [[aligned_source(row, line), target] for target, row in enumerate(weights)]
+        elif weights is not None and self.options.alignment == "words":
+            alignment = self.word_alignment(line, tokens, text, weights)
         return Output(
             text=text,
             pieces=self.tokenizer.target_pieces(tokens),
@@ -197,6 +203,15 @@ class Postprocessor:
             log_probability=sum(hypothesis.log_probability for hypothesis in hypotheses),
             alignment=alignment,
         )
+
+    def word_alignment(self, line: Line, tokens: list[int], text: str, weights: list[list[float]]) -> list[list[int]]:
+        source = unicodedata.normalize("NFC", line.source)
+        ends = {end - 1 for end in accumulate(part_widths(line))}
+        rows = [[weight for index, weight in enumerate(row) if index not in ends] for row in weights]
+        source_pieces = piece_spans(self.tokenizer.source_encoding(source), source)[: len(rows[0]) if rows else 0]
+        target_pieces = piece_spans(self.tokenizer.target_pieces(tokens), text)
+        links = word_links(source, text, source_pieces, target_pieces, rows)
+        return [[link.source_start, link.source_end, link.target_start, link.target_end] for link in links]
 
     def with_source_pieces(self, line: Line, tokens: list[int], weights: list[list[float]]) -> str:
         """Returns the text with each <unk> replaced by the source piece that it attends to most."""

@@ -1,0 +1,72 @@
+"""Lines as people write them, around a model that knows sentences."""
+
+import re
+
+import pytest
+from testing import save_tiny_transformer, tiny_tokenizer
+
+import nmtkit
+from nmtkit.generation.lines import LineProcessor
+from nmtkit.generation.options import SearchOptions, TextOptions
+from nmtkit.generation.requests import Request
+from nmtkit.generation.translator import Translator
+from nmtkit.text.alignment import words
+
+SHORT = {"max_len_a": 0.0, "max_len_b": 8}
+LINES = [
+    "the dog runs in {place} .",
+    "",
+    "{a} {b}",
+    "two men 🙂 see http://example.org/x?y=1, %s",
+    "two women sleep .",
+    "Łódź runs {a}s and {a}",
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_tiny_transformer(tmp_path_factory.mktemp("model") / "tiny.pt", tiny_tokenizer(), sharpness=2.0)
+
+
+def test_protected_text_comes_out_of_any_model(path):
+    texts = nmtkit.load(path).translate(LINES, protect_spans=True, **SHORT)
+    plain = nmtkit.load(path).translate(LINES, **SHORT)
+    assert re.findall(r"\{.*?\}", texts[0]) == ["{place}"]
+    assert texts[1:3] == ["", "{a} {b}"]
+    assert [texts[3].count(text) for text in ("🙂", "http://example.org/x?y=1", "%s")] == [1, 1, 1]
+    assert texts[4] == plain[4]
+    assert [texts[5].count(text) for text in ("Łódź", "{a}s", "{a}")] == [1, 1, 2]
+
+
+def test_the_rest_of_a_line_translates_as_it_does_without_what_was_cut_out(path):
+    model = nmtkit.load(path)
+    text = model.translate("the dog {x} runs .", protect=r"\{x\}", **SHORT)
+    plain = model.translate("the dog runs .", **SHORT)
+    assert "".join(text.replace("{x}", "").split()) == "".join(plain.split())
+
+
+def test_every_hypothesis_holds_them_and_a_tag_is_no_part_of_the_text(path):
+    translator = Translator.load(path)
+    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)))
+    search = processor.search_options(SearchOptions(nbest=3, **SHORT))
+    windows = [[Request("a dog #12 runs")], [], [Request("two #3 #4 men")]]
+    requests = processor.requests(windows, "the")
+    found = list(processor.translations(translator.run(requests, search, translator.batch_decoder(search))))
+    assert [translation.source for translation in found] == ["a dog #12 runs", "two #3 #4 men"]
+    assert [re.findall("#[0-9]+", output.text) for output in found[0].hypotheses] == [["#12"]] * 3
+    assert [sorted(re.findall("#[0-9]+", output.text)) for output in found[1].hypotheses] == [["#3", "#4"]] * 3
+
+
+def test_word_alignment_gives_words_of_both_texts(path):
+    source = "the dog café runs in 日本 ."
+    (output,) = nmtkit.load(path).translate(source, nbest=1, alignment="words", **SHORT).hypotheses
+    targets = [(link[2], link[3]) for link in output.alignment]
+    assert targets and set(targets) <= set(words(output.text))
+    assert {(link[0], link[1]) for link in output.alignment} <= set(words(source))
+
+
+def test_settings_that_do_not_go_together_are_refused(path):
+    with pytest.raises(ValueError, match="leave it out with protect_spans"):
+        nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
+    with pytest.raises(ValueError, match="not a regular expression"):
+        nmtkit.load(path).translate("a dog", protect="(")
