@@ -223,3 +223,14 @@ def test_a_device_that_is_not_there_is_one_clear_line(folder, device):
 def test_numbers_out_of_range_are_refused_before_anything_is_loaded(flag, value):
     result = CliRunner().invoke(main, ["generate", "--path", "nowhere.pt", flag, value])
     assert result.exit_code == 2 and flag in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_what_is_protected_is_copied_and_the_flag_may_be_given_twice(folder):
+    text = "a {x} dog #1,2 runs\n"
+    result = run("--path", folder / "model.pt", "--protect", r"#\d,\d", "--protect", r"\{x\}", text=text)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("#1,2") == result.stdout.count("{x}") == 1
+    refused = run(
+        "--path", folder / "model.pt", "--protect-spans", "--format", "jsonl", "--alignment", "hard", text=text
+    )
+    assert refused.exit_code != 0 and "--protect-spans and --alignment cannot be combined" in refused.output
