@@ -51,7 +51,7 @@ def members(folder: Path) -> list[Path]:
 
 def scheduled(folder: Path) -> list[Path]:
     """Returns the `members` of a folder, none where no checkpoint was saved at an interval."""
-    return [path for path in _numbered(folder) if checkpoint.load(path, mmap=True).get("scheduled", False)]
+    return [path for path in _numbered(folder) if checkpoint.read(path, mmap=True).get("scheduled", False)]
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
@@ -75,7 +75,7 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
         raise ValueError(f"--best-checkpoint-metric {metric}: {direction!r} is neither min nor max")
     scored = []
     for path in _numbered(folder):
-        contents = checkpoint.load(path, mmap=True)
+        contents = checkpoint.read(path, mmap=True)
         scores = contents.get("scores", {})
         if name in scores:
             higher = direction == "max" if direction else name in contents.get("maximized", ())

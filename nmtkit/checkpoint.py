@@ -12,6 +12,8 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     scheduled     whether it was saved at one of the run's intervals, and not at its end, by the clock or at a signal
     run           of a run's: what it is made of, in plain types (setup.run_facts)
     averaged      of averaged checkpoints: names of the files
+    adapters      of low-rank adapters, which are then all that `model` holds: "base", the path of the checkpoint they
+                  adapt; "fingerprint" of its model; "rank", "alpha" and "layers", as the flags --adapter-… say them
     training      only in the newest of a run: optimizer, scheduler, data position, best scores
 """
 
@@ -28,10 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmtkit import adapters
 from nmtkit.files import atomic_write
 
 FORMAT = 2
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}
+
+ADAPTERS = {"base": str, "fingerprint": int, "rank": int, "alpha": float, "layers": list}
 
 NUMBERED = re.compile(r"update_(\d{8,})\.pt")
 
@@ -84,7 +89,40 @@ def save(path: Path, contents: Checkpoint) -> None:
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint onto the CPU; with `mmap`, tensors are read from the file as they are used.
+    """Reads a checkpoint as `read` does; one of adapters is merged with its base, and then like any other.
+
+    The base is taken from where it was in training, or beside the checkpoint. Raises OSError or ValueError as `read`
+    does, and where there is no base, or another model.
+    """
+    contents = read(path, mmap)
+    return contents if "adapters" not in contents else _merged(contents, path, mmap)
+
+
+def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
+    facts = contents["adapters"]
+    if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
+        raise ValueError(f"{path}: what it says of its adapters is not what nmtkit writes")
+    places = [Path(facts["base"]), path.parent / Path(facts["base"]).name]
+    base_path = next((place for place in places if place.is_file()), None)
+    if base_path is None:
+        raise FileNotFoundError(f"{path} holds adapters of {places[0]}, which is not there; put that file beside it")
+    base = read(base_path, mmap)
+    if "adapters" in base or fingerprint(base) != facts["fingerprint"]:
+        raise ValueError(
+            f"{path} holds adapters of another model than {base_path} now is; put the file that the run had with "
+            f"--finetune-from there, or beside it as {places[1].name}"
+        )
+    try:
+        model = adapters.merge_state(base["model"], contents["model"], facts["alpha"] / facts["rank"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    left_out = ("adapters", "training", "checksum")
+    whole = {name: value for name, value in contents.items() if name not in left_out} | {"model": model}
+    return whole | {"checksum": checksum(whole)}
+
+
+def read(path: Path, mmap: bool = False) -> Checkpoint:
+    """Reads a checkpoint file onto the CPU; with `mmap`, tensors are read from the file as they are used.
 
     Raises FileNotFoundError, or ValueError for a truncated file, a file with code in it (never run), a file that is no
     nmtkit checkpoint and, unless with `mmap`, one whose checksum is wrong, each naming the path.
@@ -156,6 +194,11 @@ def checksum(contents: Checkpoint) -> int:
                 leaf = (leaf.dtype, tuple(leaf.shape))
             text = zlib.crc32(repr(leaf).encode(), text)
     return (words + text) % 2**63
+
+
+def fingerprint(contents: Checkpoint) -> int:
+    """Returns a number that tells a model from others; it stays when scores or training state go."""
+    return checksum({name: contents[name] for name in ("architecture", "config", "tokenizer", "model")})
 
 
 def _leaves(key: Any, value: Any) -> Iterator[Any]:

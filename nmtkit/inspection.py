@@ -15,7 +15,7 @@ from nmtkit.data.dataset_files import read_manifest, shard_folders
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import tokenizer_of
 from nmtkit.registry import plain, to_toml
-from nmtkit.training.config import RunConfig
+from nmtkit.training.run_config import RunConfig
 
 Section = dict[str, Any]
 
@@ -42,7 +42,7 @@ def inspect(path: Path) -> Description:
 
 
 def of_checkpoint(path: Path) -> Description:
-    contents = checkpoint.load(path, mmap=True)
+    contents = checkpoint.read(path, mmap=True)
     tokenizer = tokenizer_of(contents, path)
     training = contents.get("training")
     sections: dict[str, Section] = {
@@ -60,6 +60,8 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
     if contents.get("averaged"):
         sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
+    if "adapters" in contents:
+        sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
     for name, value in contents.get("scores", {}).items():
         sections["Checkpoint"][f"validation {name}"] = value
     if "run" in contents:
@@ -113,6 +115,10 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
 def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
     result = {"translate": shlex.join(["nmtkit", "generate", "--path", str(path), *plugins]) + " < source.txt"}
+    if "adapters" in contents:
+        result["merge them into the base"] = shlex.join(
+            ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
+        )
     if "training" in contents:
         config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
         result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
@@ -128,7 +134,7 @@ def config_of(path: Path) -> str:
     It leaves out --save-dir: the run's own folder is taken. Raises OSError, or ValueError for a checkpoint that does
     not say how it was made.
     """
-    facts = {} if path.is_dir() else checkpoint.load(path, mmap=True).get("run", {})
+    facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})
     if not facts:
         raise ValueError(f"{path} does not say which run it is of; --format toml is for checkpoints of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}

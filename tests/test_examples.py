@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.cli import main
+from nmtkit.models import from_checkpoint
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WMT14 = EXAMPLES / "wmt14"
@@ -381,6 +383,59 @@ def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path,
         ("data-bin", "baseline.toml"),
         ("data-bin-diversified", "diversified.toml"),
     ]
+
+
+TRAINED = """#!{python}
+import json, shutil, sys
+from pathlib import Path
+
+command, *rest = sys.argv[1:]
+with open("{log}", "a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+folder = Path(rest[rest.index("--destdir" if command == "preprocess" else "--save-dir") + 1])
+folder.mkdir()
+(folder / "manifest.json").touch()
+if command == "train":
+    shutil.copy("{model}", folder / "last.pt")
+    bleu = {{"bleu": 10.0 + len(folder.name), "bleu@valid1": 20.0 - len(folder.name)}}
+    scores = {{**bleu, "loss": 3.0, "loss@valid1": 2.5}}
+    records = [{{"kind": "start", "time": 60}}, {{"kind": "valid", **scores}}, {{"kind": "end", "time": 150}}]
+    (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\\n" for record in records))
+"""
+
+
+def test_the_recipe_of_fine_tuning_splits_the_text_and_tunes_in_four_ways(tmp_path, monkeypatch):
+    folder, text, log = tmp_path / "finetune", tmp_path / "text", tmp_path / "log"
+    shutil.copytree(EXAMPLES / "finetune", folder, ignore=shutil.ignore_patterns("data*", "runs"))
+    text.mkdir()
+    english = ["A man sits .", "A woman runs .", "Two Boys swim .", "A dog .", "Women and men .", "A womanly manner ."]
+    for name in ("train", "val"):
+        for side in ("en", "de"):
+            lines = "".join(f"{side} {index} {line}\n" for index, line in enumerate(english * 2))
+            (text / f"{name}.{side}.gz").write_bytes(gzip.compress(lines.encode()))
+    model = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer())
+    (tmp_path / "nmtkit").write_text(TRAINED.format(python=sys.executable, log=log, model=model))
+    (tmp_path / "nmtkit").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    monkeypatch.setenv("MULTI30K", str(text))
+    monkeypatch.chdir(folder)
+    said = subprocess.run(["./run.sh", "--threads", "1"], check=True, capture_output=True, text=True).stdout
+    read = {path.name: path.read_text().splitlines() for path in (folder / "data").iterdir()}
+    assert [line[3:] for line in read["domain.train.en"]] == [f"{i} {english[i % 6]}" for i in (0, 2, 4, 6, 8, 10)]
+    assert [line.split()[1] for line in read["general.val.de"]] == ["1", "3", "5", "7", "9", "11"]
+    assert [line.split()[1] for line in read["some.train.de"]] == ["1", "9"]
+    made = [json.loads(line) for line in log.read_text().splitlines()]
+    for one in made:
+        assert CliRunner().invoke(main, [*one, "--help"]).exit_code == 0, one
+    trained = [(one[1], one[one.index("--save-dir") + 1]) for one in made if one[0] == "train"]
+    tuned = [("domain-bin", "full"), ("domain-bin", "frozen"), ("domain-bin", "adapters"), ("mixed-bin", "mixed")]
+    assert trained == [(f"runs/{data}", f"runs/{name}") for data, name in [("general-bin", "general"), *tuned]]
+    table = said[said.index("| |") :].splitlines()
+    assert len(table) == 7 and table[3].startswith("| all weights | 14.0 (-3.0) | 3.00 (+0.00) | 16.0 (+3.0) |")
+    assert table[2].endswith("| 1.5 |")
+    numbers = sum(parameter.numel() for parameter in from_checkpoint(model)[0].parameters())
+    assert f"| {numbers:,} |" in table[3] and f"| {numbers - 330 * 16:,} |" in table[4]
 
 
 # --- dry runs -------------------------------------------------------------------------------------------------------

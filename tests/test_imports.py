@@ -32,6 +32,7 @@ LAYERS = (
     ("text",),
     ("averaging", "adafactor"),
     ("checkpoint",),
+    ("adapters",),
     ("distributed",),
     ("packed",),
     ("plugins",),

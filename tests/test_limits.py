@@ -15,7 +15,8 @@ from nmtkit.cli.score import ScoreConfig
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
 from nmtkit.registry import derive, field_types
-from nmtkit.training.config import REGISTRIES, RunConfig
+from nmtkit.training.config import REGISTRIES
+from nmtkit.training.run_config import RunConfig
 
 ABSURD = (math.nan, math.inf, -math.inf, 10**30, -(10**30))
 

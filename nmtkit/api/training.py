@@ -9,9 +9,10 @@ from typing import Any
 from nmtkit import checkpoint, distributed, registry
 from nmtkit.api.settings import PathLike, checked, names_of
 from nmtkit.training.callbacks import Callback
-from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, RunConfig
+from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
+from nmtkit.training.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainingResult:
         """The scores of the best validation, empty where there was none."""
         if self.best is None:
             return {}
-        scores: dict[str, float] = checkpoint.load(self.best, mmap=True).get("scores", {})
+        scores: dict[str, float] = checkpoint.read(self.best, mmap=True).get("scores", {})
         return scores
 
 
@@ -88,7 +89,8 @@ def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}
     kinds = checked(title, {name: value for name, value in given.items() if name in types}, types)
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
-    template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()))
+    start = given.get("finetune_from")
+    template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
     parts: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
     fields = {name: field for part in parts for name, field in names_of(part).items()}
     hints = {name: registry.field_types(part)[field] for part in parts for name, field in names_of(part).items()}

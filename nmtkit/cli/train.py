@@ -15,7 +15,8 @@ import click
 from nmtkit.cli.command import Command, fail, message_of, stderr
 from nmtkit.plugins import plugins_for
 from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_command_line
-from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, RunConfig
+from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate
+from nmtkit.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from nmtkit.training.stopping import StopReason
@@ -44,7 +45,9 @@ def template_of(arguments: Sequence[str]) -> JobTemplate:
     """Returns the job that raw arguments choose by config file, plug-ins and names of components."""
     files = given(arguments, "--config")
     names = {table: next(reversed(given(arguments, kind.flag)), None) for table, kind in REGISTRIES.items()}
-    return JobTemplate.read(Path(files[-1]) if files else None, names, given(arguments, "--plugin"))
+    starts = given(arguments, "--finetune-from")
+    start = Path(starts[-1]) if starts and starts[-1] != "none" else None
+    return JobTemplate.read(Path(files[-1]) if files else None, names, given(arguments, "--plugin"), start)
 
 
 def name_flags() -> list[click.Option]:
@@ -111,6 +114,7 @@ def command(
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
     nmtkit train --config checkpoints/config.toml      # that run again, or on
+    nmtkit train domain-bin --finetune-from averaged.pt --lr 0.0001 --save-dir tuned
     nmtkit train --arch transformer_base --help   # its flags
     """
     template, arguments = parsed
@@ -182,7 +186,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)
     plugins = [word for plugin in needed for word in ("--plugin", plugin)]
     splits = Dataset.open(data).splits
-    subset = next((name for name in splits if name.startswith("test")), job.run.valid_subset)
+    subset = next((name for name in splits if name.startswith("test")), job.run.valid_subset[0])
     known = [str(data), "--gen-subset", subset] if subset in splits else []  # else lines of standard input
     generate = ["nmtkit", "generate", *known, "--path", str(model), *plugins]
     steps = [average, generate] if count > 1 else [generate]

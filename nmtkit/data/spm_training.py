@@ -57,7 +57,7 @@ def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
     from nmtkit import checkpoint  # loads torch
 
     try:
-        return Tokenizer.from_state(checkpoint.load(path, mmap=True)["tokenizer"])
+        return Tokenizer.from_state(checkpoint.read(path, mmap=True)["tokenizer"])
     except RuntimeError as error:
         raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
 

@@ -52,7 +52,7 @@ class CheckpointManager:
             path.unlink(missing_ok=True)
         for path in numbered(self.folder):
             try:
-                self._note(path, checkpoint.load(path, mmap=True))
+                self._note(path, checkpoint.read(path, mmap=True))
             except (ValueError, OSError):
                 continue  # a damaged one; `newest` says so
 
@@ -111,7 +111,7 @@ class CheckpointManager:
         paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):
             try:
-                contents = checkpoint.load(path)
+                contents = checkpoint.read(path)
             except (ValueError, OSError) as error:
                 log.warning("%s; trying the one before it", error)
                 continue
@@ -162,7 +162,7 @@ class CheckpointManager:
 def drop_training_state(path: Path) -> None:
     """Rewrites a checkpoint without its training state, if it has one. Leaves a damaged one as it is."""
     try:
-        contents = checkpoint.load(path, mmap=True)
+        contents = checkpoint.read(path, mmap=True)
         if "training" in contents:
             checkpoint.check_values(contents, path)  # or the new checksum would hide the damage
             del contents["training"]

@@ -1,4 +1,4 @@
-"""The settings of a training run: its own, those of its components by name, and the plug-ins these come from.
+"""The settings of a training: those of its run, those of its components by name, and the plug-ins these come from.
 
 Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
 """
@@ -9,33 +9,22 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-from nmtkit import registry
+from nmtkit import checkpoint, registry
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.plugins import load_plugins
-from nmtkit.registry import (
-    COMMAND_LINE,
-    Config,
-    FlagRule,
-    Registry,
-    changed_flags,
-    check_flags,
-    derive,
-    flag_of,
-    option,
-    plain,
-    suggestion,
-)
+from nmtkit.registry import COMMAND_LINE, Registry, changed_flags, derive, plain, suggestion
 from nmtkit.training import trackers  # noqa: F401  # registers them
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.metrics import METRICS, Metric, objective
+from nmtkit.training.run_config import VALIDATION, RunConfig
 
 # Kind of component -> registry. Of a kind with one component, settings stand in the table [kind], whose `name` says
 # which entry it was written for; of a kind with several, names are a list `kind` in [run], and each has its table
@@ -60,110 +49,7 @@ DEFAULTS: dict[str, tuple[str, ...]] = {
     "callbacks": (),
 }
 
-VALIDATION = ("--validate-interval", "--validate-interval-updates")
-RUN_RULES = (
-    *(FlagRule(name, needs=VALIDATION) for name in ("--patience", "--best-checkpoint-metric", "--valid-subset")),
-    FlagRule("--valid-beam", needs=VALIDATION),
-)
-
 Tables = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig(Config):
-    """The settings that belong to no component. Each field is a flag of `nmtkit train`."""
-
-    batch_tokens: int | None = option(
-        None, "Tokens of an update, of the larger side, over all processes.", min=1, section="Batches"
-    )
-    max_tokens: int | None = option(
-        None, "Tokens a process takes at once, of the larger side; none: what fits on a GPU, 4096 on a CPU.", min=1
-    )
-    max_sentences: int | None = option(None, "Pairs a process takes at once; what makes up an update stays.", min=1)
-    update_freq: int | None = option(
-        None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
-    )
-    overfit_batches: int | None = option(
-        None, "Train on the first N batches alone, over and over: their loss goes to 0 if all is well.", min=1
-    )
-    clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
-    seed: int = option(1, "Seed of parameters, data order and dropout.", min=0)
-
-    max_update: int | None = option(100_000, "Updates to make.", min=1, section="Length of the run")
-    max_epoch: int | None = option(None, "Passes over the training set to make.", min=1)
-    stop_time_hours: float | None = option(
-        None, "Stop after this many hours of training, those before a resume included.", above=0
-    )
-    patience: int | None = option(None, "Stop after N validations without a better score.", min=1)
-
-    finetune_from: Path | None = option(
-        None, "Checkpoint to take weights from; pieces it does not know stay fresh.", section="Weights"
-    )
-    encoder_embed_path: Path | None = option(None, "Text file of vectors of source pieces, as GloVe's, to start from.")
-    decoder_embed_path: Path | None = option(None, "The same of target pieces; with shared embeddings, of all.")
-    freeze: tuple[str, ...] = option((), "Parameters not to train, as patterns of names: encoder.*")
-    weight_decay_for: tuple[str, ...] = option((), "Other weight decays, as PATTERN=X of names; vectors have 0.")
-    ema_decay: float | None = option(
-        None, "Validate and save a running mean of the weights; 0.999, say.", above=0, below=1
-    )
-
-    reset_optimizer: bool = option(False, "Resume with a fresh optimizer, another one if given.")
-    reset_lr_scheduler: bool = option(False, "Resume with the learning-rate schedule at its first update.")
-
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto",
-        "Type of matrix products; auto is bf16 where the device has it, else fp32.",
-        section="Arithmetic and devices",
-    )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is cuda where there is one.")
-    threads: int | None = option(None, "CPU threads of each process; none shares the cores out.", min=1, max=1024)
-    nproc_per_node: int | None = option(
-        None, "Processes on this machine; none is one per GPU, or one on CPU.", min=1, max=1024
-    )
-    parallel: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: every process has the whole model; fsdp: its share of it, for models that outgrow a device."
-    )
-    timeout_minutes: float = option(
-        10.0, "Minutes after which a process that hangs ends the run.", above=0, max=1_000_000
-    )
-    deterministic: bool = option(
-        False, "On a GPU, the very same weights from every run: slower backward passes of attention and embeddings."
-    )
-    compile: bool = option(False, "Compile the model, for batches of any shape; not yet measured on a GPU.")
-
-    save_dir: Path = option(
-        Path("checkpoints"),
-        "Folder of checkpoints, log, config and report.html, the page of the run; one that all machines share.",
-        section="Checkpoints",
-    )
-    save_interval: int | None = option(1, "Epochs between checkpoints.", min=1)
-    save_interval_updates: int | None = option(None, "Updates between checkpoints.", min=1)
-    save_interval_minutes: float | None = option(10.0, "Minutes between checkpoints.", above=0)
-    keep_last: int | None = option(5, "Keep the last N checkpoints; none keeps all.", min=1)
-    keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
-    best_checkpoint_metric: str = option(
-        "loss",
-        "Validation score that makes a checkpoint best: loss, ppl, a metric, or another count as NAME:min or NAME:max.",
-        metavar="NAME",
-    )
-
-    validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
-    validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
-    valid_subset: str = option("valid", "Subset of the dataset to validate on.")
-    valid_beam: int = option(4, "Beam of translations, where metrics read them.", min=1, max=1000)
-
-    log_interval: int = option(100, "Updates between log lines, which stay on the terminal.", min=1, section="Logs")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.batch_tokens is not None and self.update_freq is not None:
-            raise ValueError("--batch-tokens and --update-freq both set the size of an update; give one")
-        on = {flag_of(field) for field in fields(self) if getattr(self, field.name) not in (None, False)}
-        check_flags(RUN_RULES, changed_flags(self), on)
-
-    @property
-    def validates(self) -> bool:
-        return self.validate_interval is not None or self.validate_interval_updates is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +80,7 @@ class JobConfig:
         if own_metrics and not self.run.validates and not self.chosen("callbacks"):  # which may ask for validations
             raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
         metrics = self.metrics()
-        objective(self.run.best_checkpoint_metric, metrics)
+        objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
         beam = changed_flags(self.run) & {"--valid-beam"}
         if beam and not any(metric.translates for metric in metrics.values()):
             raise ValueError("--valid-beam does nothing without a metric of translations: --metrics bleu, say")
@@ -260,13 +146,17 @@ class JobTemplate:
 
     @staticmethod
     def read(
-        file: Path | None = None, names: Mapping[str, str | None] | None = None, plugins: Sequence[str] = ()
+        file: Path | None = None,
+        names: Mapping[str, str | None] | None = None,
+        plugins: Sequence[str] = (),
+        finetune_from: Path | None = None,
     ) -> "JobTemplate":
         """Loads the plug-ins and chooses the components: `names` by kind, else those of the TOML file, else defaults.
 
         `names` are as typed: of a kind with several, with commas, or "none". A table applies only to the name it was
-        written for; paths in a file are relative to its folder. Raises OSError, or ValueError for an unknown name, an
-        unknown or wrong setting, and two components with one flag.
+        written for; paths in a file are relative to its folder. Where nothing names an architecture, it is that of the
+        checkpoint `finetune_from`, or of the one that the file starts from, with its settings. Raises OSError, or
+        ValueError for an unknown name, an unknown or wrong setting, and two components with one flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
@@ -280,6 +170,10 @@ class JobTemplate:
         components: dict[str, Component] = {}
         for kind in REGISTRIES:
             components |= _components(kind, (names or {}).get(kind), run, tables, origin, folder)
+        in_file = _converted(run.get("finetune_from", "none"), Path | None, f"{origin}: finetune_from")
+        start = finetune_from or (in_file and folder / in_file)
+        if start and not (names or {}).get("architecture") and "architecture" not in tables:
+            components["architecture"] = _architecture_of(start)
         titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
         registry.check_no_collisions({"the run": RunConfig()} | titles)
         return JobTemplate(
@@ -319,6 +213,12 @@ class JobTemplate:
             changes = {name: value for name, value in given.items() if name in fields}
             components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
+
+
+def _architecture_of(path: Path) -> Component:
+    contents = checkpoint.read(path, mmap=True)
+    name = contents["architecture"]
+    return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
 
 
 def table_of(kind: str, name: str) -> str:

@@ -22,7 +22,8 @@ from nmtkit.plugins import is_own
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import BatchLoader, Position
-from nmtkit.training.parameters import embedding_names, parameter_groups
+from nmtkit.training.parallel import trainable_parameters
+from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_trainer, build_transforms
@@ -46,6 +47,7 @@ def without_values(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
     architecture = job.components["architecture"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build(architecture.name, architecture.config, vocabulary)
+        choose_trained(model, job.run)
     for module in model.modules():
         if isinstance(module, Experts):
             _route_in_turn(module)
@@ -78,7 +80,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 def optimizer_bytes(optimizer: str, model: Architecture) -> int:
     """Returns the bytes of an optimizer's state; those of an unknown one are taken to be Adam's."""
     muon = optimizer == "muon"
-    groups = parameter_groups(dict(model.named_parameters()), (), embedding_names(model))
+    groups = parameter_groups(trainable_parameters(model), (), embedding_names(model))
     return sum(
         parameter.numel() * (MUON_BYTES if muon and group["name"] == "matrices" else STATE_BYTES.get(optimizer, 8))
         for group in groups
@@ -165,13 +167,14 @@ def estimate(
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
     state_bytes = optimizer_bytes(plan.job.components["optimizer"].name, model)
+    gradient_bytes = 4 * sum(parameter.numel() for parameter in trainable_parameters(model).values())
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=3 * flops * plan.batch_tokens,  # the backward pass makes each product twice
-        state_bytes=(sum(parameters.values()) * (4 + 4) + state_bytes) // shares,
+        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + state_bytes) // shares,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,

@@ -82,23 +82,28 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
     return float(score)
 
 
-def objective(setting: str, metrics: Mapping[str, Metric]) -> Objective:
+def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> Objective:
     """Returns what `--best-checkpoint-metric` names: "loss", a metric, or a count as "alignment:min".
 
-    Raises ValueError for a metric that the run does not have, and where it is not known which way is better.
+    Of `subsets`, those validated beside the first, scores are called "loss@valid1". Raises ValueError for a metric or a
+    subset that the run does not have, and where it is not known which way is better.
     """
-    name, _, direction = setting.partition(":")
+    full_name, _, direction = setting.partition(":")
+    name, _, subset = full_name.partition("@")
     known = dict.fromkeys(LOSSES, False) | {name: metric.higher_is_better for name, metric in metrics.items()}
     if direction not in ("", "min", "max"):
         raise ValueError(f"--best-checkpoint-metric {setting}: {direction!r} is neither min nor max")
+    if full_name != name and subset not in subsets:
+        others = ", ".join(f"{name}@{other}" for other in subsets) or "with --valid-subset valid,… each of the others'"
+        raise ValueError(f"--best-checkpoint-metric {setting}: known are {name}, of the first --valid-subset; {others}")
     if name in METRICS and name not in metrics:
         raise ValueError(f"--best-checkpoint-metric {name} does nothing without --metrics {name}")
     if not direction and name not in known:
         raise ValueError(
-            f"--best-checkpoint-metric {name}: say whether more is better, {name}:max, or less, {name}:min; "
+            f"--best-checkpoint-metric {name}: say whether more is better, {full_name}:max, or less, {full_name}:min; "
             f"known: {', '.join(known)}"
         )
-    return Objective(name, direction == "max" if direction else known[name])
+    return Objective(full_name, direction == "max" if direction else known[name])
 
 
 # --- of translations --------------------------------------------------------------------------------------------------

@@ -118,7 +118,9 @@ class ReplicatedModel:
         return self.model.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
+        """Loads what `state` has of the model; it has at least all that is trained."""
+        missing, unexpected = self.model.load_state_dict(state, strict=False)
+        assert not unexpected and not self.parameters.keys() & set(missing)
 
     def unsharded(self) -> contextlib.AbstractContextManager[None]:
         """The context in which any method of the model works in every process, without gradients."""
@@ -187,7 +189,9 @@ class ShardedModel(ReplicatedModel):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.model.state_dict().items():
-            if name in parameters:
+            if name not in state:
+                assert name not in self.parameters, name
+            elif name in parameters:
                 local_shard(parameters[name]).copy_(self.shard(name, state[name]))
             else:
                 value.copy_(state[name])

@@ -3,6 +3,7 @@
 Parameters are chosen by patterns of their names (`encoder.*`, as in a shell).
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nmtkit import checkpoint, models
+from nmtkit import adapters, checkpoint, models
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.optimizers import ParameterGroups
 from nmtkit.registry import derive
+from nmtkit.training.run_config import RunConfig
 
 Side = Literal["source", "target"]
 
@@ -30,6 +32,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
         for name in _matching(names, pattern, "--freeze"):
             names[name].requires_grad_(False)
     return sum(parameter.numel() for parameter in names.values() if not parameter.requires_grad)
+
+
+def choose_trained(model: Architecture, run: RunConfig) -> int:
+    """Adds the adapters of a run or freezes what it names, in place; returns how many numbers are not trained."""
+    if run.adapter_rank:
+        alpha = run.adapter_alpha or run.adapter_rank
+        adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)
+    return freeze(model, run.freeze)
 
 
 def parameter_groups(
@@ -128,6 +138,31 @@ def start_from(
                 rows, old_rows = same_pieces(pieces[side], old_pieces[old_sides[key][axis]])
                 tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
     return {side: len(same_pieces(pieces[side], old_pieces[side])[0]) for side in pieces}
+
+
+def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
+    """Returns what checkpoints say of the adapters of a model that has started from `base`, as checkpoint.py has it.
+
+    Raises ValueError unless the model has the very weights and the tokenizer of `base`, which must be a whole model.
+    """
+    path = Path(os.path.realpath(base))
+    contents = checkpoint.read(path)
+    if "adapters" in contents:
+        raise ValueError(
+            f"{base} holds adapters; merge them first: nmtkit average-checkpoints {base} --output merged.pt"
+        )
+    if models.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
+        raise ValueError(
+            f"adapters leave the embeddings of {base} as they are, and the dataset has another vocabulary; "
+            f"preprocess with --tokenizer-from {base}"
+        )
+    for name, tensor in model.state_dict().items():
+        if not torch.equal(tensor.cpu(), contents["model"][name].to(tensor.dtype)):
+            raise ValueError(f"adapters leave {base} as it is, and {name} differs in this model: give its own settings")
+    rank, layers = run.adapter_rank, list(run.adapter_layers)
+    assert rank is not None
+    facts = {"rank": rank, "alpha": float(run.adapter_alpha or rank), "layers": layers}
+    return {"base": str(path), "fingerprint": checkpoint.fingerprint(contents), **facts}
 
 
 def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path: Path) -> int:

@@ -14,7 +14,8 @@ from nmtkit import distributed
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Split
 from nmtkit.training import precision as precisions
-from nmtkit.training.config import JobConfig, RunConfig
+from nmtkit.training.config import JobConfig
+from nmtkit.training.run_config import RunConfig
 
 MAX_TOKENS = 4096  # of a micro-batch on a CPU, and of the updates of a run that is not told their size
 # A process's micro-batch may be this much larger than its share of an update: sentences do not divide evenly, and a

@@ -51,8 +51,10 @@ class Run:
         if not len(self.train_split):
             raise ValueError(f"{data}: the training set is empty")
         self.metrics = job.metrics()
-        self.objective = objective(job.run.best_checkpoint_metric, self.metrics)
-        maximized = {name for name, metric in self.metrics.items() if metric.higher_is_better}
+        subsets = job.run.valid_subset
+        self.objective = objective(job.run.best_checkpoint_metric, self.metrics, subsets[1:])
+        better = [name for name, metric in self.metrics.items() if metric.higher_is_better]
+        maximized = {name + suffix for name in better for suffix in ("", *(f"@{subset}" for subset in subsets[1:]))}
         self.maximized = sorted(maximized | ({self.objective.name} if self.objective.higher_is_better else set()))
         self.checkpoints = CheckpointManager(job.run.save_dir, job.run.keep_last, job.run.keep_best, self.objective)
         self.checkpoints.check_shared()
@@ -100,7 +102,7 @@ class Run:
             self.checkpoints.open()
             newest = self.checkpoints.newest()
         path = distributed.broadcast(newest[0] if newest else None)
-        return newest if path is None or newest else (path, checkpoint.load(path))
+        return newest if path is None or newest else (path, checkpoint.read(path))
 
     def _check_pair_sizes(self) -> None:
         """Raises ValueError for a training pair that exceeds --max-tokens."""
@@ -111,7 +113,7 @@ class Run:
             check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
-        requirements = resume_requirements(self.job, self.dataset)
+        requirements = resume_requirements(self.job, self.dataset, self.trainer.adapters)
         if self.job.run.reset_optimizer:
             del requirements["optimizer"]
         check_resumable(contents, requirements, path)
@@ -158,14 +160,17 @@ class Run:
     def _validator(self, on_request: bool) -> Validator | None:
         """Returns None for a run that does not validate; `on_request`, it may if there are sentences for it."""
         config = self.job.run
-        if not config.validates and not (on_request and len(self.dataset.splits.get(config.valid_subset, ()))):
+        names = config.valid_subset
+        if not config.validates and not (on_request and all(len(self.dataset.splits.get(it, ())) for it in names)):
             return None
-        split = self.dataset[config.valid_subset]
-        if not len(split):
-            raise ValueError(f"{self.data}: the subset {config.valid_subset!r} is empty")
+        for name in names:
+            if not len(self.dataset[name]):
+                raise ValueError(f"{self.data}: the subset {name!r} is empty")
         sharded = config.parallel == "fsdp" and distributed.world_size() > 1
         settings = self.plan.max_tokens, self.device, self.trainer.precision, self.metrics, config.valid_beam, sharded
-        return Validator(split, *settings, self.stop.interrupting)
+        first, *others = (Validator(self.dataset[name], *settings, {}, self.stop.interrupting) for name in names)
+        first.others = dict(zip(names[1:], others, strict=True))
+        return first
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {it.name: CALLBACKS[it.name].factory(it.config) for it in self.job.chosen("callbacks")}
@@ -426,6 +431,8 @@ class Run:
         model, done = self.trainer.model, self.trainer.done
         contents = models.to_checkpoint(model, architecture.name, architecture.config, tokenizer, plugins, done)
         contents["model"] = weights
+        if self.trainer.adapters:
+            contents["adapters"] = self.trainer.adapters
         contents["scores"], contents["scheduled"] = scores or {}, scheduled
         contents["maximized"] = self.maximized
         contents["run"] = self.facts
@@ -436,7 +443,7 @@ class Run:
             "waited": self.waited,
             "seconds": self.seconds_before + time.monotonic() - self.started,
             "validation_due": self.validation_due,
-            "identity": resume_requirements(self.job, self.dataset),
+            "identity": resume_requirements(self.job, self.dataset, self.trainer.adapters),
             "callbacks": self.callbacks.state(),
         }
         try:

@@ -24,7 +24,14 @@ from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
 from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.plugins import is_own
 from nmtkit.training.config import JobConfig
-from nmtkit.training.parameters import Side, embedding_of, freeze, load_embeddings, start_from
+from nmtkit.training.parameters import (
+    Side,
+    adapters_of,
+    choose_trained,
+    embedding_of,
+    load_embeddings,
+    start_from,
+)
 from nmtkit.training.plan import RunPlan
 from nmtkit.training.trainer import Trainer
 
@@ -37,7 +44,7 @@ def fingerprint(dataset: Dataset) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def resume_requirements(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
+def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
     """Returns by name what a resumed run must have in common with the one it continues."""
     settings = job.tables()["architecture"]
     return {
@@ -48,6 +55,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset) -> dict[str, Any]:
         "optimizer": job.components["optimizer"].name,
         "seed": job.run.seed,
         "batch tokens": job.run.batch_tokens,
+        **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
         "overfit batches": job.run.overfit_batches,
     }
 
@@ -116,7 +124,8 @@ def build_trainer(
     architecture, criterion, scheduler = (
         job.components[table] for table in ("architecture", "criterion", "lr-scheduler")
     )
-    if job.run.finetune_from and not resumed:
+    adapters = None
+    if job.run.finetune_from and (not resumed or job.run.adapter_rank):
         known = start_from(model, architecture.name, architecture.config, tokenizer, job.run.finetune_from)
         log.info(
             "weights from %s, which knows %d of %d source and %d of %d target pieces",
@@ -124,9 +133,11 @@ def build_trainer(
         )
     if not resumed:
         _load_embeddings(job, model, tokenizer)
-    if job.run.freeze:
-        frozen = freeze(model, job.run.freeze)
-        log.info("%.1f M parameters are frozen", frozen / 1e6)
+    if job.run.adapter_rank and job.run.finetune_from:
+        adapters = adapters_of(model, tokenizer, job.run, job.run.finetune_from)
+    if frozen := choose_trained(model, job.run):
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.compile and criterion.name == "guided_alignment":
         raise ValueError("--compile compiles the model's forward, which --criterion guided_alignment does not call")
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
@@ -136,6 +147,7 @@ def build_trainer(
         CRITERIONS[criterion.name].factory(criterion.config, tokenizer).to(device),
         LR_SCHEDULERS[scheduler.name].factory(scheduler.config, run),
         device,
+        adapters,
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import registry
-from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, RunConfig, in_folder
+from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, in_folder
+from nmtkit.training.run_config import RunConfig
 
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
 NOT_VARIED = ("save_dir", "plugin", "config")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nmtkit import distributed
+from nmtkit.adapters import adapters_in
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.lr_schedulers import LRScheduler, learning_rate
@@ -54,14 +55,22 @@ class Trainer:
     """
 
     def __init__(
-        self, job: JobConfig, model: Architecture, criterion: Criterion, scheduler: LRScheduler, device: torch.device
+        self,
+        job: JobConfig,
+        model: Architecture,
+        criterion: Criterion,
+        scheduler: LRScheduler,
+        device: torch.device,
+        adapters: dict[str, Any] | None = None,
     ) -> None:
+        """`adapters` are the facts of the model's, if it has any: then they alone are saved."""
         self.job = job
         self.device = device
         self.precision = precisions.resolve(job.run.precision, device)
         self.model = model
         self.criterion = criterion
         self.scheduler = scheduler
+        self.adapters = adapters
         self.engine = self._parallelize()
         weights = self.engine.parameters
         self.ema = MovingAverage(list(weights.values()), job.run.ema_decay) if job.run.ema_decay else None
@@ -199,11 +208,15 @@ class Trainer:
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """The `state_dict` to save: the running means, if there are any. Whole on rank 0; every rank must call it."""
+        """The `state_dict` to save: the running means, if there are any; of a model with adapters, the adapters.
+
+        Whole on rank 0; every rank must call it.
+        """
+        chosen = adapters_in if self.adapters else dict
         if self.ema is None:
-            return self.engine.state_dict()
+            return chosen(self.engine.state_dict())
         with self.ema.swapped():
-            return copy.deepcopy(self.engine.state_dict())
+            return copy.deepcopy(chosen(self.engine.state_dict()))
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
         self.engine.load_state_dict(weights)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit import distributed
+from nmtkit import adapters, distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.data.batching import micro_batches
@@ -45,6 +45,7 @@ class Validator:
     metrics: Mapping[str, Metric]
     beam: int = 4  # of translations, which are made if a metric reads them
     sharded: bool = False  # the model is FSDP's
+    others: Mapping[str, "Validator"] = field(default_factory=dict)  # of further splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     # of the last validation:
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
@@ -59,8 +60,16 @@ class Validator:
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and the metrics.
 
-        Returns None, on all ranks, when one was interrupted.
+        Scores of another split are called "loss@its name". Returns None, on all ranks, when one was interrupted.
         """
+        scores = self._own_scores(model, criterion)
+        for name, other in self.others.items():
+            other.max_tokens = self.max_tokens
+            more = None if scores is None else other.scores(model, criterion)
+            scores = None if scores is None or more is None else scores | {f"{key}@{name}": more[key] for key in more}
+        return scores
+
+    def _own_scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         model.eval()
         criterion.eval()
         sums = self._share(lambda: self._sums(model, criterion))
@@ -187,7 +196,9 @@ class Validator:
 
         if self.sharded:
             return model
-        return prepare(copy.deepcopy(model), str(self.device), "fp32" if self.precision == "fp32" else "auto")
+        return prepare(
+            adapters.merge(copy.deepcopy(model)), str(self.device), "fp32" if self.precision == "fp32" else "auto"
+        )
 
     def followed(self) -> list[dict[str, str]]:
         """Returns source, translation and reference of three fixed sentences of different lengths, fewer if few."""

@@ -1,0 +1,53 @@
+"""Prints what the runs of run.sh reached on both valid sets, and how many numbers they trained, as a Markdown table.
+
+python table.py runs
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nmtkit import checkpoint
+
+WAYS = {
+    "general": "the general model",
+    "full": "all weights",
+    "frozen": "embeddings frozen",
+    "adapters": "adapters of rank 8",
+    "mixed": "all weights, general text mixed in",
+}
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def trained(folder: Path, name: str) -> int:
+    """Returns the numbers that a run trained: those of its checkpoint, without the embeddings where they are frozen."""
+    model = checkpoint.read(folder / "last.pt")["model"]
+    own = [key for key, first in checkpoint.tied_to(model).items() if key == first]
+    return sum(model[key].numel() for key in own if not (name == "frozen" and "_embedding." in key))
+
+
+def main(runs: Path) -> None:
+    print("| | domain BLEU | domain loss | general BLEU | general loss | parameters trained | minutes |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    before: dict[str, float] = {}
+    for name, title in WAYS.items():
+        log = records(runs / name)
+        last = [record for record in log if record["kind"] == "valid"][-1]
+        scores = {key: last[key] for key in ("bleu", "loss", "bleu@valid1", "loss@valid1")}
+        before = before or scores
+        cells = []
+        for key, value in scores.items():
+            digits = 1 if key.startswith("bleu") else 2
+            change = "" if name == "general" else f" ({value - before[key]:+.{digits}f})"
+            cells.append(f"{value:.{digits}f}{change}")
+        starts, ends = ([it["time"] for it in log if it["kind"] in kinds] for kinds in (("start", "resume"), ("end",)))
+        minutes = (sum(ends) - sum(starts)) / 60
+        print(f"| {title} | {' | '.join(cells)} | {trained(runs / name, name):,} | {minutes:.1f} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), in a model and as tensors by name.
+
+With adapters a layer computes x W^T + scale (x A^T) B^T (section 4.1), where A has shape [rank, in] and B [out, rank],
+and scale = alpha / rank. Only A and B are trained. B starts at zero, so that the first update starts from the model as
+it was. Outside training the layer has the merged weight W + scale B A, with which it costs what it did without.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+A, B = "adapter_a", "adapter_b"  # names of the parameters beside `weight`
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class AdaptedLinear(nn.Linear):
+    """A linear layer with an adapter; it shares the parameters of `linear`, which keep their names."""
+
+    def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.scale = linear.in_features, linear.out_features, scale
+        self.weight, self.bias = linear.weight, linear.bias
+        self.adapter_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.adapter_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
+        nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))  # as in the authors' loralib
+        if rows := getattr(linear.weight, "stacked_rows", None):
+            self.adapter_b.stacked_rows = rows  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return F.linear(x, self.merged_weight(), self.bias)
+        return super().forward(x) + self.scale * F.linear(F.linear(x, self.adapter_a), self.adapter_b)
+
+    def merged_weight(self) -> Tensor:
+        with torch.autocast(self.weight.device.type, enabled=False):
+            return merge_weight(self.weight, self.adapter_a, self.adapter_b, self.scale)
+
+
+def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Returns W + scale B A."""
+    return torch.addmm(weight, b, a, alpha=scale)
+
+
+# --- in a model -------------------------------------------------------------------------------------------------------
+
+
+def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], output: nn.Module) -> list[str]:
+    """Adds adapters to the linear layers whose names match, in place, and freezes all else; returns these names.
+
+    Adapters are drawn from torch's global generator. `output`, the output projection, gets none, since losses read its
+    weight, and neither do layers that share their weight with others. Raises ValueError for a pattern that matches
+    none.
+    """
+    parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
+    candidates = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module is not output and parameters.count(id(module.weight)) == 1
+    }
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in candidates):
+            raise ValueError(f"--adapter-layers {pattern} matches no linear layer; they are {', '.join(candidates)}")
+    chosen = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    model.requires_grad_(False)
+    for name in chosen:
+        _replace(model, name, AdaptedLinear(candidates[name], rank, alpha / rank))
+    return chosen
+
+
+def merge(model: Model) -> Model:
+    """Makes layers with adapters plain ones of the merged weights, in place; returns the model."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, AdaptedLinear):
+            plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
+            plain.weight = nn.Parameter(module.merged_weight().detach(), requires_grad=False)
+            plain.bias = module.bias
+            _replace(model, name, plain.train(module.training))
+    return model
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+# --- as tensors by name -----------------------------------------------------------------------------------------------
+
+
+def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the adapters among the tensors of a model's `state_dict`."""
+    return {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] in (A, B)}
+
+
+def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Returns the `state_dict` of a model with its adapters merged. Raises ValueError for adapters of other layers."""
+    merged = dict(base)
+    layers = {name.rpartition(".")[0] for name in adapters}
+    for layer in layers:
+        a, b = (adapters.get(f"{layer}.{name}") for name in (A, B))
+        weight = base.get(f"{layer}.weight")
+        if a is None or b is None or weight is None or weight.shape != (len(b), a.shape[-1]) or len(a) != b.shape[-1]:
+            raise ValueError(f"the adapter of {layer} does not fit a weight of that name")
+        merged[f"{layer}.weight"] = merge_weight(weight.float(), a.float(), b.float(), scale)
+    return merged

@@ -1,0 +1,196 @@
+"""Runs that start from a checkpoint: with adapters, and validated on several subsets."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from testing import write_corpus
+
+from nmtkit import checkpoint, models
+from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
+from nmtkit.distributed import launch
+from nmtkit.training.config import JobTemplate
+
+FLAGS = shlex.split("""
+    --arch transformer_tiny --d-model 16 --heads 2 --d-ff 31 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
+    --batch-tokens 400 --max-tokens 150 --precision fp32 --device cpu --lr 0.02 --warmup-updates 5
+    --log-interval 1 --threads 1 --metrics accuracy
+""")
+
+
+def flags(data: Path, save_dir: Path, *more: object) -> list[str]:
+    return ["train", str(data), *FLAGS, "--save-dir", str(save_dir), *map(str, more)]
+
+
+def train(data: Path, save_dir: Path, *more: object) -> str:
+    result = CliRunner().invoke(main, flags(data, save_dir, *more))
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def refusal(data: Path, save_dir: Path, *more: object) -> str:
+    result = CliRunner().invoke(main, flags(data, save_dir, *more))
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.split())
+
+
+def validations(save_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "valid"]
+
+
+@pytest.fixture(scope="module")
+def base(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    train(mirror_data, folder / "run", "--max-update", 5)
+    return folder / "run/last.pt"
+
+
+@pytest.fixture(scope="module")
+def domain_data(base: Path, mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of other text with the tokenizer of `base`; its second valid set is that of `mirror_data`."""
+    folder = tmp_path_factory.mktemp("domain")
+    for seed, (name, pairs) in enumerate([("train", 120), ("valid", 15)], start=7):
+        write_corpus(folder / name, pairs, seed)
+    given = ["-s", "xx", "-t", "yy", "--trainpref", folder / "train", "--tokenizer-from", base]
+    given += ["--validpref", f"{folder / 'valid'},{mirror_data.parent / 'valid'}", "--destdir", folder / "data-bin"]
+    main(["preprocess", *map(str, given)], standalone_mode=False)
+    return folder / "data-bin"
+
+
+def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
+    base: Path, domain_data: Path, tmp_path: Path
+) -> None:
+    said = train(domain_data, tmp_path, "--finetune-from", base, "--adapter-rank", 4, "--max-update", 6)
+    contents = checkpoint.read(tmp_path / "last.pt")
+    assert all(name.rpartition(".")[2] in ("adapter_a", "adapter_b") for name in contents["model"])
+    # 16 wide: encoder qkv 16+48, out 32, fc1 and fc2 47 each; decoder the same, and q 32, kv 48, out 32
+    trained = 4 * (2 * (64 + 32 + 47 + 47) + 32 + 48 + 32)
+    assert sum(tensor.numel() for tensor in contents["model"].values()) == trained
+    assert f"{trained / 1e6:.3f} M parameters are trained" in said
+    assert contents["adapters"]["base"] == str(base.resolve())
+    whole, before = checkpoint.load(tmp_path / "last.pt")["model"], checkpoint.load(base)["model"]
+    assert whole.keys() == before.keys()
+    for name in before:
+        adapted = re.search(r"\.((q|kv|qkv|out)_proj|fc1|fc2)\.weight$", name) is not None
+        assert torch.equal(whole[name], before[name]) != adapted, name
+    model, _ = models.from_checkpoint(tmp_path / "last.pt")
+    valid = Dataset.open(domain_data)["valid"]
+    batch = valid.batch(torch.arange(len(valid)).numpy())
+    with torch.no_grad():
+        logits = model.output_projection(model(batch.source, batch.target_input))
+    correct = (logits.argmax(-1) == batch.target_output).float().mean().item()
+    assert validations(tmp_path)[-1]["accuracy"] == pytest.approx(100 * correct, abs=1e-3)
+    shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "last.pt")]).output
+    assert "adapters: rank" in shown and f"{trained:,}" in shown and "average-checkpoints" in shown
+
+
+def test_a_resumed_run_of_adapters_goes_on_exactly(base: Path, domain_data: Path, tmp_path: Path) -> None:
+    more = ["--finetune-from", base, "--adapter-rank", 4, "--adapter-alpha", 8, "--ema-decay", 0.9, "--clip-norm", 1]
+    train(domain_data, tmp_path / "whole", *more, "--max-update", 6)
+    for updates in (3, 6):
+        train(domain_data, tmp_path / "parts", *more, "--max-update", updates)
+    whole, parts = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    said = refusal(domain_data, tmp_path / "parts", *more, "--max-update", 9, "--adapter-alpha", 4)
+    assert "holds another run" in said and "adapters: alpha 8 4" in said
+    full = refusal(domain_data, tmp_path / "parts", "--finetune-from", base, "--max-update", 9)
+    assert "adapters: rank 4 none" in full
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_two_ranks_make_the_adapters_of_one(base: Path, domain_data: Path, tmp_path: Path, parallel: str) -> None:
+    more = ["--finetune-from", base, "--adapter-rank", 3, "--clip-norm", 1, "--ema-decay", 0.9]
+    train(domain_data, tmp_path / "one", *more, "--max-update", 4)
+    for updates in (4,) if parallel == "ddp" else (2, 4):
+        command = flags(domain_data, tmp_path / "two", *more, "--max-update", updates, "--parallel", parallel)
+        assert launch(command, 2) == 0
+    one, two = (checkpoint.read(tmp_path / name / "last.pt") for name in ("one", "two"))
+    assert one["model"].keys() == two["model"].keys()
+    for name, tensor in one["model"].items():
+        torch.testing.assert_close(two["model"][name], tensor, atol=2e-4, rtol=1e-3)
+    assert two["scores"]["loss"] == pytest.approx(one["scores"]["loss"], rel=1e-3)
+
+
+def test_adapters_refuse_what_would_change_the_base(
+    base: Path, domain_data: Path, mirror_data: Path, tmp_path: Path
+) -> None:
+    start = ["--finetune-from", base, "--max-update", 1]
+    assert "--adapter-rank does nothing without --finetune-from" in refusal(domain_data, tmp_path, "--adapter-rank", 4)
+    assert "--adapter-alpha does nothing without --adapter-rank" in refusal(domain_data, tmp_path, "--adapter-alpha", 4)
+    both = refusal(domain_data, tmp_path, *start, "--adapter-rank", 4, "--freeze", "encoder.*")
+    assert "--freeze" in both and "all other weights stay as they are" in both
+    for name, pairs in (("train", 50), ("valid", 5)):
+        write_corpus(tmp_path / name, pairs, 99)
+    other = ["-s", "xx", "-t", "yy", "--trainpref", tmp_path / "train", "--validpref", tmp_path / "valid"]
+    other += ["--vocab-size", 300, "--destdir", tmp_path / "other"]
+    main(["preprocess", *map(str, other)], standalone_mode=False)
+    said = refusal(tmp_path / "other", tmp_path / "run", *start, "--adapter-rank", 4)
+    assert f"preprocess with --tokenizer-from {base}" in said
+    train(domain_data, tmp_path / "adapters", *start, "--adapter-rank", 4)
+    adapted = tmp_path / "adapters/last.pt"
+    said = refusal(domain_data, tmp_path / "run", "--finetune-from", adapted, "--adapter-rank", 4)
+    assert "holds adapters; merge them first: nmtkit average-checkpoints" in said
+    train(domain_data, tmp_path / "full", "--finetune-from", adapted, "--max-update", 1)  # all weights, from the merged
+
+
+def test_each_subset_is_validated_and_one_of_them_is_followed(base: Path, domain_data: Path, tmp_path: Path) -> None:
+    subsets = ["--valid-subset", "valid,valid1", "--metrics", "bleu,accuracy", "--validate-interval-updates", 2]
+    start = ["--finetune-from", base, "--max-update", 4, "--lr", 1e-9, *subsets]
+    train(domain_data, tmp_path / "both", *start, "--best-checkpoint-metric", "accuracy@valid1")
+    alone = [*start, "--valid-subset", "valid1"]
+    train(domain_data, tmp_path / "alone", *alone, "--best-checkpoint-metric", "accuracy")
+    both, one = validations(tmp_path / "both")[0], validations(tmp_path / "alone")[0]
+    for name in ("loss", "ppl", "bleu", "accuracy"):
+        assert both[f"{name}@valid1"] == pytest.approx(one[name], rel=1e-6)
+    assert both["loss"] != both["loss@valid1"]
+    saved = checkpoint.read(tmp_path / "both/last.pt")
+    assert saved["training"]["objective"] == ["accuracy@valid1", True]
+    assert {"bleu", "bleu@valid1", "accuracy@valid1"} <= set(saved["maximized"])
+    assert "loss@valid1 by update" in (tmp_path / "both/report.html").read_text()
+
+
+def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path, tmp_path: Path) -> None:
+    more = ["--finetune-from", base, "--valid-subset", "valid,valid1", "--validate-interval-updates", 1]
+    more += ["--patience", 2, "--max-update", 300, "--lr", 0.5, "--best-checkpoint-metric", "loss@valid1"]
+    assert "no better loss@valid1 in 2 validations" in train(domain_data, tmp_path, *more)
+    losses = [record["loss@valid1"] for record in validations(tmp_path)]
+    assert min(losses) == losses[-3]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--valid-subset", "valid,valid"], "each once"),
+        (["--valid-subset", "valid,valid7"], "valid7"),
+        (["--best-checkpoint-metric", "loss@valid1"], "loss, of the first --valid-subset"),
+        (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "loss@other"], "loss@valid1"),
+        (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "odd@valid1"], "odd@valid1:max, or less"),
+    ],
+)
+def test_a_wrong_subset_is_named(domain_data: Path, tmp_path: Path, more: list[str], message: str) -> None:
+    assert message in refusal(domain_data, tmp_path / "run", "--max-update", 1, *more)
+
+
+def test_the_architecture_is_that_of_the_checkpoint_unless_one_is_named(
+    base: Path, domain_data: Path, tmp_path: Path
+) -> None:
+    short = ["train", str(domain_data), "--finetune-from", str(base), "--device", "cpu", "--max-update", "1"]
+    short += ["--metrics", "none", "--batch-tokens", "200", "--dropout", "0.3"]
+    result = CliRunner().invoke(main, [*short, "--save-dir", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    tuned, before = checkpoint.load(tmp_path / "run/last.pt"), checkpoint.load(base)
+    assert tuned["architecture"] == before["architecture"]
+    assert tuned["config"] == before["config"] | {"dropout": 0.3}
+    (tmp_path / "run.toml").write_text(f'[run]\nfinetune_from = "{base}"\nmax_update = 1\n')
+    named = JobTemplate.read(tmp_path / "run.toml", {"architecture": "transformer_big"})
+    assert named.components["architecture"].config.d_model == 1024
+    assert JobTemplate.read(tmp_path / "run.toml").components["architecture"].config.d_model == 16
+    wrong = CliRunner().invoke(main, ["train", str(domain_data), "--finetune-from", str(tmp_path / "absent.pt")])
+    assert "absent.pt: no such file" in wrong.stderr
