@@ -178,6 +178,6 @@ def test_an_architecture_without_attention_says_so() -> None:
 @pytest.mark.parametrize("settings", [{"parallel": "fsdp"}, {"compile": True}])
 def test_what_sees_the_models_forward_alone_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     template = JobTemplate.read(names={"architecture": "transformer_tiny", "criterion": "guided_alignment"})
-    job = template.job({"save_dir": tmp_path, "device": "cpu"} | settings)
     with pytest.raises(ValueError, match="--criterion guided_alignment"):
+        job = template.job({"save_dir": tmp_path, "device": "cpu"} | settings)
         build_trainer(job, tiny_tokenizer(), torch.device("cpu"), resumed=False)
