@@ -10,6 +10,7 @@ from nmtkit.generation.inputs import tagged_request
 from nmtkit.generation.options import SearchOptions, TextOptions
 from nmtkit.generation.requests import Output, Request, Translation
 from nmtkit.text.alignment import Link, Span, words
+from nmtkit.text.markup import Marked, marked
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 
 
@@ -18,6 +19,7 @@ class _Waiting:
     """A line whose translation is to come."""
 
     source: str
+    markup: Marked | None
     protected: Protected
     shift: int  # characters of the tag before the text that the model reads
 
@@ -51,11 +53,13 @@ class LineProcessor:
         if not self.options.active:
             return request if tag is None else replace(request, source=tagged_request(request.source, tag).source)
         source = unicodedata.normalize("NFC", request.source)
+        markup = marked(source) if self.options.markup else None
+        source = source if markup is None else markup.text.replace("\n", " ")
         unknown = self._unknown_words(source) if self.options.protect_spans else []
         protected = protect(source, protected_spans(source, self.patterns, unknown), self.tokenizer.knows)
         text = protected.text if protected.plain else ""
         tagged = tagged_request(text, tag).source
-        self.waiting.append(_Waiting(request.source, protected, len(tagged) - len(text)))
+        self.waiting.append(_Waiting(request.source, markup, protected, len(tagged) - len(text)))
         return replace(request, source=tagged, ids=None)
 
     def _unknown_words(self, text: str) -> list[Span]:
@@ -79,5 +83,7 @@ class LineProcessor:
     def _restored(self, line: _Waiting, output: Output) -> Output:
         links = [Link(*(int(place) for place in link)) for link in output.alignment or []]
         links = [link.moved(-line.shift, 0) for link in links if link.source_start >= line.shift]
-        text, _ = line.protected.restore(output.text, links)
+        text, links = line.protected.restore(output.text, links)
+        if line.markup is not None:
+            text = line.markup.restore(text, links)
         return replace(output, text=text, alignment=None)

@@ -51,7 +51,7 @@ GENERATE_RULES = (
     FlagRule("--alignment", needs=("--format jsonl",)),
     *(
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
-        for flag in ("--protect-spans", "--protect")
+        for flag in ("--markup", "--protect-spans", "--protect")
     ),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
     CTRANSLATE2_RULE,
@@ -131,6 +131,11 @@ class SearchOptions(Config):
 class TextOptions(Config):
     """What is done to the text before and after the search."""
 
+    markup: Literal["html"] | None = option(
+        None,
+        "html: take tags out of a line, and put them around the words that translate those they stood around; entities "
+        "are decoded and encoded",
+    )
     protect_spans: bool = option(
         False,
         "copy URLs, addresses, {placeholders}, %s, numbers with units, and words and emoji unknown to the vocabulary, "

@@ -1,5 +1,6 @@
 """Lines as people write them, around a model that knows sentences."""
 
+import html
 import re
 
 import pytest
@@ -70,3 +71,19 @@ def test_settings_that_do_not_go_together_are_refused(path):
         nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
     with pytest.raises(ValueError, match="not a regular expression"):
         nmtkit.load(path).translate("a dog", protect="(")
+
+
+def test_a_line_with_markup_translates_as_the_plain_line_does(path):
+    model = nmtkit.load(path)
+    marked = "the <b>dog &amp; cat</b> run<br/> <i><a href='x'>in</a> the</i> park ."
+    (text, plain) = (model.translate(line, **SHORT, **options) for line, options in
+                     ((marked, {"markup": "html"}), ("the dog & cat run in the park .", {})))  # fmt: skip
+    assert html.unescape(re.sub("<[^\x00-\x20>][^<>]*>", "", text)) == plain
+    assert sorted(re.findall("</?(?:b|i|a|br)\\b[^<>]*>", text)) == sorted(re.findall("<[^<>]+>", marked))
+
+
+def test_markup_and_protected_text_go_together(path):
+    line = "<p>the <b>{x}</b> &lt;dog&gt; see <i>http://a.de/?x=1&amp;y=2</i></p>"
+    text = nmtkit.load(path).translate(line, markup="html", protect_spans=True, **SHORT)
+    assert sorted(re.findall("</?[pbi]>", text)) == sorted(re.findall("</?[pbi]>", line))
+    assert text.count("{x}") == text.count("http://a.de/?x=1&amp;y=2") == 1

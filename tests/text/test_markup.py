@@ -1,0 +1,94 @@
+"""Markup goes where the words go: never lost, doubled or crossed, whatever the alignment says."""
+
+import html
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmtkit.text.alignment import Link, words
+from nmtkit.text.markup import TAG, marked
+
+NAMES = ["b", "i", "a", "em"]
+
+
+def word_by_word(source: str, target: str) -> list[Link]:
+    return [Link(*one, *other) for one, other in zip(words(source), words(target), strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("A <b>big</b> dog", "Ein großer Hund", "Ein <b>großer</b> Hund"),
+        ('<a x="?a&amp;b=>">A <i>big</i> dog</a>', "Ein großer Hund", '<a x="?a&amp;b=>">Ein <i>großer</i> Hund</a>'),
+        ("A dog<br/> runs<img src=y>", "Ein Hund rennt", "Ein Hund<br/> rennt<img src=y>"),
+        ("<b>Cats &amp; dogs</b> run", "Katzen & Hunde rennen", "<b>Katzen &amp; Hunde</b> rennen"),
+        ("A <b>big <i>dog</b> runs</i>", "Ein großer Hund rennt", "Ein <b>großer <i>Hund</b> rennt</i>"),
+        ("<!-- note -->A dog", "Ein Hund", "<!-- note -->Ein Hund"),
+        ("1 < 2 and 3 > 2", "1 < 2 und 3 > 2", "1 &lt; 2 und 3 &gt; 2"),
+        ("<br><b></b>", "Unsinn", "<br><b></b>"),
+    ],
+)  # fmt: skip
+def test_tags_go_with_the_words_they_stand_around(source, target, expected):
+    line = marked(source)
+    assert line.restore(target, word_by_word(line.text, target)) == expected
+
+
+def test_tags_follow_words_that_change_places():
+    line = marked("he has <b>seen</b> the <i>dog</i>")
+    target = "er hat den Hund gesehen"
+    pairs = {0: 0, 1: 1, 2: 3, 3: 4, 4: 2}  # target word -> source word
+    links = [Link(*words(line.text)[s], *words(target)[t]) for t, s in pairs.items()]
+    assert line.restore(target, links) == "er hat den <i>Hund</i> <b>gesehen</b>"
+
+
+def random_markup(draw: random.Random, tokens: list[str], depth: int = 0) -> str:
+    """Well-formed markup around the tokens, with void elements and comments between them."""
+    parts = []
+    index = 0
+    while index < len(tokens):
+        kind = draw.random()
+        if kind < 0.15 and depth < 4:
+            end = draw.randint(index, len(tokens))
+            name = draw.choice(NAMES)
+            parts.append(f"<{name} id='{draw.random()}'>{random_markup(draw, tokens[index:end], depth + 1)}</{name}>")
+            index = end
+        elif kind < 0.25:
+            parts.append(draw.choice(["<br/>", "<img src='a>b'>", "<!-- <b> -->"]))
+        else:
+            parts.append(html.escape(tokens[index], quote=False))
+            index += 1
+    return " ".join(parts)
+
+
+TOKENS = st.lists(st.sampled_from(["dog", "Hund", "&", "<", "日本", ".", ",", "it's", "("]), max_size=9)
+
+
+@settings(max_examples=500, deadline=None)
+@given(TOKENS, TOKENS, st.integers(0, 10**6))
+def test_no_tag_is_lost_doubled_or_crossed(tokens, others, seed):
+    draw = random.Random(seed)
+    source, target = random_markup(draw, tokens), " ".join(others)
+    line = marked(source)
+    sources = words(line.text)
+    links = [Link(*draw.choice(sources), *word) for word in words(target) if sources and draw.random() < 0.8]
+    result = line.restore(target, links)
+    assert sorted(TAG.findall(result)) == sorted(TAG.findall(source))
+    open_names = []
+    for tag in TAG.findall(result):
+        if tag.startswith("</"):
+            assert open_names.pop() == tag[2:-1]
+        elif not tag.startswith(("<!", "<br", "<img")):
+            open_names.append(re.match(r"<(\w+)", tag)[1])
+    assert not open_names
+    if any(char.isalnum() for char in line.text):
+        assert html.unescape(TAG.sub("", result)) == target
+    else:
+        assert result == source
+
+
+def test_a_stray_end_tag_and_an_unclosed_one_are_kept():
+    line = marked("a </b> dog <i> runs")
+    assert sorted(TAG.findall(line.restore("ein Hund rennt", []))) == ["</b>", "<i>"]
