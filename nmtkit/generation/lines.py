@@ -10,6 +10,7 @@ from nmtkit.generation.inputs import tagged_request
 from nmtkit.generation.options import SearchOptions, TextOptions
 from nmtkit.generation.requests import Output, Request, Translation
 from nmtkit.text.alignment import Link, Span, words
+from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.markup import Marked, marked
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 
@@ -21,6 +22,7 @@ class _Waiting:
     source: str
     markup: Marked | None
     protected: Protected
+    capitals: bool
     shift: int  # characters of the tag before the text that the model reads
 
 
@@ -58,8 +60,9 @@ class LineProcessor:
         unknown = self._unknown_words(source) if self.options.protect_spans else []
         protected = protect(source, protected_spans(source, self.patterns, unknown), self.tokenizer.knows)
         text = protected.text if protected.plain else ""
-        tagged = tagged_request(text, tag).source
-        self.waiting.append(_Waiting(request.source, markup, protected, len(tagged) - len(text)))
+        upper = self.options.truecase_caps and in_capitals(text)
+        tagged = tagged_request(sentence_case(text) if upper else text, tag).source
+        self.waiting.append(_Waiting(request.source, markup, protected, upper, len(tagged) - len(text)))
         return replace(request, source=tagged, ids=None)
 
     def _unknown_words(self, text: str) -> list[Span]:
@@ -83,7 +86,10 @@ class LineProcessor:
     def _restored(self, line: _Waiting, output: Output) -> Output:
         links = [Link(*(int(place) for place in link)) for link in output.alignment or []]
         links = [link.moved(-line.shift, 0) for link in links if link.source_start >= line.shift]
-        text, links = line.protected.restore(output.text, links)
+        text = output.text
+        if line.capitals:
+            text, links = capitals(text, links)
+        text, links = line.protected.restore(text, links)
         if line.markup is not None:
             text = line.markup.restore(text, links)
         return replace(output, text=text, alignment=None)

@@ -51,7 +51,7 @@ GENERATE_RULES = (
     FlagRule("--alignment", needs=("--format jsonl",)),
     *(
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
-        for flag in ("--markup", "--protect-spans", "--protect")
+        for flag in ("--markup", "--truecase-caps", "--protect-spans", "--protect")
     ),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
     CTRANSLATE2_RULE,
@@ -135,6 +135,9 @@ class TextOptions(Config):
         None,
         "html: take tags out of a line, and put them around the words that translate those they stood around; entities "
         "are decoded and encoded",
+    )
+    truecase_caps: bool = option(
+        False, "translate a line in capitals as a sentence, and put its translation in capitals again"
     )
     protect_spans: bool = option(
         False,

@@ -87,3 +87,12 @@ def test_markup_and_protected_text_go_together(path):
     text = nmtkit.load(path).translate(line, markup="html", protect_spans=True, **SHORT)
     assert sorted(re.findall("</?[pbi]>", text)) == sorted(re.findall("</?[pbi]>", line))
     assert text.count("{x}") == text.count("http://a.de/?x=1&amp;y=2") == 1
+
+
+def test_a_line_in_capitals_translates_as_a_sentence_in_capitals(path):
+    model = nmtkit.load(path)
+    texts = model.translate(["THE DOG RUNS {x} .", "THE dog runs ."], truecase_caps=True, protect=r"\{x\}", **SHORT)
+    plain = model.translate("The dog runs .", **SHORT)
+    assert "".join(texts[0].replace("{x}", "").split()) == "".join("".join(map(str.upper, plain)).split())
+    assert texts[0].count("{x}") == 1
+    assert texts[1] == model.translate("THE dog runs .", **SHORT)

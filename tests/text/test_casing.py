@@ -1,0 +1,35 @@
+"""Lines in capitals."""
+
+import pytest
+
+from nmtkit.text.alignment import Link, words
+from nmtkit.text.casing import capitals, in_capitals, sentence_case
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("STOP! NO ENTRY 24H", True),
+        ("ÄRGER IM PARK", True),
+        ("NATO", False),
+        ("NATO and EU", False),
+        ("A B", False),
+        ("12 34", False),
+        ("日本 日本 日本", False),
+    ],
+)
+def test_what_counts_as_capitals(text, expected):
+    assert in_capitals(text) == expected
+
+
+def test_sentence_case_keeps_every_place():
+    text = '"ÄRGER İN PARK 12!"'
+    assert sentence_case(text) == '"Ärger İn park 12!"'
+    assert len(sentence_case(text)) == len(text)
+
+
+def test_links_follow_letters_that_become_two():
+    text = "Große Straße, gut"
+    upper, links = capitals(text, [Link(0, 1, *word) for word in words(text)])
+    assert upper == text.upper() == "GROSSE STRASSE, GUT"
+    assert [upper[link.target_start : link.target_end] for link in links] == ["GROSSE", "STRASSE", ",", "GUT"]
