@@ -99,7 +99,7 @@ class Model:
         thousands of lines before it yields the first, to sort them by length.
 
         `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …, and
-        what is done to the text: `markup`, `truecase_caps`, `protect_spans`, `protect`.
+        what is done to the text: `split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`.
         Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
         neither a text nor a request.
         """

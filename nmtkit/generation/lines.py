@@ -13,17 +13,67 @@ from nmtkit.text.alignment import Link, Span, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.markup import Marked, marked
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
+from nmtkit.text.sentences import sentences, splitter
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _Sentence:
+    """A sentence of a line, as it was before the model read it."""
+
+    start: int  # its place in the line, without markup
+    end: int
+    protected: Protected
+    capitals: bool
+    tag: int  # characters of the tag before the text that the model reads
+
+    def restored(self, output: Output) -> tuple[str, list[Link]]:
+        """Returns the translation of the sentence, with its links."""
+        links = [Link(*(int(place) for place in link)) for link in output.alignment or []]
+        links = [link.moved(-self.tag, 0) for link in links if link.source_start >= self.tag]
+        text = output.text
+        if self.capitals:
+            text, links = capitals(text, links)
+        return self.protected.restore(text, links)
+
+
+@dataclass(frozen=True)
+class _Line:
     """A line whose translation is to come."""
 
     source: str
+    text: str  # without markup
     markup: Marked | None
-    protected: Protected
-    capitals: bool
-    shift: int  # characters of the tag before the text that the model reads
+    sentences: list[_Sentence]
+
+    def translation(self, id: int, found: Sequence[Translation]) -> Translation:
+        """Returns the translation of the line from those of its sentences; a rank has those of this rank."""
+        ranks = range(max(len(translation.hypotheses) for translation in found))
+        hypotheses = [
+            self._joined([translation.hypotheses[min(rank, len(translation.hypotheses) - 1)] for translation in found])
+            for rank in ranks
+        ]
+        return Translation(id, self.source, hypotheses)
+
+    def _joined(self, outputs: Sequence[Output]) -> Output:
+        """Returns the translations of the sentences with the white space that was between them."""
+        text, end = "", 0
+        links: list[Link] = []
+        for sentence, output in zip(self.sentences, outputs, strict=True):
+            text += self.text[end : sentence.start]
+            translated, own = sentence.restored(output)
+            links += [link.moved(sentence.start, len(text)) for link in own]
+            text += translated
+            end = sentence.end
+        text += self.text[end:]
+        if self.markup is not None:
+            text = self.markup.restore(text, links)
+        return Output(
+            text=text,
+            pieces=[piece for output in outputs for piece in output.pieces],
+            score=sum(output.score for output in outputs),
+            log_probability=sum(output.log_probability for output in outputs),
+            utility=outputs[0].utility if len(outputs) == 1 else None,
+        )
 
 
 class LineProcessor:
@@ -34,13 +84,15 @@ class LineProcessor:
     >>> found = translator.run(processor.requests(windows), search, translator.batch_decoder(search))
     >>> for translation in processor.translations(found): ...
 
-    One processor serves one stream of lines. Raises ValueError for a pattern that is no regular expression.
+    One processor serves one stream of lines. Raises ValueError for a pattern that is no regular
+    expression, ImportError for an extra that is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.patterns = compiled([*(PATTERNS if options.protect_spans else ()), *options.protect])
-        self.waiting: deque[_Waiting] = deque()
+        self.split = splitter() if options.split_sentences is not None else None
+        self.waiting: deque[_Line] = deque()
 
     def search_options(self, search: SearchOptions) -> SearchOptions:
         """Returns the options of a search with the alignment that putting things back needs."""
@@ -49,21 +101,38 @@ class LineProcessor:
     def requests(self, windows: Iterable[Sequence[Request]], tag: str | None = None) -> Iterator[list[Request]]:
         """Yields a window of requests for each window of lines, with `tag` before those that are not empty."""
         for window in windows:
-            yield [self._request(request, tag) for request in window]
+            yield [sentence for request in window for sentence in self._sentences(request, tag)]
 
-    def _request(self, request: Request, tag: str | None) -> Request:
+    def _sentences(self, request: Request, tag: str | None) -> list[Request]:
+        """Returns a request for each sentence of a line; for an empty line, an empty one."""
         if not self.options.active:
-            return request if tag is None else replace(request, source=tagged_request(request.source, tag).source)
+            return [request if tag is None else replace(request, source=tagged_request(request.source, tag).source)]
         source = unicodedata.normalize("NFC", request.source)
         markup = marked(source) if self.options.markup else None
-        source = source if markup is None else markup.text.replace("\n", " ")
-        unknown = self._unknown_words(source) if self.options.protect_spans else []
-        protected = protect(source, protected_spans(source, self.patterns, unknown), self.tokenizer.knows)
+        line = source if markup is None else markup.text.replace("\n", " ")
+        spans = [(0, len(line))]
+        if self.split is not None and self.options.split_sentences is not None:
+            spans = sentences(line, self.options.split_sentences, self.split) or spans
+        requests, waiting = [], []
+        for start, end in spans:
+            sentence, text = self._sentence(line, start, end)
+            tagged = tagged_request(text, tag).source
+            waiting.append(replace(sentence, tag=len(tagged) - len(text)))
+            requests.append(replace(request, source=tagged, ids=None))
+        self.waiting.append(_Line(request.source, line, markup, waiting))
+        return requests
+
+    def _sentence(self, line: str, start: int, end: int) -> tuple[_Sentence, str]:
+        """Returns a sentence, and its text as the model is to read it."""
+        text = line[start:end]
+        spans = protected_spans(text, self.patterns)
+        upper = self.options.truecase_caps and in_capitals(protect(text, spans, lambda span: False).text)
+        if self.options.protect_spans:
+            unknown = self._unknown_words(sentence_case(text) if upper else text)
+            spans = protected_spans(text, self.patterns, unknown)
+        protected = protect(text, spans, self.tokenizer.knows)
         text = protected.text if protected.plain else ""
-        upper = self.options.truecase_caps and in_capitals(text)
-        tagged = tagged_request(sentence_case(text) if upper else text, tag).source
-        self.waiting.append(_Waiting(request.source, markup, protected, upper, len(tagged) - len(text)))
-        return replace(request, source=tagged, ids=None)
+        return _Sentence(start, end, protected, upper, 0), sentence_case(text) if upper else text
 
     def _unknown_words(self, text: str) -> list[Span]:
         """Returns the words and emoji that the model's vocabulary does not know; punctuation is left to the model."""
@@ -78,18 +147,11 @@ class LineProcessor:
         if not self.options.active:
             yield from found
             return
+        ready: list[Translation] = []
+        id = 0
         for translation in found:
-            line = self.waiting.popleft()
-            hypotheses = [self._restored(line, output) for output in translation.hypotheses]
-            yield Translation(translation.id, line.source, hypotheses)
-
-    def _restored(self, line: _Waiting, output: Output) -> Output:
-        links = [Link(*(int(place) for place in link)) for link in output.alignment or []]
-        links = [link.moved(-line.shift, 0) for link in links if link.source_start >= line.shift]
-        text = output.text
-        if line.capitals:
-            text, links = capitals(text, links)
-        text, links = line.protected.restore(text, links)
-        if line.markup is not None:
-            text = line.markup.restore(text, links)
-        return replace(output, text=text, alignment=None)
+            ready.append(translation)
+            if len(ready) == len(self.waiting[0].sentences):
+                yield self.waiting.popleft().translation(id, ready)
+                ready = []
+                id += 1

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nmtkit.registry import Config, FlagRule, changed_flags, check_flags, option
+from nmtkit.text.sentences import is_language
 
 LONGEST = 10_000  # pieces; no search goes on for longer
 
@@ -51,7 +52,12 @@ GENERATE_RULES = (
     FlagRule("--alignment", needs=("--format jsonl",)),
     *(
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
-        for flag in ("--markup", "--truecase-caps", "--protect-spans", "--protect")
+        for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")
+    ),
+    FlagRule(
+        "--split-sentences",
+        excludes=("--prefix", "--constraints", "--avoid"),
+        reason="these are of whole lines, and sentences are translated",
     ),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
     CTRANSLATE2_RULE,
@@ -131,6 +137,12 @@ class SearchOptions(Config):
 class TextOptions(Config):
     """What is done to the text before and after the search."""
 
+    split_sentences: str | None = option(
+        None,
+        "cut lines into sentences by the rules of this language (en, de, zh, …), and put them together again with the "
+        "white space between them",
+        metavar="LANGUAGE",
+    )
     markup: Literal["html"] | None = option(
         None,
         "html: take tags out of a line, and put them around the words that translate those they stood around; entities "
@@ -147,6 +159,11 @@ class TextOptions(Config):
     protect: tuple[str, ...] = option(
         (), "copy also what this regular expression matches; repeatable", metavar="REGEX", repeatable=True
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.split_sentences is not None and not is_language(self.split_sentences):
+            raise ValueError(f"--split-sentences {self.split_sentences!r} is no code of a language, as en or zh-Hant")
 
     @property
     def names(self) -> list[str]:

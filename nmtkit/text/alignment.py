@@ -122,13 +122,16 @@ def position_after(place: int, source: str, target: str, links: Sequence[Link]) 
     """Returns where in `target` something belongs that stands at `place` in `source`, at the edge of a word.
 
     That is after the translation of the word before it, or else before that of the word after it, or of the nearest
-    word that has one. What begins the source begins the target, and what ends it stands before the last punctuation.
+    word that has one. What begins the source begins the target; what ends it stands before the last punctuation,
+    but after it if that is so in the source.
     """
     target_words = words(target)
     lettered = [(start, end) for start, end in target_words if is_letter(target[start])]
     if not any(is_letter(char) for char in source[:place]):
         return lettered[0][0] if lettered else 0
     if not any(is_letter(char) for char in source[place:]):
+        if not source[place:].strip() and not is_letter(source[:place].rstrip()[-1]):
+            return len(target)
         return lettered[-1][1] if lettered else len(target)
     source_words = [span for span in words(source) if is_letter(source[span[0]])]
     before = sum(end <= place for _, end in source_words)

@@ -2,6 +2,7 @@
 
 import html
 import re
+import sys
 
 import pytest
 from testing import save_tiny_transformer, tiny_tokenizer
@@ -12,6 +13,7 @@ from nmtkit.generation.options import SearchOptions, TextOptions
 from nmtkit.generation.requests import Request
 from nmtkit.generation.translator import Translator
 from nmtkit.text.alignment import words
+from nmtkit.text.sentences import sentences, splitter
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
 LINES = [
@@ -96,3 +98,44 @@ def test_a_line_in_capitals_translates_as_a_sentence_in_capitals(path):
     assert "".join(texts[0].replace("{x}", "").split()) == "".join("".join(map(str.upper, plain)).split())
     assert texts[0].count("{x}") == 1
     assert texts[1] == model.translate("THE dog runs .", **SHORT)
+
+
+SENTENCES = "  the dog runs.  two men {x} sleep! \t THE CAT RUNS IN. "
+
+
+def split_at_marks(language, text):
+    assert language == "en"
+    return re.findall(r"[^.!]*(?:[.!]\s*|$)", text)
+
+
+def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monkeypatch):
+    monkeypatch.setattr("nmtkit.generation.lines.splitter", lambda: split_at_marks)
+    model = nmtkit.load(path)
+    texts = model.translate([SENTENCES, " \t", "a dog"], split_sentences="en", protect=r"\{x\}", **SHORT)
+    parts = model.translate(["the dog runs.", "two men {x} sleep!", "THE CAT RUNS IN."], protect=r"\{x\}", **SHORT)
+    assert texts[0] == "  {}  {} \t {} ".format(*parts)
+    assert texts[1].strip() == "" and texts[2] == model.translate("a dog", **SHORT)
+
+
+def test_tags_may_go_over_sentences(path, monkeypatch):
+    monkeypatch.setattr("nmtkit.generation.lines.splitter", lambda: split_at_marks)
+    line = "<i>the <b>dog runs. two</b> men</i> sleep."
+    (found,) = nmtkit.load(path).translate(line, nbest=1, split_sentences="en", markup="html", **SHORT).hypotheses
+    assert sorted(re.findall("</?[bi]>", found.text)) == ["</b>", "</i>", "<b>", "<i>"]
+    parts = nmtkit.load(path).translate(["the dog runs.", "two men sleep."], nbest=1, **SHORT)
+    assert found.log_probability == pytest.approx(sum(part.hypotheses[0].log_probability for part in parts))
+
+
+def test_sentences_as_sentencex_cuts_them(path):
+    pytest.importorskip("sentencex")
+    text = "  Dr. Smith went home.  He slept! \t Did he?"
+    found = sentences(text, "en", splitter())
+    assert [text[start:end] for start, end in found] == ["Dr. Smith went home.", "He slept!", "Did he?"]
+
+
+def test_a_language_that_is_none_and_a_missing_package_are_told(path, monkeypatch):
+    with pytest.raises(ValueError, match="no code of a language"):
+        TextOptions(split_sentences="English please")
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ImportError, match=r"nmtkit\[text\]"):
+        splitter()

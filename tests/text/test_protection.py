@@ -53,6 +53,7 @@ def word_by_word(source: str, target: str) -> list[Link]:
         ("{x} runs.", "runs.", "rennt.", "{x} rennt."),
         ("He sees {x}.", "He sees.", "Er sieht.", "Er sieht {x}."),
         ("He ({x}) sees {y}s!", "He () sees!", "Er () sieht!", "Er {x} () sieht {y}s!"),
+        ("He runs. {x}", "He runs. ", "Er rennt.", "Er rennt. {x}"),
         ("He {x} {y} runs", "He runs", "Er rennt", "Er {x} {y} rennt"),
     ],
 )
