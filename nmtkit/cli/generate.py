@@ -204,17 +204,17 @@ def prompt(translator: "Translator", options: SearchOptions, tag: str | None, pr
         line = sys.stdin.readline()
         if not line:
             return
-        ((request,),) = processor.requests([[Request(line.rstrip("\n"))]], tag)
+        (requests,) = processor.requests([[Request(line.rstrip("\n"))]], tag)
         try:
-            found = translator.stream([request], options)
+            found = translator.stream(requests, options)
             (translation,) = processor.translations(found)
         except ValueError as error:  # an architecture without attention
             if options.alignment is None or processor.options.active:
                 raise
             stderr.print(f"no alignment: {error}", style="dim", markup=False)
             options = dataclasses.replace(options, alignment=None)
-            translation = next(iter(translator.stream([request], options)))
-        encoded = translator.tokenizer.encode_source([request.source])
+            translation = next(iter(translator.stream(requests, options)))
+        encoded = translator.tokenizer.encode_source([requests[0].source])
         source = translator.tokenizer.source_pieces(encoded.ids[:-1].tolist())
         for output in translation.hypotheses:
             write([dataclasses.replace(translation, hypotheses=[output])], "text", scores=False)
