@@ -16,6 +16,7 @@ import torch
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, Tokenizer
+from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
@@ -52,7 +53,13 @@ class Attention:
 
 
 def attend(
-    model: Architecture, tokenizer: Tokenizer, source: str, target: str | None = None, beam: int = 4
+    model: Architecture,
+    tokenizer: Tokenizer,
+    source: str,
+    target: str | None = None,
+    beam: int = 4,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
 ) -> Attention:
     """Runs the model over `source` and `target`, or over its own translation.
 
@@ -61,16 +68,18 @@ def attend(
     if not source.strip():
         raise ValueError("the sentence is empty; there is nothing to look at")
     device = next(model.parameters()).device
-    source_ids = tokenizer.encode_source([source]).ids.tolist()
+    before, begin = tokenizer.language_ids(source_lang, target_lang)
+    source_ids = [*before, *tokenizer.encode_source([source]).ids.tolist()]
     limit = model.max_source_positions
     if limit is not None and len(source_ids) > limit:
         raise ValueError(f"the sentence has {len(source_ids)} pieces; this model reads {limit} at most")
     packed = Packed.from_lists([source_ids], device)
     with torch.no_grad():
         if target is None:
-            target_ids = [*beam_search([model], packed, SearchOptions(beam=beam))[0][0].tokens, EOS]
+            constraints = [Constraints(prefix=tuple(begin), given=len(begin))]
+            target_ids = [*beam_search([model], packed, SearchOptions(beam=beam), constraints)[0][0].tokens, EOS]
         else:
-            target_ids = tokenizer.encode_target([target]).ids.tolist()
+            target_ids = [*begin, *tokenizer.encode_target([target]).ids.tolist()]
         target_input = Packed.from_lists([[BOS, *target_ids[:-1]]], device)
         weights = model.attention_weights(packed, target_input)
     return Attention(

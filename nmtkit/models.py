@@ -64,7 +64,7 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     config = derive(entry.preset, contents["config"], f"{path}: {name}")
     with NoInitialisation():
         model = build(name, config, vocabulary_of(tokenizer))
-    _load_weights(model, contents["model"], f"{path} does not fit architecture {name!r}")
+    load_weights(model, contents["model"], f"{path} does not fit architecture {name!r}")
     return model.eval(), tokenizer
 
 
@@ -76,7 +76,7 @@ def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
         raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
 
 
-def _load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
+def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
     """Copies `weights` into the model. Raises ValueError, `mistake` first, for other names, shapes or types."""
     for name, tensor in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != tensor.is_floating_point():

@@ -128,10 +128,26 @@ class Model:
         return list(results) if isinstance(source, Sequence) else results
 
     @overload
-    def score(self, source: str, target: str) -> float: ...  # type: ignore[overload-overlap]  # a str comes first
+    def score(  # type: ignore[overload-overlap]  # a str comes first
+        self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
+    ) -> float: ...
     @overload
-    def score(self, source: Sequence[str], target: Sequence[str]) -> list[float]: ...
-    def score(self, source: str | Sequence[str], target: str | Sequence[str]) -> float | list[float]:
+    def score(
+        self,
+        source: Sequence[str],
+        target: Sequence[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[float]: ...
+    def score(
+        self,
+        source: str | Sequence[str],
+        target: str | Sequence[str],
+        *,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> float | list[float]:
         """Returns the log probability of a given translation, or of each of a list: natural logarithms, eos included.
 
         >>> model.score("A dog runs.", "Ein Hund rennt.")
@@ -143,7 +159,8 @@ class Model:
         if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
             raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
         requests = [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
-        found = self._translator.stream(requests, SearchOptions(score_reference=True))
+        options = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
+        found = self._translator.stream(requests, options)
         scores = [translation.hypotheses[0].log_probability for translation in found]
         return scores[0] if isinstance(source, str) else scores
 
@@ -184,7 +201,15 @@ class Model:
             return means[0] if isinstance(source, str) else torch.stack(means) if means else torch.empty(0)
         return memories[0] if isinstance(source, str) else memories
 
-    def attention(self, source: str, target: str | None = None, *, beam: int = 4) -> Attention:
+    def attention(
+        self,
+        source: str,
+        target: str | None = None,
+        *,
+        beam: int = 4,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> Attention:
         """Returns the attention weights of every head over a text and `target`, or else the model's own translation.
 
         >>> attention = model.attention("A dog runs.", "Ein Hund rennt.")
@@ -195,7 +220,7 @@ class Model:
 
         Raises ValueError for an ensemble, an empty source, one that is too long, and a model without attention.
         """
-        return attend(self._single("attention"), self.tokenizer, source, target, beam)
+        return attend(self._single("attention"), self.tokenizer, source, target, beam, source_lang, target_lang)
 
     def _single(self, method: str) -> Architecture:
         if len(self.architectures) > 1:

@@ -22,11 +22,13 @@ COMMANDS = {
     "compare": "Training runs side by side: settings, scores, speed, state.",
     "sweep": "Many training runs from one file: grids, draws, seeds, several machines.",
     "attention": "A web page of what every attention head looks at.",
-    "export": "A checkpoint for CTranslate2, or as separate standard files.",
+    "import": "A model of another toolkit as a checkpoint.",
+    "export": "A checkpoint for CTranslate2, for transformers, or as standard files.",
     "inspect": "What a checkpoint or a dataset is, and how to use it.",
     "check": "Whether plug-ins keep to their contracts.",
     "demo": "All of it in three minutes, on an embedded corpus.",
 }
+MODULES = {"import": "import_model"}  # where the name of a command is a word of Python
 
 
 def limit_primitive_caches() -> None:
@@ -70,7 +72,7 @@ class LazyGroup(click.Group):
                 f"unknown command {name!r}; {f'{about}; ' if about else ''}known: {', '.join(COMMANDS)}", ctx
             )
         with imports():
-            module = importlib.import_module("nmtkit.cli." + name.replace("-", "_"))
+            module = importlib.import_module("nmtkit.cli." + MODULES.get(name, name.replace("-", "_")))
         command: click.Command = module.command
         return command
 

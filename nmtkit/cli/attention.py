@@ -21,8 +21,19 @@ from nmtkit.cli.command import Command, stderr
     metavar="FILE",
     help="The page to write.  [default: attention.html]",
 )
+@click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a model of several.")
+@click.option("--target-lang", metavar="CODE", help="Language of its translation, for a model of several.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
-def command(sentence: str, path: Path, target: str | None, beam: int, output: Path, plugins: tuple[str, ...]) -> None:
+def command(
+    sentence: str,
+    path: Path,
+    target: str | None,
+    beam: int,
+    output: Path,
+    source_lang: str | None,
+    target_lang: str | None,
+    plugins: tuple[str, ...],
+) -> None:
     """Show every layer and head of a model at work on SENTENCE, as one self-contained HTML page.
 
     \b
@@ -36,7 +47,7 @@ def command(sentence: str, path: Path, target: str | None, beam: int, output: Pa
 
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
-    attention = attend(model, tokenizer, sentence, target, beam)
+    attention = attend(model, tokenizer, sentence, target, beam, source_lang, target_lang)
     with atomic_write(output) as file:
         file.write(page(attention, f"Attention in {path}").encode())
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)

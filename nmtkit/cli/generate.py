@@ -215,7 +215,8 @@ def prompt(translator: "Translator", options: SearchOptions, tag: str | None, pr
             options = dataclasses.replace(options, alignment=None)
             translation = next(iter(translator.stream(requests, options)))
         encoded = translator.tokenizer.encode_source([requests[0].source])
-        source = translator.tokenizer.source_pieces(encoded.ids[:-1].tolist())
+        before, _ = translator.tokenizer.language_ids(options.source_lang, options.target_lang)
+        source = translator.tokenizer.source_pieces([*before, *encoded.ids[:-1].tolist()])
         for output in translation.hypotheses:
             write([dataclasses.replace(translation, hypotheses=[output])], "text", scores=False)
             pairs = [f"{source[int(i)]}→{output.pieces[int(j)]}" for i, j in output.alignment or []]

@@ -18,6 +18,8 @@ PREPROCESS_RULES = (
         excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
         reason="they are of a new tokenizer, and it names an existing one",
     ),
+    FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
+    FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
 )
 
 
@@ -102,6 +104,10 @@ class PreprocessConfig(Config):
         flag="--tag",
         metavar="TAG,…",
     )
+    source_language_token: str | None = option(
+        None, "for a tokenizer of several languages: that of the source, whose token begins its lines", metavar="CODE"
+    )
+    target_language_token: str | None = option(None, "that of the target, in the same way", metavar="CODE")
     valid_tags: tuple[str | None, ...] = option((), "the same for each valid set", flag="--valid-tag", metavar="TAG,…")
     test_tags: tuple[str | None, ...] = option((), "the same for each test set", flag="--test-tag", metavar="TAG,…")
 

@@ -24,6 +24,7 @@ from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
 Sizes = tuple[int, ...]  # of a block, or of all before it: pairs, and ids of each side
+LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +83,15 @@ class PairEncoder:
         unknown = self._source.unknown_pieces(source), self._target.unknown_pieces(target)
         text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
         links = self._links(texts, source, target, keep, block, files)
-        source = self.tagged(source.select(keep), files.tag)
-        return EncodedBlock((source, target.select(keep), links), hashes[keep], statistics, text)
+        source, target = self.tagged(source.select(keep), files.tag), target.select(keep)
+        before, begin = self._tokenizer.language_ids(
+            config.source_language_token, config.target_language_token, LANGUAGE_FLAGS
+        )
+        for token in before:
+            source = source.prepend(token)
+        for token in begin:
+            target = target.prepend(token)
+        return EncodedBlock((source, target, links), hashes[keep], statistics, text)
 
     def _links(
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,

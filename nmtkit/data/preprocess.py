@@ -34,7 +34,7 @@ from nmtkit.data.dataset_files import (
     text_file,
     write_manifest,
 )
-from nmtkit.data.encoding import EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
+from nmtkit.data.encoding import LANGUAGE_FLAGS, EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
 from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, page
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
@@ -69,6 +69,7 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         )
         for tag in tags:
             tokenizer.check_tag(tag)
+        tokenizer.language_ids(config.source_language_token, config.target_language_token, LANGUAGE_FLAGS)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
         writer = DatasetWriter(config, tokenizer, destination.folder, on_progress)
         for split, files in held_out.items():

@@ -194,14 +194,40 @@ class Tokenizer:
     def languages(self) -> dict[str, int]:
         """Ids of the tokens of languages by code, as "de" of __de__; empty unless a model has several."""
         ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
-        return {self._source.id_to_piece(token).strip("_"): token for token in reversed(list(ids))}
+        return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
 
     def language(self, code: str) -> int:
         """Returns the token of a language. Raises ValueError naming those known."""
         if code not in self.languages:
-            known = ", ".join(sorted(self.languages)) or "it translates between two only"
-            raise ValueError(f"the model has no language {code!r}; known: {known}")
+            raise ValueError(f"the model has no language {code!r}; known: {', '.join(sorted(self.languages))}")
         return self.languages[code]
+
+    def language_ids(
+        self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
+    ) -> tuple[list[int], list[int]]:
+        """Returns the ids that stand before a source, and those that begin its translation, for these languages.
+
+        M2M-100, NLLB and mBART-50 have the token of a language on either side. Marian's models of several target
+        languages have that of the target, such as >>deu<<, before the source. Both are empty for a model of two
+        languages.
+
+        Raises ValueError, with the codes known, where one is unknown, missing, or without effect; `flags` names them.
+        """
+        if not self.languages:
+            given = [flag for flag, code in zip(flags, (source, target), strict=True) if code is not None]
+            if given:
+                raise ValueError(f"{given[0]} is for models of several languages; this one has no tokens of languages")
+            return [], []
+        tells_source = self._source.id_to_piece(next(iter(self.languages.values()))).startswith(">>")
+        if tells_source and source is not None:
+            raise ValueError(f"{flags[0]} has no effect: this model is told the target language only; leave it out")
+        codes = (target,) if tells_source else (source, target)
+        if None in codes:
+            missing = " and ".join(flag for flag, code in zip(flags[-len(codes) :], codes, strict=True) if code is None)
+            known = ", ".join(sorted(self.languages))
+            raise ValueError(f"the model translates between several languages; give {missing}, one of {known}")
+        ids = [self.language(code) for code in codes if code is not None]
+        return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""

@@ -23,6 +23,7 @@ class Constraints:
     """Target ids, without eos. An avoided phrase is avoided as these pieces; others may spell the same text."""
 
     prefix: Phrase = ()  # the translation begins with it
+    given: int = 0  # the first tokens of the prefix that are no part of the text and cost nothing: of a language
     required: tuple[Phrase, ...] = ()  # it holds each of these, without overlap
     avoided: tuple[Phrase, ...] = ()  # it holds none of these
 
@@ -51,6 +52,7 @@ class LogitsProcessor:
         # B: the most tokens, without eos; raised where the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)
+        self.given = max(sentence.given for sentence in constraints)  # of all sentences, as they have one language
         self.prefix = torch.tensor(  # B width, NONE after the end of each
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
             dtype=torch.int64,
@@ -67,6 +69,8 @@ class LogitsProcessor:
         if length < self.prefix.shape[1]:
             forced = self.prefix[:, length].repeat_interleave(rows).to(log_probs.device)[:, None]  # N 1
             kept = log_probs.gather(1, forced.clamp_min(0))
+            if length < self.given:
+                kept.zero_()
         if self.forbidden.device != log_probs.device:
             self.forbidden, self.forbidden_at_first = (
                 tokens.to(log_probs.device) for tokens in (self.forbidden, self.forbidden_at_first)

@@ -44,7 +44,8 @@ def decode(
     source = Packed.from_lists([sentence.ids for sentence in batch], device)
     if options.score_reference:
         references = [sentence.reference or [] for sentence in batch]
-        found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen)]
+        given = [sentence.constraints.given for sentence in batch]
+        found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen, given)]
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
         found = beam_search(models, source, options, constraints, seeds)
@@ -75,13 +76,21 @@ def beam_search(
 
 @torch.inference_mode()
 def score_references(
-    models: Sequence[Architecture], source: Packed, references: Sequence[list[int]], lenpen: float
+    models: Sequence[Architecture],
+    source: Packed,
+    references: Sequence[list[int]],
+    lenpen: float,
+    given: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
-    """Returns each reference (ids without eos) with its log probability, eos included, and its score."""
+    """Returns each reference (ids without eos) with its log probability, eos included, and its score.
+
+    The first `given` tokens of each cost nothing.
+    """
     inputs, outputs = _packed([[BOS, *ids] for ids in references], source), [[*ids, EOS] for ids in references]
     mean = mean_log_probabilities([model.output_projection(model(source, inputs)) for model in models])  # T V
     gained = mean.gather(1, _packed(outputs, source).values[:, None])[:, 0].double().cpu()
-    totals = [float(part.sum()) for part in gained.split([len(ids) for ids in outputs])]
+    parts = zip(gained.split([len(ids) for ids in outputs]), given or [0] * len(references), strict=True)
+    totals = [float(part[free:].sum()) for part, free in parts]
     return [
         Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total)
         for ids, total in zip(references, totals, strict=True)

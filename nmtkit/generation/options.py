@@ -31,6 +31,7 @@ CTRANSLATE2_RULE = FlagRule(
     excludes=(
         *("--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen", "--min-len"),
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
+        *("--source-lang", "--target-lang"),
     ),
     reason="CTranslate2 does not have it, or means something else by it",
 )
@@ -106,6 +107,12 @@ class SearchOptions(Config):
         "cross-attention of each translation: for each target piece a source piece (hard) or all weights (soft), or "
         "for each target word its source word, both as characters",
     )
+    source_lang: str | None = option(
+        None,
+        "language of the lines, for a model of several: a code, as eng_Latn; an unknown one lists those known",
+        metavar="CODE",
+    )
+    target_lang: str | None = option(None, "language to translate into, for a model of several", metavar="CODE")
     score_reference: bool = option(False, "score the given reference translations instead of searching")
     unkpen: float | None = option(
         None, "let the model produce <unk>, this much below its log probability; none: never", min=0, max=1000

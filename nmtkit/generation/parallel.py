@@ -273,4 +273,5 @@ def sentence_from(fields: dict[str, Any]) -> Sentence:
     """Returns the sentence of which `fields` are `dataclasses.asdict` after a journey through JSON."""
     constraints = fields["constraints"]
     phrases = {name: tuple(map(tuple, constraints[name])) for name in ("required", "avoided")}
-    return Sentence(**{**fields, "constraints": Constraints(prefix=tuple(constraints["prefix"]), **phrases)})
+    prefix, given = tuple(constraints["prefix"]), constraints["given"]
+    return Sentence(**{**fields, "constraints": Constraints(prefix=prefix, given=given, **phrases)})

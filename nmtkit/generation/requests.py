@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
@@ -91,13 +92,20 @@ class Preprocessor:
     max_source_len: int
     long_lines: Literal["split", "cut"]
 
+    @cached_property
+    def language_ids(self) -> tuple[list[int], list[int]]:
+        return self.tokenizer.language_ids(self.options.source_lang, self.options.target_lang)
+
     def lines(self, requests: Sequence[Request], first_id: int) -> list[Line]:
         """Raises ValueError for constraints that cannot be met, naming the line."""
         encoded = self.tokenizer.encode_source([request.source for request in requests if request.ids is None])
         new = iter(encoded.split())
+        before, _ = self.language_ids
         lines = []
         for id, request in enumerate(requests, first_id):
             ids = next(new).tolist() if request.ids is None else request.ids
+            if before and len(ids) > 1:
+                ids = [*before, *(ids[1:] if ids[0] in self.tokenizer.languages.values() else ids)]
             try:
                 lines.append(Line(id, request.source, self.parts(request, ids[:-1], id), self.tags(ids)))
             except ValueError as error:
@@ -105,27 +113,31 @@ class Preprocessor:
         return lines
 
     def parts(self, request: Request, ids: list[int], id: int) -> list[Sentence]:
+        _, begin = self.language_ids
         if self.options.score_reference:
             if request.reference is None:
                 raise ValueError("--score-reference needs a reference for it")
-            return [Sentence([*ids, EOS], reference=self.target_ids(request.reference))]
+            constraints = Constraints(given=len(begin))
+            return [Sentence([*ids, EOS], constraints, reference=[*begin, *self.target_ids(request.reference)])]
         if not ids:
             return []
         constraints = Constraints(
-            prefix=tuple(self.target_ids(request.prefix)),
+            prefix=(*begin, *self.target_ids(request.prefix)),
+            given=len(begin),
             required=tuple(tuple(self.target_ids(phrase)) for phrase in request.required),
             avoided=tuple(tuple(self.target_ids(phrase)) for phrase in request.avoided),
         )
         constraints.check(self.options)
         # of a line in parts, the first part begins it and holds the phrases
-        later = replace(constraints, prefix=(), required=())
+        later = replace(constraints, prefix=tuple(begin), required=())
         return [
             Sentence([*part, EOS], later if index else constraints, seed=id + (index << 40))
             for index, part in enumerate(self.cut(ids, id))
         ]
 
     def tags(self, ids: list[int]) -> int:
-        return next(count for count, id in enumerate(ids) if id not in self.tokenizer.source_tags)
+        begin = self.tokenizer.source_tags.union(self.tokenizer.languages.values())
+        return next(count for count, id in enumerate(ids) if id not in begin)
 
     def target_ids(self, text: str) -> list[int]:
         return [] if not text else self.tokenizer.encode_target([text]).ids[:-1].tolist()
@@ -182,6 +194,10 @@ class Postprocessor:
 
     def output(self, line: Line, hypotheses: list[Hypothesis]) -> Output:
         """Returns the translation that consists of one hypothesis for each part of the line."""
+        hypotheses = [
+            without_given(hypothesis, part.constraints.given)
+            for hypothesis, part in zip(hypotheses, line.parts, strict=True)
+        ]
         tokens = [token for hypothesis in hypotheses for token in hypothesis.tokens]
         weights = joined_alignment([hypothesis.alignment for hypothesis in hypotheses], line)
         if self.options.replace_unknown and UNK in tokens:
@@ -215,7 +231,8 @@ class Postprocessor:
 
     def with_source_pieces(self, line: Line, tokens: list[int], weights: list[list[float]]) -> str:
         """Returns the text with each <unk> replaced by the source piece that it attends to most."""
-        surfaces = self.tokenizer.source_surfaces(line.source)
+        languages = self.tokenizer.languages.values()  # whose token begins the source, and has no text
+        surfaces = [""] * (line.parts[0].ids[0] in languages) + self.tokenizer.source_surfaces(line.source)
         words: list[str] = []
         known: list[int] = []
         for token, row in zip(tokens, weights, strict=True):
@@ -227,6 +244,14 @@ class Postprocessor:
             known = []
         words.append(self.tokenizer.decode_target(known))
         return " ".join(word for word in words if word)
+
+
+def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
+    """Returns the hypothesis without its first tokens, those that were given: they are no part of the text."""
+    if not given:
+        return hypothesis
+    alignment = None if hypothesis.alignment is None else hypothesis.alignment[given:]
+    return replace(hypothesis, tokens=hypothesis.tokens[given:], alignment=alignment)
 
 
 def joined_alignment(alignments: list[list[list[float]] | None], line: Line) -> list[list[float]] | None:

@@ -1,0 +1,81 @@
+"""`nmtkit import`: a model of another toolkit as a checkpoint."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nmtkit.cli.command import Command, stderr
+
+if TYPE_CHECKING:
+    from nmtkit.checkpoint import Checkpoint
+    from nmtkit.data.tokenizer import Tokenizer
+
+
+@click.command(cls=Command)
+@click.argument("source", type=Path)
+@click.argument("destination", type=Path)
+@click.option(
+    "--try",
+    "line",
+    default="Hello, world!",
+    metavar="TEXT",
+    show_default=True,
+    help="A line to translate at the end; empty: none.",
+)
+@click.option("--source-lang", metavar="CODE", help="Language of that line, for a model of several.")
+@click.option("--target-lang", metavar="CODE", help="Language to translate it into, for a model of several.")
+def command(source: Path, destination: Path, line: str, source_lang: str | None, target_lang: str | None) -> None:
+    """Write the model SOURCE of another toolkit to the checkpoint DESTINATION.
+
+    \b
+    nmtkit import opus-mt-en-de en-de.pt
+    nmtkit import nllb-200-distilled-600M nllb.pt \\
+                  --source-lang eng_Latn --target-lang deu_Latn
+    nmtkit generate --path en-de.pt < raw.en > translated.de
+
+    SOURCE is a folder as Hugging Face's transformers saves it, of model type marian (OPUS-MT), m2m_100 (M2M-100, NLLB)
+    or mbart (mBART-50). No code of it is run.
+    """
+    from nmtkit import checkpoint
+    from nmtkit.formats.detect import load
+    from nmtkit.models import from_checkpoint, tokenizer_of
+
+    if destination.exists():
+        raise ValueError(f"{destination} exists already; remove it or choose another name")
+    contents = load(source)
+    tokenizer = tokenizer_of(contents, source)
+    tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)
+    if tries or source_lang is not None or target_lang is not None:
+        tokenizer.language_ids(source_lang, target_lang)  # before anything is written
+    checkpoint.save(destination, contents)
+    model, _ = from_checkpoint(destination)
+    for fact in facts(contents, tokenizer):
+        stderr.print(f"{destination}: {fact}", markup=False, highlight=False, soft_wrap=True)
+    if tries:
+        from nmtkit.generation.translator import Translator
+
+        languages = {"source_lang": source_lang, "target_lang": target_lang}
+        (translation,) = Translator([model], tokenizer).translate([line], **languages)
+        stderr.print(f"{line} → {translation.text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
+    """Returns what was found, a line for each: the model, its vocabulary, its languages."""
+    from nmtkit.checkpoint import tied_to
+
+    config, weights = contents["config"], contents["model"]
+    first = tied_to(weights)
+    parameters = sum(tensor.numel() for name, tensor in weights.items() if first[name] == name)
+    sizes = [tokenizer.source_size] if tokenizer.joint else [tokenizer.source_size, tokenizer.target_size]
+    found = [
+        f"Transformer, {parameters:,} parameters: {config['encoder_layers']} encoder and {config['decoder_layers']} "
+        f"decoder layers, {config['d_model']} wide, {config['heads']} heads, {config['activation']}, "
+        f"{'pre' if config['pre_norm'] else 'post'}-norm",
+        f"vocabulary of {' and '.join(f'{size:,}' for size in sizes)} pieces",
+    ]
+    if tokenizer.languages:
+        codes = sorted(tokenizer.languages)
+        known = ", ".join(codes[:12]) + (f" and {len(codes) - 12} more" if len(codes) > 12 else "")
+        found.append(f"{len(codes)} languages ({known}): give --target-lang, and --source-lang if it asks for it")
+    return found

@@ -1,0 +1,15 @@
+"""Which toolkit a model on disk is of."""
+
+from pathlib import Path
+
+from nmtkit.checkpoint import Checkpoint
+from nmtkit.formats import huggingface
+
+
+def load(source: Path) -> Checkpoint:
+    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming it."""
+    if not source.exists():
+        raise FileNotFoundError(f"{source}: no such file or folder")
+    if source.is_dir():
+        return huggingface.load(source)
+    raise ValueError(f"{source} is no model that can be imported: give a folder of Hugging Face's transformers")

@@ -1,0 +1,203 @@
+"""A Transformer as a folder of Hugging Face's transformers: MarianMTModel with MarianTokenizer.
+
+Marian has all sines of a position before its cosines, the paper has them in turns. So that the two compute the same,
+the axes of the residual stream change places, and with them the rows and columns of all weights that read or write it.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit import checkpoint, models
+from nmtkit.architectures import Architecture
+from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.data.spm_model import FOREIGN
+from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
+from nmtkit.formats.folder import write_folder
+from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE, layer_names
+
+# Settings of a Transformer and Marian: those that its models have too, those that matter in training alone, and what
+# others may be; a setting that this module does not know must have its default.
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
+SAME |= {"share_embeddings", "output_bias", "attention_bias"}
+TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
+TRAINING |= {"gradient_checkpointing"}
+ALLOWED: dict[str, set[Any]] = {
+    "activation": {"relu", "gelu", "swish"},
+    "positions": {"sinusoidal", "sinusoidal_halves"},
+}
+WRITES = ("out_proj", "fc2")  # products whose output is added to the residual stream; others read it
+
+
+def save(source: Path, destination: Path) -> None:
+    """Writes `source`, the checkpoint of a Transformer, as a folder that transformers loads.
+
+    Raises ValueError naming the option of the architecture that Marian does not have, and ImportError without the
+    package safetensors.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    contents = checkpoint.load(source)
+    model, tokenizer = models.from_checkpoint(source)
+    check_expressible(model, source)
+    assert isinstance(model, Transformer)
+    settings = settings_of(model.config, tokenizer)
+    weights = to_transformers(model, tokenizer)
+
+    def fill(folder: Path) -> None:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(folder / CONFIG_FILE, settings)
+        write_json(folder / "generation_config.json", generation_settings())
+        save_tokenizer(tokenizer, folder, settings["share_encoder_decoder_embeddings"])
+        (folder / "README.md").write_text(model_card(contents, settings), encoding="utf-8")
+
+    write_folder(destination, fill)
+
+
+def check_expressible(model: Architecture, source: Path) -> None:
+    """Raises ValueError with the reason unless Marian has a model that computes the same as `model`."""
+    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
+        raise ValueError(
+            f"{source} is a {type(model).__name__}, and MarianMTModel is the plain Transformer; or give "
+            "--format safetensors"
+        )
+    config = model.config
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in SAME | TRAINING or value in ALLOWED.get(field.name, ()):
+            continue
+        if field.name in ("d_key", "d_value") and value == config.d_model // config.heads:
+            continue
+        if value != field.default:
+            raise ValueError(
+                f"{source} has {field.name} {value}, and MarianMTModel has no such Transformer; give "
+                "--format safetensors"
+            )
+
+
+def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the contents of config.json. Decoding starts from <s>, which serves as <pad> too."""
+    sides: dict[str, int] = {}
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "vocab_size": tokenizer.source_size,
+        "decoder_vocab_size": tokenizer.target_size,
+        "share_encoder_decoder_embeddings": tokenizer.joint and config.share_embeddings,
+        "tie_word_embeddings": True,
+        "d_model": config.d_model,
+        **sides,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "normalize_before": False,
+        "static_position_embeddings": True,
+        "is_encoder_decoder": True,
+        "dtype": "float32",
+        **special_ids(),
+    }
+
+
+def special_ids() -> dict[str, int]:
+    return {"pad_token_id": BOS, "decoder_start_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS}
+
+
+def generation_settings() -> dict[str, Any]:
+    """Returns how nmtkit searches, as far as transformers can: its length penalty is another."""
+    return {"num_beams": 4, "max_length": 512, "bad_words_ids": [[BOS], [UNK]], **special_ids()}
+
+
+def to_transformers(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Returns the weights under the names of transformers."""
+    config, state = model.config, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    axes = torch.arange(config.d_model)
+    if config.positions == "sinusoidal":
+        axes = torch.cat([axes[::2], axes[1::2]])
+    source, target = (state[f"{side}_embedding.tokens.weight"][:, axes] for side in ("source", "target"))
+    if tokenizer.joint and config.share_embeddings:
+        found = {"model.shared.weight": target}
+    else:
+        found = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+    bias = state.get("output_projection.bias", torch.zeros(len(target)))
+    found["final_logits_bias"] = bias[None]
+    for stack in ("encoder", "decoder"):
+        for index in range(config.encoder_layers if stack == "encoder" else config.decoder_layers):
+            for ours, theirs in layer_names(stack):
+                weight = state[f"{stack}.{index}.{ours}.weight"]
+                bias = state.get(f"{stack}.{index}.{ours}.bias", torch.zeros(len(weight)))
+                if ours.endswith(("norm", *WRITES)):
+                    weight, bias = weight[axes], bias[axes]
+                else:
+                    weight = weight[:, axes]
+                parts = zip(theirs, weight.chunk(len(theirs)), bias.chunk(len(theirs)), strict=True)
+                for name, part, of_part in parts:
+                    found[f"model.{stack}.layers.{index}.{name}.weight"] = part
+                    found[f"model.{stack}.layers.{index}.{name}.bias"] = of_part
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, shared: bool) -> None:
+    (folder / "source.spm").write_bytes(tokenizer.source_model)
+    (folder / "target.spm").write_bytes(tokenizer.target_model)
+    source = tokenizer.source_pieces(range(tokenizer.source_size))
+    target = tokenizer.target_pieces(range(tokenizer.target_size))
+    tables = {"vocab.json": source} if shared else {"vocab.json": source, "target_vocab.json": target}
+    for name, pieces in tables.items():
+        write_json(folder / name, {piece.lstrip(FOREIGN): id for id, piece in enumerate(pieces)})
+    tokens = {"unk_token": source[UNK], "eos_token": source[EOS], "pad_token": source[BOS]}
+    about = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared, "model_max_length": 512}
+    write_json(folder / TOKENIZER_FILE, about | tokens)
+
+
+def write_json(path: Path, contents: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def model_card(contents: checkpoint.Checkpoint, settings: Mapping[str, Any]) -> str:
+    """Returns README.md: how to use the model, what it is made of, its scores."""
+    run = contents.get("run", {})
+    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
+    shape = f"{settings['encoder_layers']} encoder and {settings['decoder_layers']} decoder layers, "
+    shape += f"{settings['d_model']} wide, {settings['encoder_attention_heads']} heads"
+    facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
+    facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
+    facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: translation",
+        "tags: [translation, marian, nmtkit]",
+        "---",
+        "",
+        "# A translation model",
+        "",
+        "Trained with nmtkit. Text goes in Unicode's form NFC.",
+        "",
+        "```python",
+        "from transformers import MarianMTModel, MarianTokenizer",
+        "",
+        "tokenizer, model = (kind.from_pretrained(FOLDER) for kind in (MarianTokenizer, MarianMTModel))",
+        'output = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))',
+        "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
+        "```",
+        "",
+        "## Training",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+    ]
+    if scores:
+        lines += ["", "## Scores", "", "Of the validation at that update:", "", "| score | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,248 @@
+"""Models of transformers, imported: the same log probabilities and translations as the originals.
+
+huggingface/ holds small folders and what transformers made of them (make_huggingface.py, which also makes it anew);
+where the package is installed, more lines are compared live: those of Multi30k if MULTI30K names its folder.
+"""
+
+import gzip
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from make_huggingface import FOLDER, LANGUAGES, LINES, LONGEST, Original
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.tokenizer import BOS
+from nmtkit.formats import huggingface
+from nmtkit.generation.requests import Request
+from nmtkit.generation.translator import Translator
+from nmtkit.models import from_checkpoint
+from nmtkit.packed import Packed
+
+Languages = tuple[str | None, str | None]
+
+pytest.importorskip("safetensors")
+
+
+def imported(name: str, folder: Path) -> Translator:
+    path = folder / f"{name}.pt"
+    checkpoint.save(path, huggingface.load(FOLDER / name))
+    model, tokenizer = from_checkpoint(path)
+    return Translator([model], tokenizer)
+
+
+# as transformers searches: <unk> is a piece like others
+def compare(translator: Translator, expected: list[dict[str, Any]], languages: Languages) -> None:
+    source, target = languages
+    longest = LONGEST + (source is not None)
+    given = {
+        "lenpen": 0,
+        "unkpen": 0,
+        "max_len_a": 0,
+        "max_len_b": longest,
+        "source_lang": source,
+        "target_lang": target,
+    }
+    for name, beam in (("greedy", 1), ("beam", 4)):
+        lines = [line for line in expected if line[name] is not None]
+        for found, line in zip(
+            translator.translate([it["source"] for it in lines], beam=beam, **given), lines, strict=True
+        ):
+            (best,) = found.hypotheses
+            assert best.pieces == line[name]["pieces"], line["source"]
+            assert best.log_probability == pytest.approx(line[name]["score"], abs=2e-4)
+
+
+@pytest.mark.parametrize("name", LANGUAGES)
+def test_an_imported_model_translates_as_the_original_did(name: str, tmp_path: Path) -> None:
+    translator = imported(name, tmp_path)
+    for found in json.loads((FOLDER / name / "expected.json").read_text()):
+        compare(translator, found["lines"], found["languages"])
+
+
+@pytest.mark.parametrize(
+    ("name", "languages"), [(name, pair) for name, pairs in LANGUAGES.items() for pair in pairs], ids=str
+)
+def test_log_probabilities_and_translations_are_those_of_transformers(
+    name: str, languages: Languages, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    original, translator = Original(FOLDER / name), imported(name, tmp_path)
+    expected = original.expected(real_lines(200), *languages)
+    assert len(expected) >= 8
+    compare(translator, expected, languages)
+    (model,), tokenizer = translator.models, translator.tokenizer
+    before, begin = tokenizer.language_ids(*languages)
+    ours_of = {piece: id for id, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
+    theirs_of = original.target_ids()
+    known = torch.tensor([(id, ours_of[piece]) for piece, id in theirs_of.items() if piece in ours_of])
+    assert len(known) >= len(theirs_of) - 5
+    for line in expected[:20]:
+        pieces = line["greedy"]["pieces"]
+        forced = [] if languages[0] is None else [original.language_id(str(languages[1]))]
+        start = [original.model.config.decoder_start_token_id, *forced]
+        theirs = original.log_probabilities(line["source"], *languages, [*start, *(theirs_of[it] for it in pieces)])
+        source = [*before, *tokenizer.encode_source([line["source"]]).ids.tolist()]
+        target = [BOS, *begin, *(ours_of[piece] for piece in pieces)]
+        with torch.inference_mode():
+            features = model(Packed.from_lists([source], "cpu"), Packed.from_lists([target], "cpu"))
+            ours = model.output_projection(features).log_softmax(-1)
+        assert torch.allclose(ours[:, known[:, 1]], theirs[:, known[:, 0]], atol=1e-4)
+
+
+def real_lines(number: int) -> list[str]:
+    """Returns lines of Multi30k, whose folder MULTI30K names, or those of the fixtures."""
+    path = Path(os.environ.get("MULTI30K", "")) / "test_2016_flickr.en.gz"
+    if not path.is_file():
+        return LINES
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line for line in map(str.strip, file) if len(line) < 100][:number]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """Returns the one line that `nmtkit import` says; nothing may be written."""
+    target = folder.parent / "model.pt"
+    result = CliRunner().invoke(main, ["import", str(folder), str(target), *arguments], prog_name="nmtkit")
+    assert result.exit_code != 0 and not target.exists()
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def change_settings(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    settings = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({name: value for name, value in settings.items() if value != "left out"}))
+
+
+def change_weights(folder: Path, **changes: torch.Tensor) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | changes, path)
+
+
+def pickled(folder: Path, contents: Any) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(contents, folder / "pytorch_model.bin")
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    "no tokenizer": (lambda folder: (folder / "source.spm").unlink(), "source.spm"),
+    "no table": (lambda folder: (folder / "vocab.json").unlink(), "vocab.json"),
+    "damaged tokenizer": (lambda folder: (folder / "target.spm").write_bytes(b"\x01\x02"), "target.spm"),
+    "other type": (lambda folder: change_settings(folder, model_type="t5"), "'t5' is not supported"),
+    "keys left out": (lambda folder: change_settings(folder, encoder_layers="left out"), "encoder_layers"),
+    "two widths": (lambda folder: change_settings(folder, encoder_ffn_dim=7), "encoder_ffn_dim 7"),
+    "wrong shape": (lambda folder: change_settings(folder, d_model=64), "do not fit"),
+    "more layers": (lambda folder: change_settings(folder, decoder_layers=3), "model.decoder.layers.2"),
+    "activation": (lambda folder: change_settings(folder, activation_function="tanh"), "'tanh' is not supported"),
+    "small vocabulary": (lambda folder: change_settings(folder, vocab_size=9, decoder_vocab_size=9), "9 entries"),
+    "few rows": (lambda folder: change_weights(folder, **{"model.shared.weight": torch.zeros(5, 32)}), "5 rows"),
+    "NaN": (
+        lambda folder: change_weights(folder, **{"model.encoder.layers.0.fc1.bias": torch.full((48,), torch.nan)}),
+        "not finite",
+    ),
+    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 40_000), "model.safetensors"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
+    "code": (lambda folder: pickled(folder, {"a": Path("/")}), "none of it was run"),
+}
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_a_folder_that_cannot_be_imported_is_refused_in_one_line(damage: Any, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "marian"
+    shutil.copytree(FOLDER / "marian", folder)
+    damage(folder)
+    assert said in refused(folder)
+
+
+def test_mbart_before_50_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "mbart"
+    shutil.copytree(FOLDER / "mbart_50", folder)
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MBartTokenizer"}')
+    assert "mBART-50" in refused(folder)
+
+
+def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    expected = huggingface.load(FOLDER / "marian")["model"]
+    weights = load_file(FOLDER / "marian/model.safetensors")
+    folder = tmp_path / "pickle"
+    shutil.copytree(FOLDER / "marian", folder)
+    pickled(folder, weights)
+    assert all(torch.equal(value, expected[name]) for name, value in huggingface.load(folder)["model"].items())
+    folder = tmp_path / "parts"
+    shutil.copytree(FOLDER / "marian", folder)
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for part, held in parts.items():
+        save_file({name: weights[name] for name in held}, folder / part)
+    index = {"weight_map": {name: part for part, held in parts.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert all(torch.equal(value, expected[name]) for name, value in huggingface.load(folder)["model"].items())
+
+
+# --- languages ------------------------------------------------------------------------------------------------------
+
+
+def test_import_says_what_it_found_and_translates_a_line(tmp_path: Path) -> None:
+    arguments = ["--try", "All are equal.", "--source-lang", "en", "--target-lang", "de"]
+    result = CliRunner().invoke(main, ["import", str(FOLDER / "m2m_100"), str(tmp_path / "model.pt"), *arguments])
+    assert result.exit_code == 0, result.output
+    assert "1 encoder and 1 decoder layers, 32 wide" in result.stderr and "100 languages" in result.stderr
+    assert "All are equal. → " in result.stderr
+
+
+def test_languages_are_required_of_a_model_that_has_them_and_refused_by_others(tmp_path: Path) -> None:
+    several, targets, none = (imported(name, tmp_path) for name in ("m2m_100", "marian_languages", "marian"))
+    with pytest.raises(ValueError, match="give --source-lang and --target-lang, one of af, am"):
+        several.translate(["right"])
+    with pytest.raises(ValueError, match="no language 'xx'; known: af, am"):
+        several.translate(["right"], source_lang="en", target_lang="xx")
+    with pytest.raises(ValueError, match="give --target-lang, one of deu, nld"):
+        targets.translate(["right"])
+    with pytest.raises(ValueError, match="--source-lang has no effect"):
+        targets.translate(["right"], source_lang="nld", target_lang="deu")
+    with pytest.raises(ValueError, match="--target-lang is for models of several"):
+        none.translate(["right"], target_lang="deu")
+
+
+def test_a_given_translation_scores_as_the_search_says(tmp_path: Path) -> None:
+    translator = imported("mbart_50", tmp_path)
+    languages = {"source_lang": "en_XX", "target_lang": "de_DE"}
+    (found,) = translator.translate(["All are equal before the law."], lenpen=0, **languages)
+    request = Request(found.source, reference=found.text)
+    (scored,) = translator.translate([request], score_reference=True, lenpen=0, **languages)
+    assert scored.text == found.text
+    if scored.hypotheses[0].pieces == found.hypotheses[0].pieces:
+        assert scored.hypotheses[0].score == pytest.approx(found.hypotheses[0].score, abs=1e-4)
+
+
+def test_a_dataset_has_the_tokens_of_its_languages(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "model.pt", huggingface.load(FOLDER / "m2m_100"))
+    for suffix in ("x", "y"):
+        (tmp_path / f"text.{suffix}").write_text("All are equal.\nright\n")
+    base = ["preprocess", "-s", "x", "-t", "y", "--trainpref", str(tmp_path / "text"), "--workers", "1"]
+    base += ["--tokenizer-from", str(tmp_path / "model.pt"), "--destdir", str(tmp_path / "data")]
+    result = CliRunner().invoke(main, base, prog_name="nmtkit")
+    assert result.exit_code != 0 and "--source-language-token and --target-language-token" in result.stderr
+    result = CliRunner().invoke(main, [*base, "--source-language-token", "en", "--target-language-token", "de"])
+    assert result.exit_code == 0, result.output
+    split = Dataset.open(tmp_path / "data")["train"]
+    languages = split.tokenizer.languages
+    for row in range(len(split)):
+        assert split.source.sentence(row)[0] == languages["en"] and split.target.sentence(row)[0] == languages["de"]

@@ -1,0 +1,90 @@
+"""A Transformer as a folder of transformers: loaded there it translates alike, and read again it is the same model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from testing import REAL_LINES, save_transformer
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.formats import huggingface
+from nmtkit.formats.huggingface_export import save
+from nmtkit.generation.translator import Translator
+from nmtkit.models import from_checkpoint
+
+pytest.importorskip("safetensors")
+
+SEARCH = {"lenpen": 0.0, "max_len_a": 0.0, "max_len_b": 60}
+VARIANTS = {
+    "paper": {},
+    "marian": {"positions": "sinusoidal_halves", "activation": "swish", "attention_bias": True, "output_bias": True},
+    "two matrices": {"share_embeddings": False, "scale_embeddings": False},
+}
+
+
+def translations(path: Path) -> list[tuple[list[str], float]]:
+    model, tokenizer = from_checkpoint(path)
+    found = Translator([model], tokenizer).translate(REAL_LINES, **SEARCH)
+    return [(line.hypotheses[0].pieces, line.hypotheses[0].log_probability) for line in found]
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_export_and_import_give_the_same_translations(changes: dict[str, object], tmp_path: Path) -> None:
+    path = save_transformer(tmp_path / "model.pt", **changes)
+    save(path, tmp_path / "folder")
+    checkpoint.save(tmp_path / "again.pt", huggingface.load(tmp_path / "folder"))
+    for (before, score), (after, again) in zip(translations(path), translations(tmp_path / "again.pt"), strict=True):
+        assert before == after
+        assert score == pytest.approx(again, abs=1e-4)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict[str, object], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = save_transformer(tmp_path / "model.pt", **changes)
+    folder = tmp_path / "folder"
+    result = CliRunner().invoke(main, ["export", "--format", "huggingface", str(path), str(folder)])
+    assert result.exit_code == 0, result.output
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    ours = translations(path)
+    ended = 0
+    for line, (pieces, score) in zip(REAL_LINES, ours, strict=True):
+        source = tokenizer(line, return_tensors="pt").input_ids
+        found = model.generate(
+            source, num_beams=4, length_penalty=0.0, max_new_tokens=61, return_dict_in_generate=True, output_scores=True
+        )
+        theirs = [it for it in tokenizer.convert_ids_to_tokens(found.sequences[0, 1:]) if it not in ("</s>", "<s>")]
+        if len(pieces) < 60:
+            ended += 1
+            assert theirs == pieces
+            assert float(found.sequences_scores[0]) == pytest.approx(score, abs=1e-3)
+        with torch.inference_mode():
+            logits = model(input_ids=source, decoder_input_ids=found.sequences[:, :-1]).logits
+        assert logits.isfinite().all()
+    assert ended >= 1
+
+
+def test_a_model_card_tells_what_the_model_is(tmp_path: Path) -> None:
+    path = save_transformer(tmp_path / "model.pt")
+    contents = checkpoint.load(path)
+    contents |= {"scores": {"bleu": 31.25}, "run": {"command": "nmtkit train data-bin"}}
+    checkpoint.save(path, contents)
+    save(path, tmp_path / "folder")
+    card = (tmp_path / "folder/README.md").read_text()
+    assert "31.25" in card and "nmtkit train data-bin" in card and "32 wide" in card
+    assert json.loads((tmp_path / "folder/config.json").read_text())["model_type"] == "marian"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"pre_norm": True}, "pre_norm"), ({"activation": "swiglu"}, "activation"), ({"window": 3}, "window")],
+)
+def test_what_marian_cannot_express_is_refused_by_name(changes: dict[str, object], named: str, tmp_path: Path) -> None:
+    path = save_transformer(tmp_path / "model.pt", **changes)
+    with pytest.raises(ValueError, match=named):
+        save(path, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
