@@ -21,7 +21,11 @@ import nmtkit
 from nmtkit.cli import main
 for module in pkgutil.walk_packages(nmtkit.__path__, "nmtkit."):
     if not module.name.endswith("__main__"):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name.split(".")[0] not in ("starlette", "uvicorn"):  # of the extra `serve`
+                raise
 virtual = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 print("ready", flush=True)
 for line in sys.stdin:

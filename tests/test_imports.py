@@ -16,7 +16,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("api",),
-    ("demo",),
+    ("demo", "serving"),
     ("inspection", "attention_page"),
     ("testing",),
     ("training",),

@@ -15,6 +15,7 @@ from nmtkit.cli.score import ScoreConfig
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
 from nmtkit.registry import derive, field_types
+from nmtkit.serving.config import ServeConfig
 from nmtkit.training.config import REGISTRIES
 from nmtkit.training.run_config import RunConfig
 
@@ -25,7 +26,15 @@ def configs() -> Iterator[tuple[str, Any]]:
     for registry in REGISTRIES.values():
         for name, entry in registry.entries.items():
             yield f"{registry.flag} {name}", entry.preset
-    for config in (RunConfig(), SearchOptions(), TranslatorOptions(), DeviceOptions(), GenerateConfig(), ScoreConfig()):
+    for config in (
+        RunConfig(),
+        SearchOptions(),
+        TranslatorOptions(),
+        DeviceOptions(),
+        GenerateConfig(),
+        ScoreConfig(),
+        ServeConfig(),
+    ):
         yield type(config).__name__, config
     yield "PreprocessConfig", PreprocessConfig
 

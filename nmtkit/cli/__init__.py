@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
     "generate": "Translate a dataset's subset, files, or standard input.",
+    "serve": "Translate over HTTP, by LibreTranslate's interface.",
     "score": "BLEU, chrF, TER and more; says if systems differ.",
     "compare": "Training runs side by side: settings, scores, speed, state.",
     "sweep": "Many training runs from one file: grids, draws, seeds, several machines.",

@@ -107,6 +107,7 @@ class ContinuousBatching:
         self.slots = self.affordable = slots  # `affordable` is less where memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
+        self.asks_between_steps = False  # whether, after an empty batch, it asks for more at the next steps already
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()
@@ -130,7 +131,8 @@ class ContinuousBatching:
     def decode(self, batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         """Yields each batch's number and hypotheses as they are ready.
 
-        An empty batch says that no more has come in yet: then everything begun is finished before asking again.
+        An empty batch says that no more has come in yet: then everything begun is finished before asking again, unless
+        `asks_between_steps`: that is for an iterable which never waits while something is under way.
         Raises RuntimeError while another run is under way.
         """
         if self.busy:
@@ -155,6 +157,7 @@ class ContinuousBatching:
                     self.enqueue(number, batch)
             if self.busy:
                 yield from self.advance()
+                idle = idle and not self.asks_between_steps
 
     def enqueue(self, number: int, batch: SentenceBatch) -> None:
         self.found[number], self.missing[number] = [[] for _ in batch], len(batch)

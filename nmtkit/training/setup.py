@@ -52,6 +52,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, An
         **settings,
         "tokenizer": dataset.tokenizer.fingerprint[:12],
         "dataset": fingerprint(dataset),
+        "languages": [dataset.source_lang, dataset.target_lang],
         "optimizer": job.components["optimizer"].name,
         "seed": job.run.seed,
         "batch tokens": job.run.batch_tokens,

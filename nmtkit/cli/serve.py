@@ -1,0 +1,67 @@
+"""`nmtkit serve`: translation over HTTP."""
+
+import dataclasses
+from typing import Any
+
+import click
+
+from nmtkit import registry
+from nmtkit.cli.command import Command
+from nmtkit.cli.generate import derived
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.serving.config import RULES, SEARCH_FIELDS, ModelPath, ServeConfig
+
+
+@click.command(cls=Command)
+@click.option(
+    "--path",
+    "paths",
+    multiple=True,
+    required=True,
+    metavar="[SRC-TGT=]FILE",
+    help="Checkpoint; repeat it for more language pairs, and with one pair for an ensemble.",
+)
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> None:
+    """Translate over HTTP, by LibreTranslate's interface.
+
+    \b
+    nmtkit serve --path averaged.pt
+    nmtkit serve --path en-de=en-de.pt --path de-en=de-en.pt --precision int8
+    curl localhost:5000/translate -d 'q=A dog runs.' -d source=en -d target=de
+
+    The languages are those that the checkpoint was trained for, unless they are given. SIGTERM ends it when what is
+    running is finished; SIGHUP, or a checkpoint that changes, has it load the models anew. Needs nmtkit[serve].
+    """
+    given = registry.on_command_line(flags)
+    config: ServeConfig = derived(ServeConfig, given)
+    search: SearchOptions = derived(SearchOptions, given)
+    devices: DeviceOptions = derived(DeviceOptions, given)
+    check_combination(config, search, devices)
+    try:
+        import python_multipart  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"nmtkit serve needs {error.name}; install it: pip install 'nmtkit[serve]'") from error
+    from nmtkit.serving.server import run
+
+    models = [ModelPath.parse(path) for path in paths]
+    run(config, models, plugins, search, devices, derived(TranslatorOptions, given))
+
+
+for part in (ServeConfig, DeviceOptions, TranslatorOptions):
+    command.params += registry.flags(part)
+command.params += [flag for flag in registry.flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]
+
+
+def check_combination(config: ServeConfig, search: SearchOptions, devices: DeviceOptions) -> None:
+    """Raises ValueError for flags that do not go together, naming them."""
+    given = registry.given_flags()
+    search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
+    on = (given - search_flags) | registry.changed_flags(search) | {f"--engine {devices.engine}"}
+    if config.workers in (None, 1):
+        on.discard("--workers")
+    registry.check_flags(RULES, given, on)
+    if config.workers is not None and devices.device not in ("auto", "cpu"):
+        raise ValueError(f"--workers are CPU processes; leave out --device {devices.device}")

@@ -1,0 +1,291 @@
+"""The HTTP interface: LibreTranslate's, with /health, /metrics and /openapi.json beside it."""
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from nmtkit.serving import openapi, reading
+from nmtkit.serving.config import ServeConfig
+from nmtkit.serving.fair_queue import Kind, Pair, QueueFull, TranslationError
+from nmtkit.serving.languages import name_of
+from nmtkit.serving.metrics import Metrics
+from nmtkit.serving.pool import Pool
+from nmtkit.serving.reading import Refusal
+
+MAX_ALTERNATIVES = 10
+RETRY_SECONDS = 2  # after which a client that was answered 429 may try again
+FILE_SECONDS = 600  # that a translated file can be fetched
+FILES_BYTES = 64 * 2**20  # of translated files that wait to be fetched
+CLOSED = 499  # status, in metrics only, of a request whose client has gone; nginx counts it so
+
+_NEWLINE = re.compile(r"(\r\n|\r|\n)")
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+logger = logging.getLogger("nmtkit")
+
+
+class Text:
+    """A text, its lines, and the white space around them, which comes out as it went in."""
+
+    def __init__(self, text: str) -> None:
+        self.parts: list[str] = []  # white space and lines in turn
+        for part in _NEWLINE.split(text):
+            line = part.strip()
+            before, _, after = part.partition(line) if line else (part, "", "")
+            self.parts += [before, line, after]
+        self.indices = [index for index in range(1, len(self.parts), 3) if self.parts[index]]
+
+    @property
+    def lines(self) -> list[str]:
+        return [self.parts[index] for index in self.indices]
+
+    def translated(self, lines: Sequence[str]) -> str:
+        """Returns the text with `lines` in place of its own."""
+        parts = list(self.parts)
+        for index, line in zip(self.indices, lines, strict=True):
+            parts[index] = line
+        return "".join(parts)
+
+
+class Service:
+    """Answers requests with the translations of a pool."""
+
+    def __init__(self, config: ServeConfig, pool: Pool, keys: Sequence[bytes]) -> None:
+        self.config, self.pool, self.keys = config, pool, list(keys)
+        self.metrics = Metrics()
+        self.files: dict[str, tuple[float, bytes]] = {}  # translated ones by token: until when, contents
+
+    def application(self) -> Starlette:
+        routes = [
+            ("/translate", "POST", self.translate),
+            ("/translate_file", "POST", self.translate_file),
+            ("/download_file/{token}", "GET", self.download_file),
+            ("/detect", "POST", self.detect),
+            ("/languages", "GET", self.languages),
+            ("/health", "GET", self.health),
+            ("/metrics", "GET", self.show_metrics),
+            ("/openapi.json", "GET", self.openapi),
+            ("/docs", "GET", self.docs),
+            ("/", "GET", self.index),
+        ]
+        middleware = []
+        if self.config.cors_origin:
+            middleware.append(
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(self.config.cors_origin),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["Content-Type"],
+                )
+            )
+        return Starlette(
+            routes=[
+                Route(path, self.handled(path, handler), methods=[method], name=handler.__name__)
+                for path, method, handler in routes
+            ],
+            middleware=middleware,
+            exception_handlers={HTTPException: http_error},
+        )
+
+    def handled(self, path: str, handler: Handler) -> Handler:
+        """Returns the handler with a time limit, an answer to every error, and its share in the metrics."""
+
+        async def answer(request: Request) -> Response:
+            start = time.monotonic()
+            response = await self.bounded(request, handler)
+            self.metrics.observe(path, response.status_code, time.monotonic() - start)
+            response.headers["X-Content-Type-Options"] = "nosniff"
+            return response
+
+        return answer
+
+    async def bounded(self, request: Request, handler: Handler) -> Response:
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                return await handler(request)
+        except Refusal as refusal:
+            return error_response(refusal.status, refusal.message, refusal.headers)
+        except TimeoutError:
+            seconds = f"{self.config.timeout:g}"
+            return error_response(504, f"the request took longer than {seconds} seconds", {"Connection": "close"})
+        except ClientDisconnect:
+            return Response(status_code=CLOSED)
+        except QueueFull:
+            return error_response(429, "too many texts wait; try again later", {"Retry-After": str(RETRY_SECONDS)})
+        except TranslationError as error:
+            return error_response(500, str(error))
+        except Exception:
+            logger.error("a request failed:\n%s", traceback.format_exc())
+            return error_response(500, "internal error")
+
+    # --- translation --------------------------------------------------------------------------------------------------
+
+    async def translate(self, request: Request) -> Response:
+        fields = await self.fields(request)
+        texts, is_list = reading.texts_of(fields)
+        source, target = reading.string(fields, "source"), reading.string(fields, "target")
+        if reading.string(fields, "format", "text") != "text":
+            raise Refusal(400, "format html is not supported; send text")
+        alternatives = reading.whole_number(fields, "alternatives", MAX_ALTERNATIVES)
+        found = await self.unless_gone(request, self.translations(texts, (source, target), alternatives))
+        answer: dict[str, Any] = {"translatedText": [text[0] for text in found]}
+        if alternatives:
+            answer["alternatives"] = [text[1:] for text in found]
+        return JSONResponse(answer if is_list else {name: values[0] for name, values in answer.items()})
+
+    async def translate_file(self, request: Request) -> Response:
+        fields = await self.fields(request)
+        text = await reading.text_file(fields)
+        pair = reading.string(fields, "source"), reading.string(fields, "target")
+        ((translated, *_),) = await self.unless_gone(request, self.translations([text], pair, 0))
+        token = self.keep_file(translated.encode())
+        return JSONResponse({"translatedFileUrl": str(request.url_for("download_file", token=token))})
+
+    async def download_file(self, request: Request) -> Response:
+        until, contents = self.files.get(request.path_params["token"], (0.0, b""))
+        if until < time.monotonic():
+            raise Refusal(404, "no such file; it may have been removed")
+        headers = {"Content-Disposition": 'attachment; filename="translated.txt"'}
+        return Response(contents, media_type="text/plain; charset=utf-8", headers=headers)
+
+    def keep_file(self, contents: bytes) -> str:
+        """Keeps a file in memory for a while; returns its token. The oldest ones make room for it."""
+        now = time.monotonic()
+        self.files = {token: file for token, file in self.files.items() if file[0] > now}
+        while self.files and sum(len(file) for _, file in self.files.values()) + len(contents) > FILES_BYTES:
+            del self.files[next(iter(self.files))]
+        token = secrets.token_urlsafe(24)
+        self.files[token] = now + FILE_SECONDS, contents
+        return token
+
+    async def translations(self, texts: Sequence[str], pair: Pair, alternatives: int) -> list[list[str]]:
+        """Returns the translation of each text, and then its alternatives. Raises Refusal for what is too much."""
+        self.check_pair(pair)
+        characters = sum(map(len, texts))
+        if characters > self.config.char_limit:
+            limit = self.config.char_limit
+            raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
+        pieces = [Text(text) for text in texts]
+        lines = [line for piece in pieces for line in piece.lines]
+        if max(len(lines), len(texts)) > self.config.batch_limit:
+            count, limit = max(len(lines), len(texts)), self.config.batch_limit
+            raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({limit})")
+        found = iter(await self.pool.translate(Kind(pair, alternatives), lines))
+        self.metrics.lines[pair] += len(lines)
+        self.metrics.characters[pair] += characters
+        result = []
+        for piece in pieces:
+            of_lines = [next(found) for _ in piece.indices]
+            ranks = min(map(len, of_lines), default=1)
+            result.append([piece.translated([line[rank] for line in of_lines]) for rank in range(ranks)])
+        return result
+
+    def check_pair(self, pair: Pair) -> None:
+        """Raises Refusal for languages that no model here translates."""
+        pairs = self.pool.pairs
+        if pair in pairs:
+            return
+        known = ", ".join(f"{source} to {target}" for source, target in pairs)
+        if pair[0] == "auto":
+            raise Refusal(400, f"source auto needs a language detector, and there is none; known: {known}")
+        for code, side in zip(pair, (0, 1), strict=True):
+            if code not in {languages[side] for languages in pairs}:
+                raise Refusal(400, f"{code[:40]} is not supported; known: {known}")
+        raise Refusal(400, f"{pair[1]} is not available as a target language from {pair[0]}; known: {known}")
+
+    async def fields(self, request: Request) -> dict[str, Any]:
+        """Returns the fields of a request. Raises Refusal for one without a key, where keys are asked for."""
+        fields = await reading.fields_of(request, self.config.char_limit)
+        if self.keys:
+            key = fields.get("api_key")
+            given = key.encode("utf-8", "replace") if isinstance(key, str) else b""
+            if not any([hmac.compare_digest(given, known) for known in self.keys]):
+                raise Refusal(403, "Invalid API key" if given else "this server asks for an API key: api_key")
+        return fields
+
+    async def unless_gone(self, request: Request, work: Awaitable[Any]) -> Any:
+        """Returns the result of `work`, which is cancelled when the client goes. Raises ClientDisconnect then."""
+
+        async def gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                raise ClientDisconnect
+            return tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    async def detect(self, request: Request) -> Response:
+        await self.fields(request)
+        raise Refusal(501, "no language detector is installed")
+
+    async def languages(self, request: Request) -> Response:
+        sources: dict[str, list[str]] = {}
+        for source, target in self.pool.pairs:
+            sources.setdefault(source, []).append(target)
+            sources.setdefault(target, [])
+        return JSONResponse(
+            [{"code": code, "name": name_of(code), "targets": targets} for code, targets in sorted(sources.items())]
+        )
+
+    async def health(self, request: Request) -> Response:
+        ready = self.pool.ready
+        return JSONResponse({"status": "ok" if ready else "no worker"}, 200 if ready else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        pool = self.pool
+        busy = sum(bool(worker.in_hand) for worker in pool.workers)
+        gauges: dict[str, tuple[str, float]] = {
+            "nmtkit_queue_sentences": ("Lines that wait.", pool.queue.size + sum(map(len, pool.queue.again))),
+            "nmtkit_workers": ("Worker processes.", len(pool.workers)),
+            "nmtkit_workers_busy": ("Worker processes that translate.", busy),
+        }
+        counters: dict[str, tuple[str, float]] = {
+            "nmtkit_batches_total": ("Batches given to workers.", pool.batches),
+            "nmtkit_worker_deaths_total": ("Workers that ended unexpectedly and were replaced.", pool.deaths),
+            "nmtkit_reloads_total": ("Times that the models were loaded anew.", pool.reloads),
+        }
+        text = self.metrics.text(gauges, counters)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi.document(self.pool.pairs, needs_key=bool(self.keys)))
+
+    async def docs(self, request: Request) -> Response:
+        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
+        return HTMLResponse(openapi.page(openapi.document(self.pool.pairs, needs_key=bool(self.keys))), headers=policy)
+
+    async def index(self, request: Request) -> Response:
+        return RedirectResponse("docs")
+
+
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return JSONResponse({"error": message}, status, headers)
+
+
+async def http_error(request: Request, error: Exception) -> Response:
+    """Answers what no route takes as LibreTranslate does."""
+    assert isinstance(error, HTTPException)
+    return error_response(error.status_code, error.detail, dict(error.headers or {}))

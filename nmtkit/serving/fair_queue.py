@@ -1,0 +1,174 @@
+"""Lines of all waiting requests, and the batches made of them.
+
+Self-clocked fair queueing (Golestani 1994): the next line of every request has a finishing time, that of the request's
+last line, or the queue's own time where it is its first, and the line's cost. The least is served first, and the
+least of a batch becomes the queue's. So a short request goes into the next batch whatever waits, and a long one gets
+its share however many short ones come.
+"""
+
+import asyncio
+import heapq
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+SIMILAR = 2  # times longer or shorter than the line that a batch begins with: a short line waits for no long one
+SHORT = 16  # tokens; lines up to here are similar
+MAX_DEATHS = 3  # workers that may die over one line alone
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What lines of one batch have in common."""
+
+    pair: Pair
+    alternatives: int
+
+
+class QueueFull(Exception):  # noqa: N818  # as queue.Full
+    """Too many lines wait."""
+
+
+class TranslationError(Exception):
+    """A line cannot be translated; the message is for whoever asked."""
+
+
+@dataclass(eq=False)
+class Job:
+    """The lines of one request. `done` has the translations of each line, best first."""
+
+    kind: Kind
+    texts: Sequence[str]
+    done: "asyncio.Future[list[list[str]]]"
+    results: list[list[str]] = field(init=False)
+    missing: int = field(init=False)
+    pending: list[int] = field(init=False)  # indices of lines that wait, in ascending order of cost
+    costs: list[int] = field(init=False)  # theirs
+    time: int = 0  # finishing time of its next line
+    begun: bool = False  # at equal times, those that have had nothing come first
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        costs = [tokens_of(text) for text in self.texts]
+        self.pending = sorted(range(len(costs)), key=costs.__getitem__)
+        self.costs = [costs[index] for index in self.pending]
+        self.results = [[] for _ in self.texts]
+        self.missing = len(self.texts)
+
+    def __lt__(self, other: "Job") -> bool:
+        return (self.time, self.begun, self.number) < (other.time, other.begun, other.number)
+
+    def finish(self, index: int, found: list[str]) -> None:
+        self.results[index] = found
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(self.results)
+
+    def fail(self, message: str) -> None:
+        if not self.done.done():
+            self.done.set_exception(TranslationError(message))
+
+
+@dataclass(eq=False)
+class Item:
+    """One line of a job; `deaths` counts the workers that died while they had it alone."""
+
+    job: Job
+    index: int
+    cost: int
+    deaths: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.job.texts[self.index]
+
+
+Batch = list[Item]
+
+
+def tokens_of(text: str) -> int:
+    """Returns about how many tokens a line has: a piece has some four bytes of UTF-8."""
+    return len(text.encode()) // 4 + 2
+
+
+class FairQueue:
+    """Jobs with lines that wait; at most `limit` lines."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.jobs: list[Job] = []  # a heap by virtual time
+        self.again: deque[Batch] = deque()  # of workers that died, in halves
+        self.size = self.tokens = 0  # lines that wait, without these, and their tokens
+        self.time = 0
+        self.numbers = count()
+
+    def add(self, job: Job) -> None:
+        """Raises QueueFull where too many lines would wait; a job that comes to an empty queue is always taken."""
+        if self.size and self.size + len(job.pending) > self.limit:
+            raise QueueFull
+        job.time, job.number = self.time + job.costs[-1], next(self.numbers)
+        self.size += len(job.pending)
+        self.tokens += sum(job.costs)
+        heapq.heappush(self.jobs, job)
+
+    def drop(self, job: Job) -> None:
+        """Takes out what waits of a job that nobody asks for any more."""
+        self.size -= len(job.pending)
+        self.tokens -= sum(job.costs)
+        job.pending, job.costs = [], []
+
+    def give_back(self, batch: Batch) -> None:
+        """Takes the lines of a worker that died: they are translated again, before all others, in two batches.
+
+        So a line that kills workers is alone in the end; when three more have died, its request is answered with an
+        error, and no other.
+        """
+        if len(batch) == 1:
+            batch[0].deaths += 1
+            if batch[0].deaths >= MAX_DEATHS:
+                batch[0].job.fail("a line of this text cannot be translated")
+        half = len(batch) // 2
+        self.again.extend(part for part in (batch[:half], batch[half:]) if part)
+
+    def next_batch(self, max_tokens: int) -> Batch:
+        """Returns lines of one kind and of similar length, of about `max_tokens` together; none if none wait."""
+        while self.again:
+            batch = [item for item in self.again.popleft() if not item.job.done.done()]
+            if batch:
+                return batch
+        while self.jobs and not self.jobs[0].pending:
+            heapq.heappop(self.jobs)
+        if not self.jobs:
+            return []
+        kind, self.time = self.jobs[0].kind, max(self.time, self.jobs[0].time)
+        first = self.jobs[0].costs[-1]
+        longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
+        batch = []
+        others: list[Job] = []
+        width = 0
+        while self.jobs:
+            job = heapq.heappop(self.jobs)
+            row = bisect_right(job.costs, longest) - 1
+            if job.kind != kind or row < 0 or job.costs[row] < shortest:
+                if job.pending:
+                    others.append(job)
+                continue
+            cost = max(width, job.costs[row])
+            if batch and cost * (len(batch) + 1) > max_tokens:
+                others.append(job)
+                break
+            width = cost
+            batch.append(Item(job, job.pending.pop(row), job.costs.pop(row)))
+            job.begun = True
+            if job.pending:
+                job.time += job.costs[-1]
+                heapq.heappush(self.jobs, job)
+        for job in others:
+            heapq.heappush(self.jobs, job)
+        self.size -= len(batch)
+        self.tokens -= sum(item.cost for item in batch)
+        return batch

@@ -1,0 +1,48 @@
+"""JSON messages over sockets between the server and its workers: four bytes of length, then UTF-8."""
+
+import asyncio
+import json
+import socket
+import struct
+from typing import Any
+
+LENGTH = struct.Struct("!I")
+
+
+def packed(message: Any) -> bytes:
+    body = json.dumps(message, ensure_ascii=False).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def send(connection: socket.socket, message: Any) -> None:
+    connection.sendall(packed(message))
+
+
+def receive(connection: socket.socket) -> Any:
+    """Returns the next message, None when the other side has closed or is gone."""
+    head = _exactly(connection, LENGTH.size)
+    body = None if head is None else _exactly(connection, LENGTH.unpack(head)[0])
+    return None if body is None else json.loads(body)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    parts = []
+    while size:
+        try:
+            part = connection.recv(size)
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+async def read(reader: asyncio.StreamReader) -> Any:
+    """Returns the next message, None when the other side has closed or is gone."""
+    try:
+        head = await reader.readexactly(LENGTH.size)
+        return json.loads(await reader.readexactly(LENGTH.unpack(head)[0]))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None

@@ -1,0 +1,101 @@
+"""Which lines become a batch: fair between requests, bounded, of one kind and similar length."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from nmtkit.serving.fair_queue import FairQueue, Job, Kind, QueueFull, TranslationError, tokens_of
+
+KIND = Kind(("en", "de"), 0)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def job(loop: asyncio.AbstractEventLoop, *texts: str, kind: Kind = KIND) -> Job:
+    return Job(kind, texts, loop.create_future())
+
+
+def drained(queue: FairQueue, max_tokens: int) -> list[list[str]]:
+    return [[item.text for item in batch] for batch in iter(lambda: queue.next_batch(max_tokens), [])]
+
+
+def test_every_line_is_taken_once_in_batches_that_keep_to_the_tokens(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    texts = [f"{number:03d}" + "x" * (7 * number % 90) for number in range(200)]
+    for start in range(0, 200, 40):
+        queue.add(job(loop, *texts[start : start + 40]))
+    batches = drained(queue, 100)
+    assert sorted(text for batch in batches for text in batch) == sorted(texts)
+    assert all(len(batch) * max(map(tokens_of, batch)) <= 100 for batch in batches)
+    assert queue.size == queue.tokens == 0
+
+
+def test_a_short_request_goes_into_the_next_batch_whatever_waits(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(10_000)
+    queue.add(job(loop, *["a line of a long document"] * 1000))
+    for _ in range(5):
+        queue.next_batch(100)
+    queue.add(job(loop, "short"))
+    assert "short" in [item.text for item in queue.next_batch(100)]
+
+
+def test_a_long_request_gets_its_share_while_short_ones_keep_coming(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(10_000)
+    queue.add(job(loop, *["a line of a long document"] * 200))
+    served, clients = 0, 10  # each of which sends the next line when it has its answer
+    for _ in range(100):
+        for _ in range(clients):
+            queue.add(job(loop, "a line of 1 of the clients"))
+        batch = queue.next_batch(60)
+        clients = sum(item.text.endswith("clients") for item in batch)
+        served += len(batch) - clients
+    assert (
+        len(batch) == 60 // tokens_of("a line of a long document") == 60 // tokens_of("a line of 1 of the clients") == 7
+    )
+    assert 0.7 * 700 / 11 <= served <= 1.2 * 700 / 11  # of eleven requests that wait, it is one
+
+
+def test_a_batch_has_lines_of_one_kind_and_of_similar_length(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    other = Kind(("de", "en"), 0)
+    queue.add(job(loop, "x" * 400, "y" * 390, "short", "brief"))
+    queue.add(job(loop, "kurz", kind=other))
+    assert [sorted(batch) for batch in drained(queue, 10_000)] == [["kurz"], ["x" * 400, "y" * 390], ["brief", "short"]]
+
+
+def test_a_full_queue_refuses_and_a_dropped_job_makes_room(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(10)
+    first = job(loop, *["a"] * 30)
+    queue.add(first)  # the queue was empty
+    with pytest.raises(QueueFull):
+        queue.add(job(loop, "b"))
+    queue.drop(first)
+    queue.add(job(loop, "b"))
+    assert drained(queue, 100) == [["b"]]
+
+
+def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    queue = FairQueue(1000)
+    good, bad = job(loop, "one", "two", "three", "four"), job(loop, "poison")
+    queue.add(good)
+    queue.add(bad)
+    deaths = 0
+    while batch := queue.next_batch(100):
+        if any(item.text == "poison" for item in batch):
+            queue.give_back(batch)
+            deaths += 1
+        else:
+            for item in batch:
+                item.job.finish(item.index, [item.text.upper()])
+    assert 4 <= deaths <= 6  # it is alone after one to three, and then dies three times
+    assert good.done.result() == [["ONE"], ["TWO"], ["THREE"], ["FOUR"]]
+    with pytest.raises(TranslationError):
+        bad.done.result()

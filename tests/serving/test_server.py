@@ -1,0 +1,255 @@
+"""The server as clients see it: LibreTranslate's interface, its limits, and requests when processes end."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+
+from serving_process import serving
+from testing import REAL_LINES, save_transformer
+
+from nmtkit.generation.translator import Translator
+
+LINES = REAL_LINES * 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_transformer(tmp_path_factory.mktemp("serving") / "model.pt")
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    limits = ["--char-limit", "20000", "--batch-limit", "100", "--timeout", "20", "--max-len-b", "5"]
+    with serving(model.parent, "--path", f"en-de={model}", "--workers", "2", *limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    """Translations by the Python interface, of lines alone."""
+    found = Translator.load(model).translate(LINES, max_len_b=5)
+    return {line: translation.text for line, translation in zip(LINES, found, strict=True)}
+
+
+def test_a_text_and_a_list_are_translated_as_generate_does(server, expected):
+    assert server.translate(LINES[0]) == expected[LINES[0]]
+    assert server.translate(LINES) == [expected[line] for line in LINES]
+
+
+def test_a_form_and_json_say_the_same(server, expected):
+    form = urllib.parse.urlencode([("q", LINES[0]), ("q", LINES[1]), ("source", "en"), ("target", "de")]).encode()
+    assert server.ask("/translate", form) == (200, {"translatedText": [expected[LINES[0]], expected[LINES[1]]]})
+
+
+def test_line_ends_and_white_space_come_out_as_they_went_in(server, expected):
+    a, b = LINES[:2]
+    assert server.translate(f"\n  {a}\t\r\n\r\n\n{b}\n") == f"\n  {expected[a]}\t\r\n\r\n\n{expected[b]}\n"
+    assert server.translate(["", "  "]) == ["", "  "]
+
+
+def test_alternatives_are_the_next_best_translations(server, model):
+    status, answer = server.ask("/translate", {"q": LINES[0], "source": "en", "target": "de", "alternatives": 2})
+    best, *others = Translator.load(model).translate([LINES[0]], max_len_b=5, nbest=3)[0].hypotheses
+    assert status == 200
+    assert answer == {"translatedText": best.text, "alternatives": [output.text for output in others]}
+
+
+def test_many_clients_at_once_each_get_their_own_translations(server, expected):
+    def client(number):
+        lines = [LINES[(number * 7 + step) % len(LINES)] for step in range(6)]
+        return [server.translate(line) for line in lines] == [expected[line] for line in lines]
+
+    before = server.metric("nmtkit_batches_total")
+    with ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(client, range(16)))
+    assert server.metric("nmtkit_batches_total") - before < 6 * 16  # some were translated together
+
+
+def test_libretranslates_own_client_works(server, expected):
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(server.url)
+    assert client.translate(LINES[0], "en", "de") == expected[LINES[0]]
+    assert client.languages() == [
+        {"code": "de", "name": "German", "targets": []},
+        {"code": "en", "name": "English", "targets": ["de"]},
+    ]
+
+
+def test_a_text_file_is_translated_and_fetched(server, expected):
+    def upload(name, contents):
+        fields = "".join(
+            f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
+            for key, value in (("source", "en"), ("target", "de"))
+        )
+        file = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+        body = (fields + file).encode() + contents + b"\r\n--x--\r\n"
+        return server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x"})
+
+    status, answer = upload("../../a.txt", "\n".join(LINES[:3]).encode())
+    assert status == 200
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("GET", urllib.parse.urlsplit(answer["translatedFileUrl"]).path)
+    assert connection.getresponse().read().decode() == "\n".join(expected[line] for line in LINES[:3])
+    assert upload("a.docx", b"PK")[0] == upload("a.txt", b"\xff\xfe")[0] == 400
+    assert server.ask("/download_file/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"source": "en", "target": "de"}, 400, "missing q"),
+        ({"q": "a", "target": "de"}, 400, "missing source"),
+        ({"q": ["a", 1], "source": "en", "target": "de"}, 400, "q parameter is not"),
+        ({"q": "a", "source": ["en"], "target": "de"}, 400, "source parameter is not a string"),
+        ({"q": "a", "source": "en", "target": "xx"}, 400, "xx is not supported; known: en to de"),
+        ({"q": "a", "source": "auto", "target": "de"}, 400, "language detector"),
+        ({"q": "a", "source": "en", "target": "de", "format": "html"}, 400, "format html is not supported"),
+        ({"q": "a", "source": "en", "target": "de", "alternatives": -1}, 400, "from 0 to 10"),
+        ({"q": "a" * 20_001, "source": "en", "target": "de"}, 413, "text limit (20000)"),
+        ({"q": "a\n" * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
+        ({"q": ["a"] * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
+        ({"q": "\ud800", "source": "en", "target": "de"}, 400, "surrogate"),
+        (b"[" * 100_000, 400, "neither JSON nor a form"),
+        (b"[]", 400, "not an object"),
+        (b'{"q": 1' + b"0" * 5000 + b"}", 400, "neither JSON nor a form"),
+        (b"x" * 400_000, 413, "larger than"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(server, body, status, message):
+    found, answer = server.ask("/translate", body, {"Content-Type": "application/json"})
+    assert found == status and message in answer["error"] and list(answer) == ["error"]
+
+
+def test_no_answer_holds_a_path_or_a_traceback(server, model):
+    answers = [
+        server.ask(path, body, headers)
+        for path in ("/translate", "/translate_file", "/detect", "/nowhere", "/download_file/x")
+        for body in (None, b"", b"\xff", b"q=%ff", b"{}", b'{"q": {}}')
+        for headers in ({}, {"Content-Type": "multipart/form-data"}, {"Content-Encoding": "gzip"})
+    ]
+    assert {status for status, _ in answers} <= {400, 403, 404, 405, 413, 415, 501}
+    assert not re.search(rf"Traceback|\.py|{re.escape(str(model.parent))}|/home|/usr|/tmp", json.dumps(answers))
+
+
+def test_metrics_count_requests_and_lines(server):
+    name = 'nmtkit_sentences_total{source="en",target="de"}'
+    before = server.metric(name)
+    server.translate("\n".join(LINES[:5]))
+    assert server.metric(name) == before + 5
+    assert server.metric('nmtkit_request_seconds_count{route="/translate"}') >= 1
+    assert server.ask("/health") == (200, {"status": "ok"})
+    assert server.ask("/openapi.json")[1]["paths"]["/translate"]["post"]["requestBody"]
+
+
+def test_clients_that_go_away_or_dawdle_disturb_no_other(server, expected):
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
+    open_ones = []
+    for number in range(20):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall([head, head + b'{"q": "a', b"POST /trans", b"\x00\xff\r\n\r\n"][number % 4])
+        open_ones.append(connection)
+        if number % 2:
+            connection.close()
+    assert server.translate(LINES[:8]) == [expected[line] for line in LINES[:8]]
+    for connection in open_ones:
+        connection.close()
+
+
+def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
+    def children(pid):
+        return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+
+    (parent,) = children(server.process.pid)
+    done = threading.Event()
+
+    def client(number):
+        found = []
+        while not done.is_set():
+            line = LINES[len(found) % len(LINES)]
+            found.append(server.translate(line) == expected[line])
+        return all(found) and bool(found)
+
+    with ThreadPoolExecutor(4) as threads:
+        clients = [threads.submit(client, number) for number in range(4)]
+        deaths = server.metric("nmtkit_worker_deaths_total")
+        for number in range(3):
+            os.kill(children(parent)[0], signal.SIGKILL)
+            while server.metric("nmtkit_worker_deaths_total") <= deaths + number or len(children(parent)) < 2:
+                time.sleep(0.05)
+        done.set()
+        assert all(client.result() for client in clients)
+    assert server.metric("nmtkit_workers") == 2
+
+
+@pytest.mark.slow
+def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_path):
+    first, second = save_transformer(tmp_path / "m.pt"), save_transformer(tmp_path / "other.pt", d_ff=64)
+    texts = [Translator.load(path).translate([LINES[0]], max_len_b=5)[0].text for path in (first, second)]
+    assert texts[0] != texts[1]
+    with serving(tmp_path, "--path", f"en-de={first}", "--workers", "1", "--max-len-b", "5") as server:
+        assert server.translate(LINES[0]) == texts[0]
+        first.write_bytes(b"damaged")
+        server.process.send_signal(signal.SIGHUP)
+        while "not loaded anew" not in server.log.read_text():
+            time.sleep(0.05)
+        assert server.translate(LINES[0]) == texts[0]
+        second.replace(first)
+        server.process.send_signal(signal.SIGHUP)
+        while (found := server.translate(LINES[0])) == texts[0]:
+            time.sleep(0.05)
+        assert found == texts[1]
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(server.translate, LINES * 10)
+            while not server.metric("nmtkit_workers_busy"):
+                pass
+            assert server.stop() == 0
+            assert len(running.result()) == len(LINES) * 10
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_keys_cors_and_a_full_queue(tmp_path, model):
+    (tmp_path / "keys").write_text("# of the team\nsecret\n")
+    flags = ["--api-keys", str(tmp_path / "keys"), "--cors-origin", "https://a.org", "--max-queue", "10"]
+    with serving(tmp_path, "--path", f"en-de={model}", "--workers", "1", *flags) as server:
+        request = {"q": LINES[0], "source": "en", "target": "de"}
+        assert [server.ask("/translate", request | {"api_key": key})[0] for key in ("", "wrong", "secret")] == [
+            *(403, 403, 200)
+        ]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        for origin, allowed in (("https://a.org", "https://a.org"), ("https://b.org", None)):
+            connection.request("GET", "/languages", headers={"Origin": origin})
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.getheader("Access-Control-Allow-Origin") == allowed
+        long = request | {"q": LINES * 30, "api_key": "secret"}
+        with ThreadPoolExecutor(3) as threads:
+            statuses = [answer[0] for answer in threads.map(lambda _: server.ask("/translate", long), range(3))]
+        assert sorted(statuses)[0] == 200 and sorted(statuses)[-1] == 429
+
+
+def test_mistakes_end_with_one_line(tmp_path, model):
+    taken = socket.create_server(("127.0.0.1", 0))
+    for flags, message in (
+        (["--path", str(model)], "does not say which languages it translates; give them: --path en-de="),
+        (["--path", "en-de=none.pt"], "none.pt: no such file"),
+        (["--path", f"en-de={model}", "--port", str(taken.getsockname()[1])], "cannot listen on 127.0.0.1:"),
+        (["--path", f"en-de={model}", "--workers", "2", "--threads", "2"], "every worker has one thread"),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *flags], capture_output=True, text=True, timeout=60
+        )
+        assert result.returncode == 2 and message in result.stderr and result.stderr.count("\n") == 1, result.stderr

@@ -1,0 +1,72 @@
+"""A server in a process of its own, with a tiny model."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Server:
+    process: "subprocess.Popen[str]"
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> tuple[int, Any]:
+        """Returns the status and the JSON of an answer; `body` is sent as JSON unless it is bytes."""
+        kinds = {"Content-Type": "application/json"} if body is not None and not isinstance(body, bytes) else {}
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {**kinds, **(headers or {})})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read())
+
+    def translate(self, q: Any, **fields: Any) -> Any:
+        status, answer = self.ask("/translate", {"q": q, "source": "en", "target": "de", **fields})
+        assert status == 200, answer
+        return answer["translatedText"]
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(self.url + "/metrics") as answer:
+            found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(30)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Server]:
+    """Runs `nmtkit serve` with these arguments on a free port."""
+    log = folder / "serve.log"
+    with log.open("w") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nmtkit", "serve", "--port", "0", *arguments], stderr=stderr, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+    try:
+        port = None
+        while port is None and process.poll() is None:
+            port = re.search(r"at http://\S+:(\d+) ", log.read_text())
+        assert port, log.read_text()
+        yield Server(process, int(port[1]), log)
+    finally:
+        process.kill()
+        process.wait()
