@@ -20,7 +20,8 @@ _UNITS = (
 )
 _NUMBER = r"[-+−±]?\d+(?:[.,  ' ]\d{3})*(?:[.,]\d+)?"
 _CONVERSION = r"[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGaAcrsp@]"
-CLOSING = ".,;:!?…"  # stands close to the word before
+CLOSING = ".,;:!?…\"'-/"  # stands close to the word before
+OPENING = "([{«“„‘¿¡\"'-/"  # to the word after
 PATTERNS = (
     r"(?:https?|ftps?|file)://[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
     r"\bwww\.[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
@@ -231,13 +232,13 @@ def _edited(target: str, edits: Sequence[_Edit], links: Sequence[Link]) -> tuple
         before, after = "".join(parts)[-1:], target[edit.end : edit.end + 1]
         unchanged = target[edit.start : edit.end] == edit.text
         if edit.text:
-            if not unchanged and before and (span_end == length or _apart(before)):
+            if not unchanged and before and (span_end == length or _apart(before, OPENING)):
                 add(" ")
             assert edit.span is not None
             moved.append(Link(*edit.span, length, length + len(edit.text)))
             add(edit.text)
             span_end = length
-            if not unchanged and after and _apart(after):
+            if not unchanged and after and _apart(after, CLOSING + ")]}»”’"):
                 add(" ")
             cursor = edit.end
         else:
@@ -246,6 +247,6 @@ def _edited(target: str, edits: Sequence[_Edit], links: Sequence[Link]) -> tuple
     return "".join(parts), moved
 
 
-def _apart(char: str) -> bool:
-    """Returns whether a span is set apart from this character by a space."""
-    return not (char.isspace() or UNSPACED.match(char) or char in ".,;:!?…)]}»”'’\"([{«“„¿¡-/")
+def _apart(char: str, close: str) -> bool:
+    """Returns whether a span and this character beside it, if it is none of `close`, have a space between them."""
+    return not (char.isspace() or UNSPACED.match(char) or char in close)
