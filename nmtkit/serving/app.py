@@ -40,11 +40,11 @@ logger = logging.getLogger("nmtkit")
 
 
 class Text:
-    """A text, its lines, and the white space around them, which comes out as it went in."""
+    """A text, its lines, and the white space around them, which comes out as it went in. HTML is a single line."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, html: bool = False) -> None:
         self.parts: list[str] = []  # white space and lines in turn
-        for part in _NEWLINE.split(text):
+        for part in [text] if html else _NEWLINE.split(text):
             line = part.strip()
             before, _, after = part.partition(line) if line else (part, "", "")
             self.parts += [before, line, after]
@@ -139,10 +139,13 @@ class Service:
         fields = await self.fields(request)
         texts, is_list = reading.texts_of(fields)
         source, target = reading.string(fields, "source"), reading.string(fields, "target")
-        if reading.string(fields, "format", "text") != "text":
-            raise Refusal(400, "format html is not supported; send text")
+        format = reading.string(fields, "format", "text")
+        if format not in ("text", "html"):
+            raise Refusal(400, "Invalid request: format parameter is neither text nor html")
         alternatives = reading.whole_number(fields, "alternatives", MAX_ALTERNATIVES)
-        found = await self.unless_gone(request, self.translations(texts, (source, target), alternatives))
+        found = await self.unless_gone(
+            request, self.translations(texts, Kind((source, target), alternatives, format == "html"))
+        )
         answer: dict[str, Any] = {"translatedText": [text[0] for text in found]}
         if alternatives:
             answer["alternatives"] = [text[1:] for text in found]
@@ -152,7 +155,7 @@ class Service:
         fields = await self.fields(request)
         text = await reading.text_file(fields)
         pair = reading.string(fields, "source"), reading.string(fields, "target")
-        ((translated, *_),) = await self.unless_gone(request, self.translations([text], pair, 0))
+        ((translated, *_),) = await self.unless_gone(request, self.translations([text], Kind(pair, 0)))
         token = self.keep_file(translated.encode())
         return JSONResponse({"translatedFileUrl": str(request.url_for("download_file", token=token))})
 
@@ -173,19 +176,20 @@ class Service:
         self.files[token] = now + FILE_SECONDS, contents
         return token
 
-    async def translations(self, texts: Sequence[str], pair: Pair, alternatives: int) -> list[list[str]]:
+    async def translations(self, texts: Sequence[str], kind: Kind) -> list[list[str]]:
         """Returns the translation of each text, and then its alternatives. Raises Refusal for what is too much."""
+        pair = kind.pair
         self.check_pair(pair)
         characters = sum(map(len, texts))
         if characters > self.config.char_limit:
             limit = self.config.char_limit
             raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
-        pieces = [Text(text) for text in texts]
+        pieces = [Text(text, kind.html) for text in texts]
         lines = [line for piece in pieces for line in piece.lines]
         if max(len(lines), len(texts)) > self.config.batch_limit:
             count, limit = max(len(lines), len(texts)), self.config.batch_limit
             raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({limit})")
-        found = iter(await self.pool.translate(Kind(pair, alternatives), lines))
+        found = iter(await self.pool.translate(kind, lines))
         self.metrics.lines[pair] += len(lines)
         self.metrics.characters[pair] += characters
         result = []

@@ -27,6 +27,7 @@ class Kind:
 
     pair: Pair
     alternatives: int
+    html: bool = False
 
 
 class QueueFull(Exception):  # noqa: N818  # as queue.Full

@@ -25,7 +25,8 @@ from nmtkit import busy_cores, checkpoint
 from nmtkit.data.dataset_files import MANIFEST
 from nmtkit.generation import ctranslate2
 from nmtkit.generation.decoding import BatchDecoder, SentenceBatch
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.generation.lines import LineProcessor
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.generation.parallel import rank_device
 from nmtkit.generation.requests import Line, Postprocessor, Preprocessor, Request
 from nmtkit.generation.translator import Translator, ctranslate2_engine
@@ -144,15 +145,22 @@ def translate(models: Models, search: SearchOptions, task: Mapping[str, Any]) ->
     translator = models.get(tuple(task["pair"]))
     if translator is None:
         return {"id": task["id"], "error": "this language pair is no longer served"}
-    options = with_alternatives(search, task["alternatives"])
-    # CTranslate2 has no n-best lists here, and the slots of a GPU are busy with what needs none
-    decoder = in_turn(translator, options) if options.nbest > 1 else translator.batch_decoder(options)
+    processor = LineProcessor(translator.tokenizer, TextOptions(markup="html" if task["html"] else None))
+    options = processor.search_options(with_alternatives(search, task["alternatives"]))
+    # CTranslate2 has neither n-best lists nor alignments here, and the slots of a GPU are busy with what needs none
+    decoder = in_turn(translator, options) if needs_own_search(task) else translator.batch_decoder(options)
     try:
-        found = translator.run([[Request(text) for text in task["texts"]]], options, decoder)
+        requests = processor.requests([[Request(text) for text in task["texts"]]])
+        found = processor.translations(translator.run(requests, options, decoder))
         return {"id": task["id"], "lines": [[output.text for output in line.hypotheses] for line in found]}
     except Exception:
         logger.error("a batch failed:\n%s", traceback.format_exc())
         return {"id": task["id"], "error": "a line of this text cannot be translated"}
+
+
+def needs_own_search(task: Mapping[str, Any]) -> bool:
+    """Returns whether a task needs what the search of all others does not find."""
+    return bool(task["alternatives"] or task["html"])
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
@@ -242,7 +250,7 @@ class SlotWorker:
                 continue
             if task is None:
                 return
-            if task["alternatives"]:
+            if needs_own_search(task):
                 self.answer(translate({tuple(task["pair"]): self.translator}, self.search, task))
                 continue
             lines = self.preprocessor.lines([Request(text) for text in task["texts"]], 0)

@@ -22,7 +22,7 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
     translation = {
         "q": q,
         **languages,
-        "format": _text("format of the text", enum=["text"]),
+        "format": _text("format of the text", enum=["text", "html"]),
         "alternatives": {"type": "integer", "minimum": 0, "maximum": 10, "description": "further translations"},
         **key,
     }

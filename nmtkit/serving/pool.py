@@ -178,7 +178,7 @@ class Pool:
         self.numbers += 1
         self.batches += 1
         kind = batch[0].job.kind
-        task = {"id": self.numbers, "pair": kind.pair, "alternatives": kind.alternatives}
+        task = {"id": self.numbers, "pair": kind.pair, "alternatives": kind.alternatives, "html": kind.html}
         worker.in_hand[self.numbers] = batch
         worker.writer.write(messages.packed({**task, "texts": [item.text for item in batch]}))
 

@@ -80,6 +80,13 @@ def test_many_clients_at_once_each_get_their_own_translations(server, expected):
     assert server.metric("nmtkit_batches_total") - before < 6 * 16  # some were translated together
 
 
+def test_html_keeps_its_tags_around_their_words(server):
+    sources = [f"<p>{LINES[0]}</p>", '<a href="x">All</a> human beings<br>are\n<b>born</b> &amp; free']
+    tags = r"</?[a-z]+[^>]*>"
+    for source, found in zip(sources, server.translate(sources, format="html"), strict=True):
+        assert sorted(re.findall(tags, found)) == sorted(re.findall(tags, source))
+
+
 def test_libretranslates_own_client_works(server, expected):
     client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(server.url)
     assert client.translate(LINES[0], "en", "de") == expected[LINES[0]]
@@ -117,7 +124,7 @@ def test_a_text_file_is_translated_and_fetched(server, expected):
         ({"q": "a", "source": ["en"], "target": "de"}, 400, "source parameter is not a string"),
         ({"q": "a", "source": "en", "target": "xx"}, 400, "xx is not supported; known: en to de"),
         ({"q": "a", "source": "auto", "target": "de"}, 400, "language detector"),
-        ({"q": "a", "source": "en", "target": "de", "format": "html"}, 400, "format html is not supported"),
+        ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "neither text nor html"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": -1}, 400, "from 0 to 10"),
         ({"q": "a" * 20_001, "source": "en", "target": "de"}, 413, "text limit (20000)"),
         ({"q": "a\n" * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
