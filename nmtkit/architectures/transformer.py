@@ -56,7 +56,7 @@ class TransformerConfig(Config):
     attention_bias: bool = option(False, "biases in the projections of attention")
     positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
         "sinusoidal",
-        "position encoding (section 3.5); halves: sines, then cosines, as Marian; fairseq: of other frequencies too",
+        "position encoding (section 3.5); halves: sines, then cosines; fairseq: of other frequencies too, as Marian",
     )
     position_offset: int = option(0, "position of the first token", min=0, max=1024)
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
@@ -66,6 +66,7 @@ class TransformerConfig(Config):
     )
     scale_embeddings: bool = option(True, "token embeddings times sqrt(d_model) (section 3.4)")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
+    norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
     share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
     tie_output: bool = option(True, "the output projection is the target embedding (section 3.4)")
     output_bias: bool = option(False, "a bias in the output projection")
@@ -120,9 +121,9 @@ class EncoderLayer(Layer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.self_attention = SelfAttention(config, causal=False)
-        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.feed_forward: nn.Module = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
@@ -135,11 +136,11 @@ class DecoderLayer(Layer):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.self_attention = SelfAttention(config, causal=True)
-        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.cross_attention = CrossAttention(config)
-        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.feed_forward: nn.Module = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
@@ -248,7 +249,7 @@ class Embedding(nn.Module):
         self.config = config
         self.tokens = tokens
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
-        self.norm: nn.Module = nn.LayerNorm(config.d_model) if config.embedding_norm else nn.Identity()
+        self.norm: nn.Module = nn.LayerNorm(config.d_model, config.norm_eps) if config.embedding_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self.positions: nn.Embedding | None = None
         if config.positions == "learned":
@@ -309,8 +310,8 @@ class Transformer(Architecture):
         decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
         # a pre-norm stack ends in a sum, which nothing has normalised yet
-        self.encoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.d_model) if config.pre_norm else nn.Identity()
+        self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
         if config.tie_output:
             self.output_projection.weight = target.weight

@@ -35,7 +35,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     nmtkit generate --path en-de.pt < raw.en > translated.de
 
     SOURCE is a folder as Hugging Face's transformers saves it, of model type marian (OPUS-MT), m2m_100 (M2M-100, NLLB)
-    or mbart (mBART-50). No code of it is run.
+    or mbart (mBART-50); or Marian's .npz of type transformer, or a folder with one and its decoder.yml and
+    vocabularies (.spm, or .yml with source.spm and target.spm). No code of it is run.
     """
     from nmtkit import checkpoint
     from nmtkit.formats.detect import load

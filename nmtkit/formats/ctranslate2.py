@@ -25,7 +25,7 @@ from nmtkit.formats.folder import write_folder
 # those that must be as given here, in terms of the config.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
-SAME |= {"activation", "position_offset"}
+SAME |= {"activation", "position_offset", "norm_eps"}
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
 TRAINING |= {"gradient_checkpointing"}
 FIXED: dict[str, Callable[[TransformerConfig], Any]] = {
@@ -81,6 +81,7 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     )
     spec.encoder.scale_embeddings = spec.decoder.scale_embeddings = config.scale_embeddings
     spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = config.norm_eps
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (target_pieces[id] for id in (UNK, BOS, EOS))
     spec.config.decoder_start_token = spec.config.bos_token
     spec.register_source_vocabulary(source_pieces)

@@ -3,13 +3,17 @@
 from pathlib import Path
 
 from nmtkit.checkpoint import Checkpoint
-from nmtkit.formats import huggingface
+from nmtkit.formats import huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
     """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming it."""
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
+    if source.suffix == ".npz" or any(marian.decoder_files(source)):
+        return marian.load(source)
     if source.is_dir():
         return huggingface.load(source)
-    raise ValueError(f"{source} is no model that can be imported: give a folder of Hugging Face's transformers")
+    raise ValueError(
+        f"{source} is no model that can be imported: give a folder of Hugging Face's transformers, or Marian's .npz"
+    )

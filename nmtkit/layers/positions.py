@@ -9,8 +9,9 @@ from torch import Tensor
 def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: int = 0) -> Tensor:
     """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine: positions x D, in fp32.
 
-    The first row is that of position `offset`. "sinusoidal_halves" has all sines before the cosines, as Marian;
-    "sinusoidal_fairseq" also has the angles pos / 10000^(i / (d_model / 2 - 1)), as M2M-100 and NLLB.
+    The first row is that of position `offset`. "sinusoidal_halves" has all sines before the cosines, as transformers'
+    MarianMTModel; "sinusoidal_fairseq" also has the angles pos / 10000^(i / (d_model / 2 - 1)), as Marian itself,
+    M2M-100 and NLLB.
     """
     position = torch.arange(offset, offset + positions, dtype=torch.float64)[:, None]
     pairs = torch.arange((d_model + 1) // 2, dtype=torch.float64)

@@ -47,6 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "output_bias": True,
         "embedding_norm": True,
+        "norm_eps": 0.01,
         "positions": "learned",
         "max_positions": 20,
     },
@@ -146,7 +147,7 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
 
     def norm(x: Tensor, name: str) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
-        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + config.norm_eps).sqrt()
         return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
     def heads(x: Tensor, width: int) -> list[Tensor]:

@@ -32,7 +32,7 @@ def export(*arguments: object) -> str:
         {"pre_norm": True},
         {"positions": "learned", "share_embeddings": False, "tie_output": False},
         {"activation": "swish", "attention_bias": True, "output_bias": True, "positions": "sinusoidal_halves"},
-        {"pre_norm": True, "activation": "gelu", "embedding_norm": True, "position_offset": 2},
+        {"pre_norm": True, "activation": "gelu", "embedding_norm": True, "position_offset": 2, "norm_eps": 0.01},
         {"activation": "swiglu", "positions": "sinusoidal_fairseq", "scale_embeddings": False},
     ],
 )

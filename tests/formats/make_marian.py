@@ -1,0 +1,105 @@
+"""Makes the folders in marian/: two small models that Marian itself trained on the demo's corpus, and its translations.
+
+    python tests/formats/make_marian.py PYMARIAN      (the program pymarian, of the package of that name; a minute)
+
+Each has an expected.json: sources, and what greedy and beam search of Marian find for them, with scores.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import sentencepiece
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+from nmtkit.demo import corpus
+
+FOLDER = Path(__file__).parent / "marian"
+SEARCHES = {"greedy": 1, "beam": 4}
+SIZES = "--transformer-dim-ffn 64 --transformer-heads 2"
+# one SentencePiece model as the vocabulary of both sides; and lists of pieces, as OPUS-MT's, with normalised embeddings
+KINDS = {
+    "spm": "--dim-emb 32 --enc-depth 2 --dec-depth 2 --tied-embeddings-all --transformer-ffn-activation relu "
+    "--sentencepiece-options --normalization_rule_name=identity",
+    "yml": "--dim-emb 16 --enc-depth 1 --dec-depth 2 --tied-embeddings --transformer-ffn-activation gelu "
+    "--transformer-postprocess-emb nd",
+}
+TRAINING = "--mini-batch 64 --maxi-batch 20 --learn-rate 0.01 --lr-warmup 50 --clip-norm 1 --after-batches 250 --seed 1"
+
+
+def marian(program: str, command: str, *arguments: str | Path, folder: Path) -> str:
+    """Returns the standard output of Marian, started in `folder`."""
+    parts = [program, command, *map(str, arguments), "--cpu-threads", "1", "-w", "1000", "--quiet"]
+    return subprocess.run(parts, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def train(program: str, kind: str, folder: Path, pairs: list[tuple[str, str]]) -> None:
+    """Trains the model of a kind in `folder`, and leaves there what decoding needs."""
+    files = [folder / "train.source", folder / "train.target"]
+    for side, file in enumerate(files):
+        lines = [pair[side] for pair in pairs]
+        if kind == "yml":
+            model = folder / f"{file.suffix[1:]}.spm"
+            with model.open("wb") as writer:
+                sentencepiece.SentencePieceTrainer.train(
+                    sentence_iterator=iter(lines), model_writer=writer, vocab_size=300 + 50 * side,
+                    normalization_rule_name="identity", minloglevel=2,
+                )  # fmt: skip
+            lines = pieces(model, lines)
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    vocabularies = ["vocab.spm", "vocab.spm"] if kind == "spm" else ["source.yml", "target.yml"]
+    size = "400" if kind == "spm" else "0"
+    arguments = ["-m", "model.npz", "-t", *(file.name for file in files), "-v", *vocabularies]
+    options = f"--type transformer --dim-vocabs {size} {size} {SIZES} {KINDS[kind]} {TRAINING}".split()
+    marian(program, "train", *arguments, *options, folder=folder)
+
+
+def pieces(model: Path, lines: list[str]) -> list[str]:
+    """Returns lines as pieces with spaces between, as a vocabulary in YAML wants them."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return [" ".join(processor.encode(line, out_type=str)) for line in lines]
+
+
+def translations(program: str, folder: Path, lines: list[str]) -> list[dict[str, object]]:
+    """Returns what Marian makes of lines: text and log probability, by the name of the search."""
+    (decoder,) = folder.glob("*.decoder.yml")
+    spm = folder / "source.spm"
+    found: list[dict[str, object]] = [{"source": line} for line in lines]
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "lines"
+        text = pieces(spm, lines) if spm.is_file() else lines
+        file.write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
+        for name, beam in SEARCHES.items():
+            options: list[str | Path] = ["-c", decoder.name, "-i", file, "-b", str(beam)]
+            options += ["--normalize", "0", "--n-best"]
+            for row in reversed(marian(program, "decode", *options, folder=folder).splitlines()):
+                number, translation, _, score = row.split(" ||| ")
+                if spm.is_file():
+                    translation = translation.replace(" ", "").replace("▁", " ").strip()
+                found[int(number)][name] = {"text": translation, "score": float(score)}
+    return found
+
+
+def main(program: str) -> None:
+    made = corpus.generate()
+    for kind in KINDS:
+        target = FOLDER / kind
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            train(program, kind, folder, [(pair.english, pair.german) for pair in made.train])
+            kept = [*folder.glob("*.spm"), folder / "model.npz", folder / "model.npz.decoder.yml"]
+            kept += [] if kind == "spm" else [folder / "source.yml", folder / "target.yml"]
+            for file in kept:
+                shutil.copyfile(file, target / file.name)
+        expected = translations(program, target, [pair.english for pair in made.test[:200]])
+        text = json.dumps(expected, ensure_ascii=False, indent=1)
+        (target / "expected.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,133 @@
+"""Models of Marian, imported: the same translations and scores as Marian's own.
+
+marian/ holds two small models that Marian trained, and what it made of them (make_marian.py, which also makes them
+anew). Where PYMARIAN names the program, other lines are compared live: those of Multi30k for the
+model that knows its letters, if MULTI30K names its folder.
+"""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from make_marian import FOLDER, KINDS, SEARCHES, translations
+
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.demo import corpus
+from nmtkit.formats import detect, marian
+from nmtkit.generation.translator import Translator
+
+
+def compare(folder: Path, expected: list[dict[str, Any]], temporary: Path) -> None:
+    path = temporary / "imported.pt"
+    checkpoint.save(path, detect.load(folder))
+    translator = Translator.load(path)
+    for name, beam in SEARCHES.items():
+        found = translator.translate([line["source"] for line in expected], beam=beam, lenpen=0.0, max_len_a=3)
+        others = 0
+        for line, translation in zip(expected, found, strict=True):
+            score = translation.hypotheses[0].score
+            if translation.text == line[name]["text"]:
+                assert score == pytest.approx(line[name]["score"], rel=2e-5, abs=1e-4)
+            else:  # searches part at near ties, and Marian's beam narrows with each finished hypothesis
+                others += 1
+        assert others <= 0.05 * len(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_imported_model_translates_as_marian_did(kind: str, tmp_path: Path) -> None:
+    expected = [line for line in json.loads((FOLDER / kind / "expected.json").read_text()) if ends(line)]
+    assert len(expected) >= 150
+    compare(FOLDER / kind, expected, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_translations_and_scores_are_those_of_marian(kind: str, tmp_path: Path) -> None:
+    program = os.environ.get("PYMARIAN") or pytest.skip("PYMARIAN names no program")
+    if "MULTI30K" in os.environ and kind == "spm":
+        with gzip.open(Path(os.environ["MULTI30K"]) / "test_2016_flickr.en.gz", "rt") as lines:
+            sources = [line.rstrip("\n") for line in lines][:200]
+    else:
+        sources = [pair.english for pair in corpus.generate(seed=2).test[:200]]
+    expected = [line for line in translations(program, FOLDER / kind, sources) if ends(line)]
+    assert len(expected) >= 100
+    compare(FOLDER / kind, expected, tmp_path)
+
+
+def ends(line: dict[str, Any]) -> bool:
+    """Returns whether no search was cut off, as it is at some length, which is another in either program."""
+    return all(line[name]["text"].endswith((".", "?", "!")) for name in SEARCHES)
+
+
+def test_the_model_file_alone_is_imported_too(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["import", str(FOLDER / "spm" / "model.npz"), str(tmp_path / "model.pt")])
+    assert result.exit_code == 0, result.output
+    alone, folder = checkpoint.load(tmp_path / "model.pt"), detect.load(FOLDER / "spm")
+    assert all(bool((tensor == folder["model"][name]).all()) for name, tensor in alone["model"].items())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("type: transformer", "type: s2s", "has type s2s"),
+        ("transformer-ffn-activation: relu", "transformer-ffn-activation: tanh", "transformer-ffn-activation tanh"),
+        ("transformer-decoder-autoreg: self-attention", "transformer-decoder-autoreg: rnn", "autoreg rnn"),
+        ('transformer-preprocess: ""', "transformer-preprocess: n", "normalises the queries but not the keys"),
+        ("transformer-tied-layers:\n  []", "transformer-tied-layers:\n  - 1\n  - 1", "transformer-tied-layers 1 1"),
+        ("transformer-decoder-dim-ffn: 0", "transformer-decoder-dim-ffn: 96", "transformer-decoder-dim-ffn 96"),
+        ("enc-depth: 2", "enc-depth: 3", "has no weights encoder_l3_self_Wq"),
+        ("dec-depth: 2\n", "", "lack 'dec-depth'"),
+    ],
+)
+def test_what_nmtkit_cannot_compute_is_refused_by_its_setting(old: str, new: str, message: str, tmp_path: Path) -> None:
+    def change(text: str) -> str:
+        assert f"\n{old}" in text
+        return text.replace(f"\n{old}", f"\n{new}", 1)
+
+    with pytest.raises(ValueError, match=message):
+        marian.load(changed(change, tmp_path))
+
+
+def changed(change: Callable[[str], str], folder: Path) -> Path:
+    """Returns a copy of a model with other settings."""
+    shutil.copytree(FOLDER / "spm", folder, dirs_exist_ok=True)
+    with np.load(folder / "model.npz") as arrays:
+        weights = {name: arrays[name] for name in arrays.files}
+    text = change(weights[marian.SETTINGS].tobytes().rstrip(b"\0").decode())
+    weights[marian.SETTINGS] = np.frombuffer(text.encode() + b"\0", dtype=np.int8)
+    np.savez(folder / "model.npz", **weights)
+    return folder
+
+
+def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER / "spm", tmp_path, dirs_exist_ok=True)
+    contents = (tmp_path / "model.npz").read_bytes()
+    (tmp_path / "model.npz").write_bytes(contents[: len(contents) // 2])
+    with pytest.raises(ValueError, match=r"model\.npz is no \.npz of Marian, or is damaged"):
+        detect.load(tmp_path)
+    (tmp_path / "vocab.spm").unlink()
+    (tmp_path / "model.npz").write_bytes(contents)
+    with pytest.raises(FileNotFoundError, match=r"vocab\.spm: no such file"):
+        detect.load(tmp_path)
+    (tmp_path / "model.npz.decoder.yml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.npz\.decoder\.yml: no such file"):
+        detect.load(tmp_path / "model.npz")
+
+
+def test_yaml_is_read_as_marian_writes_it() -> None:
+    lines = ["a: 1", '"\\\\": 2', "'''': 3", '"\\xa0\\"": 4', ",: 5", "list:", "  - x", '  - "y z"', "empty:", "  []"]
+    lines += ["flow: [1, 2]", '"k: v": 6']
+    found = marian.parse("\n".join(lines), Path("file.yml"))
+    assert found == {
+        "a": "1", "\\": "2", "'": "3", '\xa0"': "4", ",": "5", "list": ["x", "y z"], "empty": [], "flow": ["1", "2"],
+        "k: v": "6",
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"file\.yml, line 1"):
+        marian.parse("{", Path("file.yml"))
