@@ -45,18 +45,23 @@ class RunPlan:
         """Whether the memory probe is to lower `max_tokens` until micro-batches fit, where it would refuse them."""
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
-    def updates(self, updates_per_epoch: int | None) -> tuple[int | None, bool]:
-        """Returns the updates of the whole run, None without an end, and whether --max-epoch is what ends it.
+    def updates(
+        self, updates_per_epoch: int | None, done: int = 0, epoch: int = 0, index: int = 0
+    ) -> tuple[int | None, bool]:
+        """Returns the updates of the whole run, None without an end, and whether that is an estimate from --max-epoch.
 
-        Such a number is an estimate: epochs differ by an update or two.
+        Epochs differ by an update or two: once `done` updates are made, the next number `index` of `epoch`, those that
+        have ended say how many they have.
         """
         config = self.job.run
         if config.max_epoch is None or updates_per_epoch is None:
             return config.max_update, False
-        by_epochs = config.max_epoch * updates_per_epoch
+        before = done - index  # updates of the epochs that have ended
+        per_epoch = before / epoch if epoch else updates_per_epoch
+        by_epochs = max(done, before + round((config.max_epoch - epoch) * per_epoch))
         if config.max_update is not None and config.max_update <= by_epochs:
             return config.max_update, False
-        return by_epochs, True
+        return by_epochs, epoch < config.max_epoch
 
     def configure_torch(self) -> None:
         """Sets what torch keeps for the whole process: threads, and on a GPU how it multiplies and adds."""

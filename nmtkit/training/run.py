@@ -13,7 +13,7 @@ from nmtkit import busy_cores, checkpoint, distributed, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import Objective
-from nmtkit.data.batching import WINDOW_PAIRS, check_sizes
+from nmtkit.data.batching import check_all_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.files import atomic_write
 from nmtkit.lr_schedulers import LRScheduler, learning_rate
@@ -66,7 +66,9 @@ class Run:
         self.job = plan.job
         self.facts = run_facts(plan, data, self.dataset)
         config = self.job.run
-        self._check_pair_sizes()
+        check_all_sizes(
+            self.train_split.source.lengths, self.train_split.target.lengths, plan.max_tokens, "--max-tokens"
+        )
         self.sampler = plan.sampler(self.train_split)
         updates, _ = plan.updates(self.sampler.updates_per_epoch)
         self.trainer = build_trainer(
@@ -103,14 +105,6 @@ class Run:
             newest = self.checkpoints.newest()
         path = distributed.broadcast(newest[0] if newest else None)
         return newest if path is None or newest else (path, checkpoint.read(path))
-
-    def _check_pair_sizes(self) -> None:
-        """Raises ValueError for a training pair that exceeds --max-tokens."""
-        source, target = self.train_split.source.lengths, self.train_split.target.lengths
-        for start in range(0, len(source), WINDOW_PAIRS):
-            end = min(start + WINDOW_PAIRS, len(source))
-            limit = self.plan.max_tokens
-            check_sizes(range(start, end), source[start:end], target[start:end], limit, "--max-tokens")
 
     def _resume(self, path: Path, contents: checkpoint.Checkpoint) -> None:
         requirements = resume_requirements(self.job, self.dataset, self.trainer.adapters)
@@ -357,21 +351,10 @@ class Run:
             return StopReason(f"no better {config.best_checkpoint_metric} in {config.patience} validations", done)
         return None
 
-    def _total_updates(self) -> tuple[int | None, bool]:
-        """Returns the updates of the whole run, if it has an end, and whether that is an estimate: epochs differ."""
-        config, done, now = self.job.run, self.trainer.done, self.position
-        if config.max_epoch is None:
-            return config.max_update, False
-        before = done - now.index  # updates of the epochs that have ended
-        per_epoch = before / now.epoch if now.epoch else self.sampler.updates_per_epoch
-        total = max(done, before + round((config.max_epoch - now.epoch) * per_epoch))
-        if config.max_update is not None and config.max_update <= total:
-            return config.max_update, False
-        return total, now.epoch < config.max_epoch
-
     def _progress(self, update: Update) -> dict[str, Any]:
         """Returns how far the run is; does not wait for the device."""
-        (total, estimated), number = self._total_updates(), self.trainer.done
+        number, now = self.trainer.done, self.position
+        total, estimated = self.plan.updates(self.sampler.updates_per_epoch, number, now.epoch, now.index)
         record = {"update": number, "updates": total, "estimated": estimated, "epoch": update.position.epoch + 1}
         return record | self.meter.speed(max(0, total - number) if total else None)
 
