@@ -121,7 +121,7 @@ def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_length
         )
 
 
-def check_all_sizes(source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int, flag: str) -> None:
+def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
     """Raises ValueError when a pair of the training set has more than `limit` tokens on a side; reads it in windows."""
     for start in range(0, len(source_lengths), WINDOW_PAIRS):
         end = min(start + WINDOW_PAIRS, len(source_lengths))
