@@ -112,7 +112,7 @@ class Pool:
         self.closing = False
         self.background: set[asyncio.Task[Any]] = set()
         self.dispatch_planned: asyncio.TimerHandle | None = None
-        self.reloading = asyncio.Lock()
+        self.reloading, self.adding = asyncio.Lock(), asyncio.Lock()
 
     async def __aenter__(self) -> "Pool":
         self.models = await ModelProcess.start(self.settings)
@@ -186,10 +186,11 @@ class Pool:
 
     async def _add_workers(self, models: ModelProcess) -> None:
         """Starts as many workers as are missing of those that `models` should have."""
-        while sum(worker.parent is models for worker in self.workers) < models.worker_count:
-            worker = await models.new_worker()
-            self.workers.append(worker)
-            worker.task = self._in_background(self._listen(worker))
+        async with self.adding:  # two that died at a time are not replaced by three
+            while sum(worker.parent is models for worker in self.workers) < models.worker_count:
+                worker = await models.new_worker()
+                self.workers.append(worker)
+                worker.task = self._in_background(self._listen(worker))
         self._plan_dispatch()
 
     def _in_background(self, coroutine: Any) -> asyncio.Task[Any]:

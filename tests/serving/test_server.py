@@ -190,14 +190,23 @@ def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
             found.append(server.translate(line) == expected[line])
         return all(found) and bool(found)
 
+    killed = set()
+
+    def alive():
+        return [child for child in children(parent) if child not in killed]
+
     with ThreadPoolExecutor(4) as threads:
         clients = [threads.submit(client, number) for number in range(4)]
         deaths = server.metric("nmtkit_worker_deaths_total")
-        for number in range(3):
-            os.kill(children(parent)[0], signal.SIGKILL)
-            while server.metric("nmtkit_worker_deaths_total") <= deaths + number or len(children(parent)) < 2:
-                time.sleep(0.05)
-        done.set()
+        try:
+            for number in range(3):
+                process = alive()[0]
+                killed.add(process)
+                os.kill(process, signal.SIGKILL)
+                while server.metric("nmtkit_worker_deaths_total") <= deaths + number or len(alive()) < 2:
+                    time.sleep(0.05)
+        finally:
+            done.set()
         assert all(client.result() for client in clients)
     assert server.metric("nmtkit_workers") == 2
 
