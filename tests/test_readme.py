@@ -101,6 +101,7 @@ OTHERS = """
 --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone
 --shm-size --strict
 --cpus --cpuset-cpus --no-cache-dir
+--parts --normalize
 """
 
 

@@ -114,7 +114,7 @@ def command(
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
     nmtkit train --config checkpoints/config.toml      # that run again, or on
-    nmtkit train domain-bin --finetune-from averaged.pt --lr 0.0001 --save-dir tuned
+    nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
     nmtkit train --arch transformer_base --help   # its flags
     """
     template, arguments = parsed
