@@ -13,6 +13,7 @@ from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.registry import derive
+from nmtkit.training.parameters import embedding_names, parameter_groups
 
 
 @pytest.mark.parametrize("name", TINY_CONFIGS)
@@ -37,5 +38,6 @@ def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: 
             changed = copy.deepcopy(model)
             for ours, theirs in zip(changed.parameters(), model.parameters(), strict=True):
                 ours.grad = theirs.grad
-            optimizer.factory(optimizer.preset, [{"params": list(changed.parameters())}]).step()
+            groups = parameter_groups(dict(changed.named_parameters()), [], embedding_names(changed))
+            optimizer.factory(optimizer.preset, groups).step()
             assert all(parameter.isfinite().all() for parameter in changed.parameters())
