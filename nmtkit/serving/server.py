@@ -132,7 +132,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio does so only for sockets that name their protocol; else an answer's body waits 40 ms behind its head
+        # asyncio does so only for sockets that name their protocol; else a body may wait until its head is acknowledged
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
