@@ -19,7 +19,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data.spm_model import model_facts
-from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Encoded, normalize
+from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, AbsentPieces, Encoded, encode_lines, normalize
 from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 
 Mask = npt.NDArray[np.bool_]
@@ -42,6 +42,7 @@ class BatchEncoder:
 
     def __init__(self, model: bytes, dtype: str, cached_words: int = CACHED_WORDS) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._absent = AbsentPieces(self._processor)
         self._dtype = np.dtype(dtype)
         self._capacity = cached_words
         pieces = [self._processor.id_to_piece(token) for token in range(len(self._processor))]
@@ -79,8 +80,8 @@ class BatchEncoder:
         """Returns the ids of lines, end to end, and their numbers."""
         if not lines:
             return np.empty(0, self._dtype), np.empty(0, np.int64)
-        rows = self._processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
-        return np.concatenate(rows).astype(self._dtype), np.fromiter(map(len, rows), np.int64, len(rows))
+        encoded = encode_lines(self._processor, self._absent, lines, add_eos)
+        return encoded.ids.astype(self._dtype), encoded.lengths
 
     def _by_word(self, text: bytes) -> Encoded:
         if len(self._table) > self._capacity:

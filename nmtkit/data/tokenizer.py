@@ -84,6 +84,7 @@ class Tokenizer:
         self.one_model = target_model is None
         self._source = _processor(source_model, "source")
         self._target = self._source if target_model is None else _processor(target_model, "target")
+        self._absent_source, self._absent_target = AbsentPieces(self._source), AbsentPieces(self._target)
         self.source_size: int = self._source.get_piece_size()
         self.target_size: int = self._target.get_piece_size()
         self.joint = self.one_model or _one_table(self._source, self._target)
@@ -140,10 +141,10 @@ class Tokenizer:
     # --- text to ids ------------------------------------------------------------------------------------------------
 
     def encode_source(self, lines: Sequence[str]) -> Encoded:
-        return _encode(self._source, lines)
+        return encode_lines(self._source, self._absent_source, [normalize(line) for line in lines], add_eos=True)
 
     def encode_target(self, lines: Sequence[str]) -> Encoded:
-        return _encode(self._target, lines)
+        return encode_lines(self._target, self._absent_target, [normalize(line) for line in lines], add_eos=True)
 
     def check_lossless(self, setting: str) -> None:
         """Raises ValueError, naming `setting`, for a model that does not decode to the text that it encoded."""
@@ -179,7 +180,8 @@ class Tokenizer:
 
     def knows(self, text: str) -> bool:
         """Returns whether the source side spells a text in pieces of its vocabulary, none of them unknown or a byte."""
-        return all(token != UNK and not self._source.is_byte(token) for token in self._source.encode(normalize(text)))
+        ids = self.encode_source([text]).ids.tolist()
+        return all(token != UNK and not self._source.is_byte(token) for token in ids)
 
     def target_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._target.id_to_piece(int(token)) for token in ids]
@@ -253,9 +255,37 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
     return processor
 
 
-def _encode(processor: sentencepiece.SentencePieceProcessor, lines: Sequence[str]) -> Encoded:
-    rows = processor.encode([normalize(line) for line in lines], return_type="numpy", add_eos=True, num_threads=1)
-    return _concatenated(rows)
+def encode_lines(
+    processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", lines: Sequence[str], add_eos: bool
+) -> Encoded:
+    """Encodes normalised lines."""
+    rows = processor.encode(lines, return_type="numpy", add_eos=add_eos, num_threads=1)
+    encoded = _concatenated(rows)
+    positions = np.flatnonzero(encoded.ids == UNK)
+    if len(positions) and absent.ids:
+        ends = np.cumsum(encoded.lengths)
+        owners = np.searchsorted(ends, positions, side="right")
+        surfaces = {owner: processor.encode(lines[owner], out_type=str) for owner in np.unique(owners).tolist()}
+        indices = positions - (ends - encoded.lengths)[owners]
+        found = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
+        encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in found]
+    return encoded
+
+
+class AbsentPieces:
+    """Pieces that have an id on the table of a model (`spm_model.renumbered`), but that the model itself does not make.
+
+    Text that a model does not know, such as a letter that only the other side's training data had, is looked up among
+    them, as Marian and transformers look up all pieces in one vocabulary.
+    """
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        self._processor = processor
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        name = self._processor.id_to_piece
+        return {name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)}
 
 
 def _concatenated(rows: list[Ids]) -> Encoded:

@@ -128,15 +128,16 @@ def config_of(settings: Mapping[str, Any], path: Path, joint: bool) -> Transform
 def embeddings_are_normalised(settings: Mapping[str, Any], path: Path) -> bool:
     """Returns whether they are. Raises ValueError for norms elsewhere than after each layer.
 
-    Marian writes what is done in letters: d dropout, a the residual sum, n the norm.
+    Marian writes what is done in letters: d dropout, a the residual sum, n the norm. A norm before a layer is another
+    than nmtkit's pre-norm: it changes the queries, not the keys and values (LayerAttention, src/models/transformer.h).
     """
     places = ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
     letters = [settings.get(f"transformer-{place}", "").replace("d", "") for place in places]
     if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
         found = ", ".join(f"transformer-{place} {settings.get(f'transformer-{place}', '')!r}" for place in places)
         raise ValueError(
-            f"{path} has {found}; of these nmtkit has 'dan' after each layer alone (before a layer, Marian normalises "
-            "the queries but not the keys and values)"
+            f"{path} has {found}; not supported: nmtkit reads models with 'dan' after each layer alone (and 'nd' after "
+            "the embeddings, if any)"
         )
     return letters[3] == "n"
 

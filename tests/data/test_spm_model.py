@@ -1,14 +1,16 @@
 """A SentencePiece model under other ids segments as before."""
 
+import io
 import random
 
 import pytest
 import sentencepiece
 from testing import REAL_LINES
 
+from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.spm_model import pieces_of, renumbered
 from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.tokenizer import Tokenizer, normalize
 
 OTHER_LINES = [line.translate(str.maketrans("aeiou", "öüäei")) for line in REAL_LINES]
 
@@ -43,9 +45,9 @@ def test_two_models_stand_on_one_table_of_ids(model_type: str) -> None:
     table = ["<unk>", "<pad>", "</s>", *table, ">>de<<"]
     changed = [renumbered(model, table, control={">>de<<"}) for model in models]
     tokenizer = Tokenizer(*changed)
-    assert tokenizer.joint and tokenizer.languages == {">>de<<": len(table) - 1}
+    assert tokenizer.joint and tokenizer.languages == {"de": len(table) - 1}
     assert Tokenizer.from_state(tokenizer.state()).fingerprint == tokenizer.fingerprint
-    with pytest.raises(ValueError, match="no language 'fr'; known: >>de<<"):
+    with pytest.raises(ValueError, match="no language 'fr'; known: de"):
         tokenizer.language("fr")
     for model, other in zip(models, changed, strict=True):
         before, after = processor(model), processor(other)
@@ -57,6 +59,34 @@ def test_two_models_stand_on_one_table_of_ids(model_type: str) -> None:
             assert ids == [table.index(piece) if before.piece_to_id(piece) else 0 for piece in pieces]
             assert after.decode(ids) == before.decode(pieces)
         assert after.decode([table.index(">>de<<"), *ids]) == before.decode(pieces)
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_text_that_a_model_does_not_know_is_looked_up_among_the_other_pieces_of_the_table(model_type: str) -> None:
+    model = plain_model(model_type)
+    own = [piece.text for piece in pieces_of(model)[3:]]
+    table = ["<unk>", "<pad>", "</s>", "ß", *own, "日", "日本", ">>ß<<"]
+    lines = ["", "日 ß", "a日本 日本語", f"ß{REAL_LINES[0]}日", REAL_LINES[1], ">>ß<<", "日日", *random_lines(3)]
+    lines = [normalize(line) for line in lines]
+    other = renumbered(model, table, control={">>ß<<"})
+    id_of = {piece: id for id, piece in enumerate(table[:-1])}
+    expected = [[id_of.get(piece, 0) for piece in processor(model).encode(line, out_type=str)] for line in lines]
+    assert {id_of["日"], id_of["日本"], id_of["ß"], 0} <= {id for ids in expected for id in ids}
+    tokenizer, by_block = Tokenizer(other), BatchEncoder(other, "int32")
+    text = "".join(f"{line}\n" for line in lines)
+    for encoded in (tokenizer.encode_source(lines), tokenizer.encode_target(lines), by_block.encode(text)):
+        assert [ids.tolist() for ids in encoded.split()] == [[*ids, 2] for ids in expected]
+    assert tokenizer.knows("日本") and not tokenizer.knows("日日")
+
+
+def plain_model(model_type: str) -> bytes:
+    """Returns a model that spells no unknown letter in bytes."""
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(REAL_LINES), model_writer=file, vocab_size=60, model_type=model_type,
+        hard_vocab_limit=False, normalization_rule_name="identity", minloglevel=2,
+    )  # fmt: skip
+    return file.getvalue()
 
 
 def test_pieces_without_an_id_are_named() -> None:
