@@ -285,7 +285,9 @@ class AbsentPieces:
     @cached_property
     def ids(self) -> dict[str, int]:
         name = self._processor.id_to_piece
-        return {name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)}
+        return {
+            name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)
+        }
 
 
 def _concatenated(rows: list[Ids]) -> Encoded:
