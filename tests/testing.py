@@ -13,7 +13,7 @@ from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.transformer import Transformer
 from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.tokenizer import EOS, Tokenizer
 from nmtkit.models import to_checkpoint, vocabulary_of
 from nmtkit.registry import derive
 
@@ -139,6 +139,19 @@ def save_transformer(path: Path, **changes: object) -> Path:
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
     checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
+    return path
+
+
+def save_ending_transformer(path: Path, **changes: object) -> Path:
+    """Writes that of `save_transformer` with translations that end: </s> has a constant part in its logit."""
+    save_transformer(path, **changes)
+    contents = checkpoint.load(path)
+    weights = contents["model"]
+    norm = weights["decoder.1.feed_forward_norm.bias"]
+    norm += 3 * torch.randn(norm.shape, generator=torch.Generator().manual_seed(1))
+    for name in ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output_projection.weight"):
+        weights[name][EOS] = 4.6 * norm / norm.square().sum() * norm.norm()
+    checkpoint.save(path, contents)
     return path
 
 

@@ -177,7 +177,11 @@ def m2m_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Table, Tab
         raise ValueError(f"{folder} has ids up to {max(by_id)}, and the model {settings['vocab_size']} entries")
     by_id |= {id: unused(id) for id in range(settings["vocab_size"]) if id not in by_id}
     start = settings.get("decoder_start_token_id", settings["eos_token_id"])
-    table = table_of(by_id, [model], None if start == settings["eos_token_id"] else start, "<unk>", "</s>")
+    if start == settings["eos_token_id"]:
+        start = None
+        # <s> is the decoder's first token in nmtkit; the original's has its part in the sum of the softmax
+        by_id |= {id: unused(id) for id, piece in by_id.items() if piece == "<s>"}
+    table = table_of(by_id, [model], start, "<unk>", "</s>")
     return table, table, Tokenizer(renumbered(model, table.pieces, table.control))
 
 

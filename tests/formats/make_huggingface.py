@@ -6,8 +6,10 @@ The folders are as `save_pretrained` writes them, but for weights in half precis
 an expected.json: sources, and the pieces and scores that greedy and beam search find for them.
 """
 
+import gzip
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from typing import Any
 import sentencepiece
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from testing import REAL_LINES
@@ -29,6 +32,15 @@ LONGEST = 24  # pieces of a translation
 LINES = [*REAL_LINES, "Ωmega, a letter that no piece holds.", "right"]
 SHAPE = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
 SHAPE |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 128}
+
+
+def real_lines(number: int) -> list[str]:
+    """Returns lines of Multi30k, whose folder MULTI30K names, or those of the fixtures."""
+    path = Path(os.environ.get("MULTI30K", "")) / "test_2016_flickr.en.gz"
+    if not path.is_file():
+        return LINES
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line for line in map(str.strip, file) if len(line) < 100][:number]
 
 
 def sentencepiece_model(lines: Sequence[str], size: int = 150, kind: str = "unigram") -> bytes:
@@ -208,11 +220,38 @@ class Original:
             line = f">>{target}<< {line}"
         return self.tokenizer(line, return_tensors="pt").input_ids
 
+    def train(self, lines: Sequence[str], source: str | None, target: str | None, updates: int = 250) -> None:
+        """Teaches the model to copy the first three words, so that translations of `lines` end at several lengths."""
+        torch.manual_seed(1)
+        marian = self.model.config.model_type == "marian"
+        pairs = []
+        for line in lines:
+            start = " ".join(line.split()[:3])
+            labels = self.tokenizer(text_target=start).input_ids if marian else self.encode(start, target, None)[0]
+            pairs.append((self.encode(line, source, target)[0], torch.as_tensor(labels)))
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=5e-3)
+        for update in range(updates):
+            batch = [pairs[(16 * update + row) % len(pairs)] for row in range(16)]
+            sources, targets = zip(*batch, strict=True)
+            ids = pad_sequence(sources, batch_first=True, padding_value=self.model.config.pad_token_id)
+            mask = pad_sequence([torch.ones_like(row) for row in sources], batch_first=True)
+            labels = pad_sequence(targets, batch_first=True, padding_value=-100)
+            self.model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if not marian:
+            with torch.no_grad():
+                bias = self.model.get_decoder().layer_norm.bias
+                push = bias / bias.square().sum()
+                # <s> is never the best token, but its probability is not 0; that of <pad> is
+                self.model.get_decoder().embed_tokens.weight[:2] = torch.stack([-3 * push, -20 * push])
+
     def target_ids(self) -> dict[str, int]:
         """Returns the target vocabulary: ids by piece."""
         if self.model.config.model_type == "marian":
             return dict(getattr(self.tokenizer, "target_encoder", self.tokenizer.encoder))
-        return dict(self.tokenizer.get_vocab())
+        languages = getattr(self.tokenizer, "id_to_lang_token", {})
+        return dict(self.tokenizer.get_vocab()) | {piece: id for id, piece in languages.items()}
 
     def ids(self, pieces: Sequence[str]) -> list[int]:
         return [self.target_ids()[piece] for piece in pieces]
@@ -220,24 +259,25 @@ class Original:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Returns target pieces."""
         table = {id: piece for piece, id in self.target_ids().items()}
-        table |= getattr(self.tokenizer, "id_to_lang_token", {})
         return [table.get(id, f"<unused {id}>") for id in ids]
 
     @torch.inference_mode()
-    def translate(self, line: str, source: str | None, target: str | None, beams: int) -> dict[str, Any] | None:
+    def translate(
+        self, line: str, source: str | None, target: str | None, beams: int, longest: int = LONGEST
+    ) -> dict[str, Any] | None:
         """Returns the best translation of a line with its log probability, without what was given; None for a beam
         search that is cut."""
         ids = self.encode(line, source, target)
         forced = {} if source is None else {"forced_bos_token_id": self.language_id(target)}
         begun = 1 if source is None else 2
         found = self.model.generate(
-            ids, num_beams=beams, do_sample=False, length_penalty=0.0, max_new_tokens=LONGEST + begun,
+            ids, num_beams=beams, do_sample=False, length_penalty=0.0, max_new_tokens=longest + begun,
             early_stopping=False, return_dict_in_generate=True, output_scores=True, **forced,
         )  # fmt: skip
         start, tokens = found.sequences[0, :begun].tolist(), found.sequences[0, begun:].tolist()
         eos = self.model.config.eos_token_id
-        tokens = tokens[: tokens.index(eos) if eos in tokens else LONGEST][:LONGEST]
-        if beams > 1 and len(tokens) == LONGEST:
+        tokens = tokens[: tokens.index(eos) if eos in tokens else longest][:longest]
+        if beams > 1 and len(tokens) == longest:
             return None  # an end that is forced costs nothing here
         decoded = self.model(input_ids=ids, decoder_input_ids=torch.tensor([[*start, *tokens]])).logits[0]
         steps = decoded.log_softmax(-1)[begun - 1 :].gather(1, torch.tensor([*tokens, eos])[:, None])
@@ -252,11 +292,13 @@ class Original:
         found = self.model(input_ids=self.encode(line, source, target), decoder_input_ids=torch.tensor([ids]))
         return found.logits[0].log_softmax(-1)
 
-    def expected(self, lines: Sequence[str], source: str | None, target: str | None) -> list[dict[str, Any]]:
+    def expected(
+        self, lines: Sequence[str], source: str | None, target: str | None, longest: int = LONGEST
+    ) -> list[dict[str, Any]]:
         """Returns what is expected of lines: what greedy and beam search find."""
         searches = (("greedy", 1), ("beam", 4))
         return [
-            {"source": line} | {name: self.translate(line, source, target, beams) for name, beams in searches}
+            {"source": line} | {name: self.translate(line, source, target, beams, longest) for name, beams in searches}
             for line in lines
         ]
 

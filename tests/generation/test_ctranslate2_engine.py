@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from testing import REAL_LINES, save_transformer
+from testing import REAL_LINES, save_ending_transformer
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.data.tokenizer import EOS
 from nmtkit.generation.translator import Translator
 
 pytest.importorskip("ctranslate2")
@@ -19,16 +18,7 @@ SAME = {"max_len_a": 0.5, "max_len_b": 20, "lenpen": 0.0}
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model whose translations end now and then: eos has a constant part in its logit."""
-    path = save_transformer(tmp_path / "model.pt")
-    contents = checkpoint.load(path)
-    weights = contents["model"]
-    norm = weights["decoder.1.feed_forward_norm.bias"]
-    norm += 3 * torch.randn(norm.shape, generator=torch.Generator().manual_seed(1))
-    for name in ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output_projection.weight"):
-        weights[name][EOS] = 4.6 * norm / norm.square().sum() * norm.norm()
-    checkpoint.save(path, contents)
-    return path
+    return save_ending_transformer(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("beam", [1, 2, 5])
