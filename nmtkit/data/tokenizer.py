@@ -158,11 +158,11 @@ class Tokenizer:
     # --- ids to text ------------------------------------------------------------------------------------------------
 
     def decode_source(self, ids: Sequence[int]) -> str:
-        return unescape(self._source.decode([int(token) for token in ids]))
+        return decode_ids(self._source, self._absent_source, ids)
 
     def decode_target(self, ids: Sequence[int]) -> str:
         """Returns the text of one sentence, on one line; bos and eos among the ids leave no trace."""
-        return unescape(self._target.decode([int(token) for token in ids]))
+        return decode_ids(self._target, self._absent_target, ids)
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
         return [self.decode_target(ids) for ids in sentences]
@@ -270,6 +270,16 @@ def encode_lines(
         found = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
         encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in found]
     return encoded
+
+
+def decode_ids(
+    processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", ids: Sequence[int]
+) -> str:
+    """Returns the text of one sentence, on one line."""
+    text: str = processor.decode([int(token) for token in ids])
+    if FOREIGN in text and absent.ids:
+        text = text.replace(FOREIGN, "")
+    return unescape(text)
 
 
 class AbsentPieces:

@@ -76,6 +76,7 @@ def test_text_that_a_model_does_not_know_is_looked_up_among_the_other_pieces_of_
     text = "".join(f"{line}\n" for line in lines)
     for encoded in (tokenizer.encode_source(lines), tokenizer.encode_target(lines), by_block.encode(text)):
         assert [ids.tolist() for ids in encoded.split()] == [[*ids, 2] for ids in expected]
+    assert tokenizer.decode_target(tokenizer.encode_target(["日 ßa"]).ids) == "日 ßa"
     assert tokenizer.knows("日本") and not tokenizer.knows("日日")
 
 
