@@ -272,9 +272,7 @@ def encode_lines(
     return encoded
 
 
-def decode_ids(
-    processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", ids: Sequence[int]
-) -> str:
+def decode_ids(processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", ids: Sequence[int]) -> str:
     """Returns the text of one sentence, on one line."""
     text: str = processor.decode([int(token) for token in ids])
     if FOREIGN in text and absent.ids:
