@@ -1,6 +1,6 @@
 """Training speed beside a padded implementation: the same data, shapes and optimizer, in one run.
 
-    pip install 'transformers<5'            # for the baseline only; nmtkit does not need it
+    pip install 'transformers>=5'           # for the baseline only; nmtkit does not need it
     nmtkit preprocess … --vocab-size 10000 --destdir data-bin
     python benchmarks/train_speed.py data-bin --arch transformer_base --threads 2
 
