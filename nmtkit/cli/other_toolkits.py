@@ -222,8 +222,6 @@ FLAGS: dict[str, Rows] = {
             "--bpe": "is not needed here: the checkpoint holds its tokenizer",
             "--tokenizer": "is not needed here: the checkpoint holds its tokenizer",
             "--task": "is not needed here: translation is the only task",
-            "--source-lang": "is not needed here: the checkpoint knows its languages by its tokenizer",
-            "--target-lang": "is not needed here: the checkpoint knows its languages by its tokenizer",
             "--batch-size": "is --max-tokens here; it changes speed, never a translation",
             "--max-sentences": "is --max-tokens here; it changes speed, never a translation",
             "--buffer-size": "is not needed here: lines that wait are translated together",
