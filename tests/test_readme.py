@@ -142,10 +142,10 @@ def test_the_plug_ins_of_the_page_on_following_a_run_work(
     page = (ROOT / "docs/following-a-run.md").read_text(encoding="utf-8")
     (tmp_path / "plugin.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)))
     flags = "--arch transformer_tiny --d-model 8 --heads 1 --encoder-layers 1 --decoder-layers 1 --batch-tokens 400"
-    flags += " --metrics accuracy,length_ratio --length-percent --callbacks stop_early --stop-above 0 --device cpu"
-    flags += " --validate-interval-updates 2 --max-update 50 --best-checkpoint-metric length_ratio"
+    flags += " --metrics accuracy,length_share --length-percent --callbacks stop_early --stop-above 0 --device cpu"
+    flags += " --validate-interval-updates 2 --max-update 50 --best-checkpoint-metric length_share"
     more = ["--plugin", str(tmp_path / "plugin.py"), "--save-dir", str(tmp_path / "run")]
     result = CliRunner().invoke(main, ["train", str(mirror_data), *flags.split(), *more])
     assert result.exit_code == 0, result.stderr
     assert re.search(r"training is finished: accuracy \d+\.\d after update 2", result.stderr)
-    assert "length_ratio" in result.stderr
+    assert "length_share" in result.stderr

@@ -247,10 +247,10 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--arch", "my_rnn"], "unknown architecture 'my_rnn'; known: "),
-        (["--criterion", "mine"], "unknown criterion 'mine'; known: "),
-        (["--optimizer", "lion"], "unknown optimizer 'lion'; known: "),
-        (["--lr-scheduler", "noam"], "unknown lr-scheduler 'noam'; known: "),
+        (["--arch", "my_rnn"], "unknown architecture 'my_rnn'; "),
+        (["--criterion", "zzz"], "unknown criterion 'zzz'; known: "),
+        (["--optimizer", "lion"], "unknown optimizer 'lion'; "),
+        (["--lr-scheduler", "noam"], "unknown lr-scheduler 'noam'; "),
         (["--plugin", "nowhere.py"], "plug-in nowhere.py: no such file"),
         (["--config", "nowhere.toml"], "config nowhere.toml: no such file"),
         (["--batch-tokens", "100", "--update-freq", "2"], "give one"),
