@@ -13,8 +13,9 @@ from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.transformer import Transformer
 from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import EOS, Tokenizer
-from nmtkit.models import to_checkpoint, vocabulary_of
+from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.packed import Packed
 from nmtkit.registry import derive
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
@@ -142,16 +143,28 @@ def save_transformer(path: Path, **changes: object) -> Path:
     return path
 
 
+def fragments() -> list[str]:
+    """Returns 48 lines: the ends of `REAL_LINES`, from each of the first six words on."""
+    return [" ".join(line.split()[start:]) for line in REAL_LINES for start in range(6)]
+
+
 def save_ending_transformer(path: Path, **changes: object) -> Path:
-    """Writes that of `save_transformer` with translations that end: </s> has a constant part in its logit."""
-    save_transformer(path, **changes)
+    """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end."""
+    model, tokenizer = from_checkpoint(save_transformer(path, **changes))
+    lines = fragments()
+    copies = [" ".join(line.split()[: 1 + number % 5]) for number, line in enumerate(lines)]
+    targets = [ids.tolist() for ids in tokenizer.encode_target(copies).split()]
+    source = Packed.from_lists([ids.tolist() for ids in tokenizer.encode_source(lines).split()], "cpu")
+    inputs = Packed.from_lists([[BOS, *ids[:-1]] for ids in targets], "cpu")
+    wanted = torch.tensor([token for ids in targets for token in ids])
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
+    torch.manual_seed(1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model.output_projection(model(source, inputs)), wanted).backward()
+        optimizer.step()
     contents = checkpoint.load(path)
-    weights = contents["model"]
-    norm = weights["decoder.1.feed_forward_norm.bias"]
-    norm += 3 * torch.randn(norm.shape, generator=torch.Generator().manual_seed(1))
-    for name in ("source_embedding.tokens.weight", "target_embedding.tokens.weight", "output_projection.weight"):
-        weights[name][EOS] = 4.6 * norm / norm.square().sum() * norm.norm()
-    checkpoint.save(path, contents)
+    checkpoint.save(path, contents | {"model": model.state_dict()})
     return path
 
 

@@ -55,7 +55,7 @@ def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     lines = real_lines(200)
     for beam in (1, 4):
-        ended = 0
+        ended, seen = 0, set()
         for line, (pieces, score) in zip(lines, translations(path, lines, beam=beam), strict=True):
             source = tokenizer(line, return_tensors="pt").input_ids
             found = model.generate(source, num_beams=beam, length_penalty=0.0, max_length=62)
@@ -63,12 +63,13 @@ def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict
             if len(pieces) == 60 or ids[-1] != model.config.eos_token_id:
                 continue
             ended += 1
+            seen.add(tuple(pieces))
             assert tokenizer.convert_ids_to_tokens(ids[1:-1]) == pieces, line
             with torch.inference_mode():
                 steps = model(input_ids=source, decoder_input_ids=found[:, :-1]).logits.log_softmax(-1)
             theirs = steps.gather(2, found[:, 1:, None]).double().sum()
             assert float(theirs) == pytest.approx(score, rel=1e-5, abs=2e-4)
-        assert ended > 0.75 * len(lines)
+        assert ended > 0.75 * len(lines) and len(seen) > len(lines) / 10
 
 
 def test_a_model_card_tells_what_the_model_is(tmp_path: Path) -> None:
