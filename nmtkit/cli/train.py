@@ -129,14 +129,19 @@ def command(
         return
     if job.data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
-    from nmtkit.distributed import launch
+    from nmtkit.distributed import launch, launched
     from nmtkit.training.plan import device_of, processes_to_start
 
     processes = processes_to_start(job.run)
     if processes > 1:
         device_of(job.run)  # refuses here, and not in every process, one that is not there
         sys.exit(launch(["train", *arguments], processes))
-    sys.exit(_train(job, job.data, arguments))
+    status = _train(job, job.data, arguments)
+    if launched():  # torch's threads now and then abort an interpreter that ends beside other ranks
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
