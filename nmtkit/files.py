@@ -2,7 +2,9 @@
 
 import os
 import secrets
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +34,20 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
+    """Fills a folder beside `destination` and renames it. Raises ValueError when something is there already."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ValueError(f"{destination} exists already; remove it or choose another name")
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    try:
+        fresh.chmod(0o755)
+        fill(fresh)
+        fresh.replace(destination)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,38 +1,27 @@
 """A Transformer as a model of CTranslate2, an inference engine in C++. Needs the package ctranslate2."""
 
-import dataclasses
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
 from nmtkit import models
-from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import (
     GATED,
     CrossAttention,
     Embedding,
     SelfAttention,
     Transformer,
-    TransformerConfig,
 )
 from nmtkit.data.tokenizer import BOS, EOS, UNK
-from nmtkit.formats.folder import write_folder
+from nmtkit.files import write_folder
+from nmtkit.formats.expressible import check_expressible
 
-# Settings of a Transformer and CTranslate2: those that its models have too, those that matter in training alone, and
-# those that must be as given here, in terms of the config.
+# settings of a Transformer that CTranslate2's models have too
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
-TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
-TRAINING |= {"gradient_checkpointing"}
-FIXED: dict[str, Callable[[TransformerConfig], Any]] = {
-    "window": lambda config: None,
-    "d_key": lambda config: config.d_model // config.heads,
-    "d_value": lambda config: config.d_model // config.heads,
-}
 POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
 
 
@@ -46,10 +35,9 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
     """
     require()
     model, tokenizer = models.from_checkpoint(source)
-    check_expressible(model, source)
-    assert isinstance(model, Transformer)
+    transformer = check_expressible(model, source, "CTranslate2", SAME, {})
     source_pieces = tokenizer.source_pieces(range(tokenizer.source_size))
-    spec = specification(model, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
+    spec = specification(transformer, source_pieces, tokenizer.target_pieces(range(tokenizer.target_size)))
     spec.optimize(quantization=None if quantization == "float32" else quantization)
 
     def fill(folder: Path) -> None:
@@ -89,28 +77,6 @@ def specification(model: Transformer, source_pieces: list[str], target_pieces: l
     _fill(spec, model)
     spec.validate()
     return spec
-
-
-def check_expressible(model: Architecture, source: Path) -> None:
-    """Raises ValueError with the reason unless CTranslate2 has a model that computes the same as `model`.
-
-    A subclass may compute anything, and so may a setting that this module does not know: neither passes.
-    """
-    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
-        raise ValueError(
-            f"{source} is a {type(model).__name__}, and CTranslate2 has no such model: one exports to it the plain "
-            "Transformer only; or give --format safetensors"
-        )
-    config = model.config
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in SAME | TRAINING:
-            continue
-        needed = FIXED[field.name](config) if field.name in FIXED else field.default
-        if value is not None and value != needed:
-            raise ValueError(
-                f"{source} has {field.name} {value}, and CTranslate2 has no such Transformer; give --format safetensors"
-            )
 
 
 def _fill(spec: Any, model: Transformer) -> None:

@@ -4,7 +4,6 @@ Marian has all sines of a position before its cosines, the paper has them in tur
 the axes of the residual stream change places, and with them the rows and columns of all weights that read or write it.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,23 +13,17 @@ import torch
 from torch import Tensor
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
-from nmtkit.formats.folder import write_folder
+from nmtkit.files import write_folder
+from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE, layer_names
 
-# Settings of a Transformer and Marian: those that its models have too, those that matter in training alone, and what
-# others may be; a setting that this module does not know must have its default.
+# settings of a Transformer that Marian's models have too, and what others may be beside their defaults
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
 SAME |= {"share_embeddings", "output_bias", "attention_bias"}
-TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
-TRAINING |= {"gradient_checkpointing"}
-ALLOWED: dict[str, set[Any]] = {
-    "activation": {"relu", "gelu", "swish"},
-    "positions": {"sinusoidal", "sinusoidal_halves"},
-}
+ALLOWED = {"activation": {"gelu", "swish"}, "positions": {"sinusoidal_halves"}}
 WRITES = ("out_proj", "fc2")  # products whose output is added to the residual stream; others read it
 
 
@@ -46,10 +39,9 @@ def save(source: Path, destination: Path) -> None:
         raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
     contents = checkpoint.load(source)
     model, tokenizer = models.from_checkpoint(source)
-    check_expressible(model, source)
-    assert isinstance(model, Transformer)
-    settings = settings_of(model.config, tokenizer)
-    weights = to_transformers(model, tokenizer)
+    transformer = check_expressible(model, source, "MarianMTModel", SAME, ALLOWED)
+    settings = settings_of(transformer.config, tokenizer)
+    weights = to_transformers(transformer, tokenizer)
 
     def fill(folder: Path) -> None:
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -59,27 +51,6 @@ def save(source: Path, destination: Path) -> None:
         (folder / "README.md").write_text(model_card(contents, settings), encoding="utf-8")
 
     write_folder(destination, fill)
-
-
-def check_expressible(model: Architecture, source: Path) -> None:
-    """Raises ValueError with the reason unless Marian has a model that computes the same as `model`."""
-    if type(model) is not Transformer or type(model.config) is not TransformerConfig:
-        raise ValueError(
-            f"{source} is a {type(model).__name__}, and MarianMTModel is the plain Transformer; or give "
-            "--format safetensors"
-        )
-    config = model.config
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in SAME | TRAINING or value in ALLOWED.get(field.name, ()):
-            continue
-        if field.name in ("d_key", "d_value") and value == config.d_model // config.heads:
-            continue
-        if value != field.default:
-            raise ValueError(
-                f"{source} has {field.name} {value}, and MarianMTModel has no such Transformer; give "
-                "--format safetensors"
-            )
 
 
 def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 
 from nmtkit import checkpoint, models
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.formats.folder import write_folder
+from nmtkit.files import write_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "nmtkit.json", "model.safetensors"
 

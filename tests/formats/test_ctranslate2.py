@@ -13,6 +13,7 @@ from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.cli import main
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.formats import ctranslate2
+from nmtkit.formats.expressible import TRAINING, check_expressible
 from nmtkit.generation.requests import Request
 from nmtkit.generation.translator import Translator
 from nmtkit.models import to_checkpoint, vocabulary_of
@@ -65,7 +66,7 @@ def test_int8_for_ctranslate2_is_smaller_and_loads(tmp_path):
 
 def test_every_setting_of_the_transformer_is_known_to_the_export() -> None:
     fields = {field.name for field in dataclasses.fields(TransformerConfig)}
-    assert ctranslate2.SAME | ctranslate2.TRAINING | ctranslate2.FIXED.keys() == fields
+    assert ctranslate2.SAME | TRAINING | {"window", "d_key", "d_value"} == fields
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES.names() if "tiny" in name or "small" in name])
@@ -98,7 +99,7 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
         if type(model) is Transformer:
             model.config = Wider(d_model=16, heads=2, d_ff=8)
         with pytest.raises(ValueError, match="plain Transformer only"):
-            ctranslate2.check_expressible(model, Path("model.pt"))
+            check_expressible(model, Path("model.pt"), "CTranslate2", ctranslate2.SAME, {})
 
 
 @pytest.mark.parametrize(
