@@ -1,4 +1,4 @@
-"""What an architecture promises of its forward pass, checked on two made-up sentences.
+"""Checks of an architecture's forward pass on two made-up sentences.
 
 A training with a plug-in's architecture begins with `check_forward`; `nmtkit.testing` checks more.
 """

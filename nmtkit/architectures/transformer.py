@@ -19,7 +19,7 @@ from nmtkit.architectures.interface import (
     Vocabulary,
     layer_index,
 )
-from nmtkit.layers import compute_dtype
+from nmtkit.layers import compute_dtype, stacked_linear
 from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
@@ -149,13 +149,6 @@ class DecoderLayer(Layer):
 
 
 # 3.2 Attention
-
-
-def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
-    """Returns several projections as one; their weight has an attribute `stacked_rows`, for optimizers of matrices."""
-    linear = nn.Linear(width, sum(rows), bias=bias)
-    linear.weight.stacked_rows = tuple(rows)  # type: ignore[attr-defined]
-    return linear
 
 
 class SelfAttention(nn.Module):

@@ -1,4 +1,4 @@
-"""What commands and flags of other toolkits are called here, to answer those who type them out of habit.
+"""Names of other toolkits' commands and flags here, to answer those who type them out of habit.
 
 A row says how the sentence goes on: "fairseq's --fp16 …" "is --precision fp16 here". Rows are for flags that the
 command of that name does not have; a flag is written with dashes, and underscores are alike.

@@ -142,7 +142,7 @@ class SearchOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Config):
-    """What is done to the text before and after the search."""
+    """Settings of the treatment of text before and after the search."""
 
     split_sentences: str | None = option(
         None,

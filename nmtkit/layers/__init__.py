@@ -1,10 +1,10 @@
 """Layers of architectures: fast paths per device, each beside its plain reference."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 log = logging.getLogger("nmtkit")
 
@@ -25,3 +25,10 @@ def works(kernel: Callable[[], object], otherwise: str) -> bool:
         log.warning("%s: %s", otherwise, next(iter(str(error).strip().splitlines()), type(error).__name__))
         return False
     return True
+
+
+def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
+    """Returns several projections as one; their weight has an attribute `stacked_rows`, for optimizers of matrices."""
+    linear = nn.Linear(width, sum(rows), bias=bias)
+    linear.weight.stacked_rows = tuple(rows)  # type: ignore[attr-defined]
+    return linear

@@ -23,7 +23,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class Kind:
-    """What lines of one batch have in common."""
+    """Properties that all lines of a batch share."""
 
     pair: Pair
     alternatives: int

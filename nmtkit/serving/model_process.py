@@ -44,7 +44,7 @@ logger = logging.getLogger("nmtkit")
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to load and how to search, as the server sends it."""
+    """The models to load and how to search with them, as the server sends it to the process of the models."""
 
     paths: list[tuple[Pair | None, str]]
     plugins: list[str]
@@ -307,7 +307,7 @@ def main(control: socket.socket) -> None:
 def _run_worker(
     control: socket.socket, connection: socket.socket, threads: int | None, run: Callable[[socket.socket], None]
 ) -> None:
-    """What a forked worker does; it never returns."""
+    """Runs a forked worker; never returns."""
     status = 1
     try:
         control.close()

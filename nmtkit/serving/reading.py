@@ -1,4 +1,4 @@
-"""What a request holds: its body in bounded memory, its fields from JSON or a form, and refusals."""
+"""Reads requests: bodies in bounded memory, fields from JSON or a form. Raises refusals."""
 
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -12,7 +12,7 @@ Check = Callable[[Any], None]  # of a component under test; raises an exception 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a check; without an error, it passed."""
+    """The result of a check; without an error, it passed."""
 
     name: str
     error: Exception | None = None

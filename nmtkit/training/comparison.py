@@ -31,7 +31,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What a run's folder says of it."""
+    """Facts of a run, read from its folder."""
 
     name: str
     state: str  # running, finished, stopped, failed; new where there is no log yet

@@ -28,7 +28,7 @@ TOKENS_AT_ONCE = 1024  # whose logits are held
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
-    """What a model made of a split: sums over its target tokens and, if a metric asks, translations of its lines."""
+    """Results of a model on a split: sums over its target tokens and, if a metric asks, translations of its lines."""
 
     sums: Mapping[str, float]  # "loss", the criterion's counts as "nll", and what the metric itself counted
     tokens: int  # target tokens, eos included

@@ -1,4 +1,4 @@
-"""What the page of a run shows of its validations: sentences as they change, scores by length, best and worst."""
+"""Validations on the page of a run: sentences as they change, scores by length, best and worst translations."""
 
 from collections.abc import Mapping, Sequence
 from html import escape

@@ -53,7 +53,7 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep file says. `space` has the random settings, of which `draws` combinations are drawn from `seed`."""
+    """The contents of a sweep file. `space` has the random settings, `draws` draws of which come from `seed`."""
 
     file: Path
     folder: Path
