@@ -32,7 +32,7 @@ from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
 from nmtkit.formats.ctranslate2 import save as save_ctranslate2
 from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.parallel import Workers
+from nmtkit.generation.parallel import worker_processes
 from nmtkit.generation.requests import Request
 from nmtkit.generation.translator import Translator
 from nmtkit.scoring.metrics import score
@@ -55,13 +55,12 @@ def random_base(data: Dataset, folder: Path) -> Path:
 
 def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options: SearchOptions) -> System:
     translator = Translator.load(path, precision=precision)
-    workers = stack.enter_context(Workers(translator, options, PROCESSES))
+    decode = stack.enter_context(worker_processes(translator, options, PROCESSES))
     requests = [Request(line) for line in lines]
 
     def run() -> Outputs:
         return [
-            translation.hypotheses[0].pieces
-            for translation in translator.run([requests], options, workers.decode, PROCESSES)
+            translation.hypotheses[0].pieces for translation in translator.run([requests], options, decode, PROCESSES)
         ]
 
     return run

@@ -35,6 +35,7 @@ LAYERS = (
     ("adapters",),
     ("distributed",),
     ("packed",),
+    ("workers",),
     ("plugins",),
     ("registry",),
     ("files", "busy_cores"),

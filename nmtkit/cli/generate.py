@@ -139,7 +139,7 @@ def generate(
         from nmtkit import busy_cores
         from nmtkit.generation import inputs
         from nmtkit.generation.lines import LineProcessor
-        from nmtkit.generation.parallel import Workers, distribute, process_group, rank_device
+        from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.generation.translator import WINDOW, Translator
 
     device = rank_device(devices.named_device, config.workers)
@@ -173,7 +173,7 @@ def generate(
             stream = None if files else standard_input()
             requests = inputs.text_requests(files, stream, WINDOW * ranks)
         if own_processes:
-            decoder = stack.enter_context(Workers(translator, search, config.workers)).decode
+            decoder = stack.enter_context(worker_processes(translator, search, config.workers))
         processes = max(ranks, config.workers)
         requests = processor.requests(inputs.with_fields(requests, beside), config.source_tag)
         translations = translator.run(requests, search, decoder, processes)

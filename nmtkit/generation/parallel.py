@@ -1,17 +1,12 @@
 """Decodes in several processes: forked workers of one thread each, or the ranks that torchrun started, one per GPU."""
 
 import json
-import multiprocessing
 import os
-import signal
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from multiprocessing.connection import Connection, wait
-from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
@@ -22,9 +17,9 @@ from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Translator
-from nmtkit.plugins import PluginError, plugin_message
+from nmtkit.workers import Workers
 
-PREFETCH = 2  # batches a process has in hand: one under way, one to go on with
+PREFETCH = 2  # batches a rank has in hand: one under way, one to go on with
 POLL = 0.005  # seconds between two looks into an empty message queue
 TIMEOUT_MINUTES = 30  # without a sign of life, after which a process is taken to hang
 
@@ -32,105 +27,24 @@ TIMEOUT_MINUTES = 30  # without a sign of life, after which a process is taken t
 # --- workers of this machine ----------------------------------------------------------------------------------------
 
 
-class Workers:
-    """`number` forked copies of a translator. Use as a context manager; `decode` is a `BatchDecoder`.
+@contextmanager
+def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
+    """Starts `count` processes of one thread each, which share the weights in memory; gives the decoder that uses them.
 
-    Forked, so that they share the weights in memory and have every plug-in. Create them before other threads.
+    Create them before other threads. Its results come as they are ready; an error of a worker is raised here, and
+    ChildProcessError where one was killed.
     """
 
-    def __init__(self, translator: Translator, options: SearchOptions, number: int) -> None:
-        context: Any = multiprocessing.get_context("fork")
-        self.connections: list[Connection] = []
-        self.processes: list[Any] = []
-        for _ in range(number):
-            ours, theirs = context.Pipe()
-            arguments = (translator, options, theirs, [*self.connections, ours])
-            process = context.Process(target=_worker, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self.connections.append(ours)
-            self.processes.append(process)
+    def of_one_thread() -> Translator:
+        torch.set_num_threads(1)
+        return translator
 
-    def decode(self, batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Yields results as they come. Raises ChildProcessError when a worker dies, and any error of a worker."""
-        queue = enumerate(batches)
-        in_hand: list[deque[int]] = [deque() for _ in self.connections]
-        exhausted = False
-        while not exhausted or any(in_hand):
-            free = min(range(len(in_hand)), key=lambda index: len(in_hand[index]))
-            if not exhausted and len(in_hand[free]) < PREFETCH:
-                number, batch = next(queue, (-1, None))
-                if batch is None:
-                    exhausted = True
-                elif not batch:
-                    yield number, []
-                else:
-                    self.send(free, batch)
-                    in_hand[free].append(number)
-                    if any(len(numbers) < PREFETCH for numbers in in_hand):
-                        continue
-            timeout = None if exhausted or min(map(len, in_hand)) == PREFETCH else 0
-            for ready in wait(self.connections, timeout):
-                worker = self.connections.index(ready)  # type: ignore[arg-type]
-                found = self.receive(worker)
-                yield in_hand[worker].popleft(), found
+    def decode(batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        tasks = ((Translator.decode, batch, options) if batch else None for batch in batches)
+        return ((number, found or []) for number, found in workers.imap_unordered(tasks))
 
-    def send(self, worker: int, batch: SentenceBatch) -> None:
-        try:
-            self.connections[worker].send(batch)
-        except OSError:
-            self.raise_death(worker)
-
-    def receive(self, worker: int) -> BatchHypotheses:
-        try:
-            result = self.connections[worker].recv()
-        except (EOFError, OSError):
-            self.raise_death(worker)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def raise_death(self, worker: int) -> NoReturn:
-        self.processes[worker].join(1)
-        code = self.processes[worker].exitcode
-        cause = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        raise ChildProcessError(
-            f"a worker process died ({cause}; out of memory?); the output is not complete"
-        ) from None
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for connection in self.connections:
-            connection.close()
-        for process in self.processes:
-            process.terminate()
-            process.join()
-
-
-def _worker(translator: Translator, options: SearchOptions, queue: Connection, others: list[Connection]) -> None:
-    """Decodes batches from `queue` until the parent closes it or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
-    for connection in others:
-        connection.close()
-    torch.set_num_threads(1)
-    while True:
-        try:
-            batch = queue.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            result: BatchHypotheses | Exception = translator.decode(batch, options)
-        except Exception as error:
-            message = plugin_message(error)  # its traceback stays here
-            result = error if message is None else PluginError(message)
-        try:
-            queue.send(result)
-        except OSError:
-            return
+    with Workers(count, of_one_thread) as workers:
+        yield decode
 
 
 # --- ranks of torchrun ----------------------------------------------------------------------------------------------

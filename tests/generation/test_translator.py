@@ -1,6 +1,7 @@
 """From lines to translations, in order, whatever the lines are."""
 
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
-from nmtkit.generation.parallel import Workers
+from nmtkit.generation.parallel import worker_processes
 from nmtkit.generation.requests import Preprocessor, utilities
 from nmtkit.generation.translator import STEP_COST, WINDOW, Request, Translator, batch_ends
 from nmtkit.models import from_checkpoint, vocabulary_of
@@ -74,8 +75,8 @@ def test_two_workers_equal_one_process(checkpoint_file):
     translator = Translator.load(checkpoint_file, max_tokens=40)
     options = SearchOptions(nbest=2, **SHORT)
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
-    with Workers(translator, options, 2) as workers:
-        found = list(translator.run([[], *windows, []], options, workers.decode))
+    with worker_processes(translator, options, 2) as decode:
+        found = list(translator.run([[], *windows, []], options, decode))
     for translation, other in zip(found, translator.stream(lines, options), strict=True):
         assert (translation.id, translation.source, translation.text) == (other.id, other.source, other.text)
         assert [x.pieces for x in translation.hypotheses] == [x.pieces for x in other.hypotheses]
@@ -84,15 +85,15 @@ def test_two_workers_equal_one_process(checkpoint_file):
 
 def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
     translator, options = Translator.load(checkpoint_file, max_tokens=40), SearchOptions(**SHORT)
-    with Workers(translator, options, 2) as workers, pytest.raises(ChildProcessError, match="signal 9"):
-        os.kill(workers.processes[0].pid, signal.SIGKILL)
-        list(translator.run([[Request("a dog runs .")] * 200], options, workers.decode))
+    with worker_processes(translator, options, 2) as decode, pytest.raises(ChildProcessError, match="SIGKILL"):
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        list(translator.run([[Request("a dog runs .")] * 200], options, decode))
 
 
 def test_what_a_worker_raises_reaches_the_caller(checkpoint_file):
     translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
-    with Workers(translator, options, 2) as workers, pytest.raises(IndexError):
-        list(translator.run([[Request("?", [10_000, 2])]], options, workers.decode))
+    with worker_processes(translator, options, 2) as decode, pytest.raises(IndexError):
+        list(translator.run([[Request("?", [10_000, 2])]], options, decode))
 
 
 def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_file, caplog):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from nmtkit.data.workers import RESULTS_AHEAD, Task, Workers
+from nmtkit.workers import RESULTS_AHEAD, Task, Workers
 
 
 class Squares:
@@ -90,3 +90,32 @@ def test_a_task_that_was_sent_may_fail_later() -> None:
 def test_a_killed_worker_is_reported() -> None:
     with Workers(2, Squares) as workers, pytest.raises(ChildProcessError, match="SIGKILL"):
         list(workers.imap([(Squares.square, 1), (Squares.square, 2), (Squares.die,), (Squares.square, 3)]))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_unordered_results_are_those_of_their_tasks(count: int) -> None:
+    numbers = [5, *range(1, 40)]
+    with Workers(count, Squares) as workers:
+        found = dict(workers.imap_unordered(squares(numbers)))
+    assert found == {index: number * number for index, number in enumerate(numbers)}
+
+
+def test_what_is_ready_comes_while_tasks_are_awaited() -> None:
+    answered: list[int] = []
+
+    def tasks() -> Iterator[Task | None]:
+        yield Squares.square, 3
+        while not answered:  # as a reader of a stream that has nothing new
+            yield None
+        yield Squares.square, 4
+
+    with Workers(2, Squares) as workers:
+        for _, result in workers.imap_unordered(tasks()):
+            answered += [result] if result is not None else []
+    assert answered == [9, 16]
+
+
+def test_an_error_of_any_kind_reaches_the_caller_with_its_traceback() -> None:
+    with Workers(2, Squares) as workers, pytest.raises(TypeError) as caught:
+        list(workers.imap([(Squares.square, "3")]))
+    assert "in square" in caught.value.__notes__[0]

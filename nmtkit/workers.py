@@ -1,17 +1,23 @@
 """Worker processes that execute small tasks; with a single worker, this process executes them.
 
 Every worker has an object of its own. A task is a method of it with arguments, `(Worker.encode, block, files)`. Tasks
-and results pass through pipes, so they must be small: text and ids travel by file. A worker's tasks are done in order.
+and results pass through pipes, so they must be small: the text and ids of a training set travel by file. A worker's
+tasks are done in order. Processes are forked where they can be: they share what there is in memory, as weights and
+plug-ins, and a pool is made before other threads are.
 """
 
 import contextlib
 import multiprocessing
 import multiprocessing.process
+import pickle
 import signal
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from nmtkit.plugins import PluginError, plugin_message
 
 Task = tuple[Any, ...]  # a method, which takes the worker's object first, and its further arguments
 TASKS_AHEAD = 2  # tasks sent to a worker before it has answered, so that it need not wait for the next
@@ -21,8 +27,7 @@ RESULTS_AHEAD = 4  # tasks per worker that may be taken before the earliest of t
 class Workers:
     """`count` workers with objects made by `factory`, which must be picklable where processes cannot fork.
 
-    A ValueError or OSError of a task is raised in this process; of several, that of the earliest task. A worker that
-    was killed raises ChildProcessError.
+    An error of a task is raised in this process. A worker that was killed raises ChildProcessError.
     """
 
     def __init__(self, count: int, factory: Callable[[], Any]) -> None:
@@ -60,41 +65,67 @@ class Workers:
             self._send(worker, False, task)
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """Yields for every task, in order, its worker and its result. Takes tasks only as workers need them."""
+        """Yields for every task, in order, its worker and its result. Takes tasks only as workers need them.
+
+        Of several errors that of the earliest task is raised; one of `tasks` itself comes after the results before it.
+        """
         if self.count == 1:
             for task in tasks:
                 yield 0, _execute(self._object, task)
             return
+        for _, worker, result in self._results(tasks, ordered=True):
+            yield worker, result
+
+    def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
+        """Yields the number of a task and its result as they come.
+
+        For None, which is no task, yields what is ready and then None as its result: `tasks` has none at the moment.
+        """
+        if self.count == 1:
+            for number, task in enumerate(tasks):
+                yield number, None if task is None else _execute(self._object, task)
+            return
+        for number, _, result in self._results(tasks, ordered=False):
+            yield number, result
+
+    def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, int, Any]]:
+        """Yields number, worker and result of every task."""
         coming = enumerate(tasks)
         pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker that are not answered
         results: dict[int, tuple[int, Any]] = {}
-        next_result = taken = 0
+        taken = yielded = 0
         more = True
         while True:
-            while next_result in results:
-                worker, result = results.pop(next_result)
+            while yielded in results if ordered else results:
+                number = yielded if ordered else next(iter(results))
+                worker, result = results.pop(number)
                 if isinstance(result, Exception):
                     raise result
-                next_result += 1
-                yield worker, result
+                yielded += 1
+                yield number, worker, result
             worker = min(range(self.count), key=lambda index: len(pending[index]))
-            if more and len(pending[worker]) < TASKS_AHEAD and taken - next_result < RESULTS_AHEAD * self.count:
+            timeout: float | None = None
+            if more and len(pending[worker]) < TASKS_AHEAD and taken - yielded < RESULTS_AHEAD * self.count:
                 try:
-                    taken, task = next(coming)
+                    number, task = next(coming)
                 except StopIteration:
                     more = False
+                    continue
                 except (ValueError, OSError) as error:  # of the iterable: raised after the results before it
                     more, results[taken] = False, (worker, error)
-                else:
-                    pending[worker].append(taken)
+                    continue
+                taken += 1
+                if task is not None:
+                    pending[worker].append(number)
                     self._send(worker, True, task)
-                    taken += 1
-            elif any(pending):
-                worker, result = self._receive()
-                results[pending[worker].popleft()] = (worker, result)
-                more = more and not isinstance(result, Exception)
-            else:
+                    continue
+                results[number], timeout = (worker, None), 0
+            elif not any(pending):
                 return
+            for connection in wait(self._connections, timeout):
+                worker, result = self._receive(connection)
+                results[pending[worker].popleft()] = worker, result
+                more = more and not isinstance(result, Exception)
 
     def broadcast(self, task: Task) -> list[Any]:
         """Returns the result of one task of every worker, when all tasks before it are done."""
@@ -102,7 +133,9 @@ class Workers:
             return [_execute(self._object, task)]
         for worker in range(self.count):
             self._send(worker, True, task)
-        results = dict(self._receive() for _ in range(self.count))
+        results: dict[int, Any] = {}
+        while len(results) < self.count:
+            results.update(self._receive(connection) for connection in wait(self._connections))
         for result in results.values():
             if isinstance(result, Exception):
                 raise result
@@ -112,8 +145,8 @@ class Workers:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` reports that it has ended
             self._connections[worker].send((wanted, task))
 
-    def _receive(self) -> tuple[int, Any]:
-        connection: Any = wait(self._connections)[0]
+    def _receive(self, connection: Any) -> tuple[int, Any]:
+        """Returns a worker and what it answers. Raises the error of a task whose result is not wanted."""
         worker = self._connections.index(connection)
         try:
             wanted, result = connection.recv()
@@ -144,8 +177,21 @@ def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> No
             wanted, task = connection.recv()
             try:
                 result = _execute(worker, task)
-            except (ValueError, OSError) as error:
-                connection.send((wanted, error))
+            except Exception as error:
+                connection.send((wanted, _portable(error)))
             else:
                 if wanted:
                     connection.send((wanted, result))
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns an error that another process can read and show: with its traceback, or as the message of a plug-in's."""
+    message = plugin_message(error)
+    if message is not None:
+        return PluginError(message)
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # of classes whose constructor takes something else than they were made of
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
