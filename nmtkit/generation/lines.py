@@ -3,7 +3,7 @@
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.inputs import tagged_request
@@ -44,6 +44,7 @@ class _Line:
     text: str  # without markup
     markup: Marked | None
     sentences: list[_Sentence]
+    links: bool  # wanted, of words
 
     def translation(self, id: int, found: Sequence[Translation]) -> Translation:
         """Returns the translation of the line from those of its sentences; a rank has those of this rank."""
@@ -72,6 +73,7 @@ class _Line:
             pieces=[piece for output in outputs for piece in output.pieces],
             score=sum(output.score for output in outputs),
             log_probability=sum(output.log_probability for output in outputs),
+            alignment=[[*astuple(link)] for link in links] if self.links and self.markup is None else None,
             utility=outputs[0].utility if len(outputs) == 1 else None,
         )
 
@@ -84,19 +86,20 @@ class LineProcessor:
     >>> found = translator.run(processor.requests(windows), search, translator.batch_decoder(search))
     >>> for translation in processor.translations(found): ...
 
-    One processor serves one stream of lines. Raises ValueError for a pattern that is no regular
+    One processor serves one stream of lines. With `links` the translations have the alignment "words", of the lines as
+    they were in Unicode's normal form NFC, unless these hold markup. Raises ValueError for a pattern that is no regular
     expression, ImportError for an extra that is not installed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
-        self.tokenizer, self.options = tokenizer, options
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions, links: bool = False) -> None:
+        self.tokenizer, self.options, self.links = tokenizer, options, links
         self.patterns = compiled([*(PATTERNS if options.protect_spans else ()), *options.protect])
         self.split = splitter() if options.split_sentences is not None else None
         self.waiting: deque[_Line] = deque()
 
     def search_options(self, search: SearchOptions) -> SearchOptions:
         """Returns the options of a search with the alignment that putting things back needs."""
-        return replace(search, alignment="words") if self.options.active else search
+        return replace(search, alignment="words") if self.options.active or self.links else search
 
     def requests(self, windows: Iterable[Sequence[Request]], tag: str | None = None) -> Iterator[list[Request]]:
         """Yields a window of requests for each window of lines, with `tag` before those that are not empty."""
@@ -119,7 +122,7 @@ class LineProcessor:
             tagged = tagged_request(text, tag).source
             waiting.append(replace(sentence, tag=len(tagged) - len(text)))
             requests.append(replace(request, source=tagged, ids=None))
-        self.waiting.append(_Line(request.source, line, markup, waiting))
+        self.waiting.append(_Line(request.source, line, markup, waiting, self.links))
         return requests
 
     def _sentence(self, line: str, start: int, end: int) -> tuple[_Sentence, str]:
@@ -143,7 +146,7 @@ class LineProcessor:
         ]
 
     def translations(self, found: Iterable[Translation]) -> Iterator[Translation]:
-        """Yields the translations of the lines. Their pieces are the model's, and they have no alignment."""
+        """Yields the translations of the lines. Their pieces are the model's."""
         if not self.options.active:
             yield from found
             return

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from unicodedata import normalize
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,7 +21,7 @@ from starlette.routing import Route
 
 from nmtkit.serving import openapi, reading
 from nmtkit.serving.config import ServeConfig
-from nmtkit.serving.fair_queue import Kind, Pair, QueueFull, TranslationError
+from nmtkit.serving.fair_queue import Found, Kind, Pair, QueueFull, TranslationError
 from nmtkit.serving.languages import name_of
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
@@ -54,12 +55,19 @@ class Text:
     def lines(self) -> list[str]:
         return [self.parts[index] for index in self.indices]
 
-    def translated(self, lines: Sequence[str]) -> str:
-        """Returns the text with `lines` in place of its own."""
-        parts = list(self.parts)
+    def translated(self, lines: Sequence[Found]) -> Found:
+        """Returns the text with `lines` in place of its own, and their alignments, if all have one, as that of all."""
+        parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
-            parts[index] = line
-        return "".join(parts)
+            parts[index] = line["text"]
+        before = [(0, 0)]  # characters before each part, of the source and of the translation
+        for old, new in zip(self.parts, parts, strict=True):
+            before.append((before[-1][0] + len(old), before[-1][1] + len(new)))
+        for index, line in zip(self.indices, lines, strict=True):
+            source, target = before[index]
+            links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
+        aligned = all("alignment" in line for line in lines)
+        return {"text": "".join(parts), **({"alignment": links} if aligned else {})}
 
 
 class Service:
@@ -143,12 +151,18 @@ class Service:
         if format not in ("text", "html"):
             raise Refusal(400, "Invalid request: format parameter is neither text nor html")
         alternatives = reading.whole_number(fields, "alternatives", MAX_ALTERNATIVES)
-        found = await self.unless_gone(
-            request, self.translations(texts, Kind((source, target), alternatives, format == "html"))
-        )
-        answer: dict[str, Any] = {"translatedText": [text[0] for text in found]}
+        alignment = reading.truth(fields, "alignment")
+        if alignment and format == "html":
+            raise Refusal(400, "Invalid request: alignment is of plain text; leave it out with format html")
+        kind = Kind((source, target), alternatives, format == "html", alignment)
+        found = await self.unless_gone(request, self.translations(texts, kind))
+        answer: dict[str, Any] = {"translatedText": [text[0]["text"] for text in found]}
         if alternatives:
-            answer["alternatives"] = [text[1:] for text in found]
+            answer["alternatives"] = [[rank["text"] for rank in text[1:]] for text in found]
+        if all("alignment" in rank for text in found for rank in text) and alignment:
+            answer["alignment"] = [text[0]["alignment"] for text in found]
+            if alternatives:
+                answer["alternativesAlignment"] = [[rank["alignment"] for rank in text[1:]] for text in found]
         return JSONResponse(answer if is_list else {name: values[0] for name, values in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
@@ -156,7 +170,7 @@ class Service:
         text = await reading.text_file(fields)
         pair = reading.string(fields, "source"), reading.string(fields, "target")
         ((translated, *_),) = await self.unless_gone(request, self.translations([text], Kind(pair, 0)))
-        token = self.keep_file(translated.encode())
+        token = self.keep_file(translated["text"].encode())
         return JSONResponse({"translatedFileUrl": str(request.url_for("download_file", token=token))})
 
     async def download_file(self, request: Request) -> Response:
@@ -176,7 +190,7 @@ class Service:
         self.files[token] = now + FILE_SECONDS, contents
         return token
 
-    async def translations(self, texts: Sequence[str], kind: Kind) -> list[list[str]]:
+    async def translations(self, texts: Sequence[str], kind: Kind) -> list[list[Found]]:
         """Returns the translation of each text, and then its alternatives. Raises Refusal for what is too much."""
         pair = kind.pair
         self.check_pair(pair)
@@ -184,7 +198,7 @@ class Service:
         if characters > self.config.char_limit:
             limit = self.config.char_limit
             raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
-        pieces = [Text(text, kind.html) for text in texts]
+        pieces = [Text(normalize("NFC", text) if kind.alignment else text, kind.html) for text in texts]
         lines = [line for piece in pieces for line in piece.lines]
         if max(len(lines), len(texts)) > self.config.batch_limit:
             count, limit = max(len(lines), len(texts)), self.config.batch_limit

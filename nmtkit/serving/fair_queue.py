@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 SIMILAR = 2  # times longer or shorter than the line that a batch begins with: a short line waits for no long one
 SHORT = 16  # tokens; lines up to here are similar
 MAX_DEATHS = 3  # workers that may die over one line alone
 
 Pair = tuple[str, str]
+Found = dict[str, Any]  # a translation: its text, and where asked for and possible its alignment
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Kind:
     pair: Pair
     alternatives: int
     html: bool = False
+    alignment: bool = False
 
 
 class QueueFull(Exception):  # noqa: N818  # as queue.Full
@@ -44,8 +47,8 @@ class Job:
 
     kind: Kind
     texts: Sequence[str]
-    done: "asyncio.Future[list[list[str]]]"
-    results: list[list[str]] = field(init=False)
+    done: "asyncio.Future[list[list[Found]]]"
+    results: list[list[Found]] = field(init=False)
     missing: int = field(init=False)
     pending: list[int] = field(init=False)  # indices of lines that wait, in ascending order of cost
     costs: list[int] = field(init=False)  # theirs
@@ -63,7 +66,7 @@ class Job:
     def __lt__(self, other: "Job") -> bool:
         return (self.time, self.begun, self.number) < (other.time, other.begun, other.number)
 
-    def finish(self, index: int, found: list[str]) -> None:
+    def finish(self, index: int, found: list[Found]) -> None:
         self.results[index] = found
         self.missing -= 1
         if not self.missing and not self.done.done():

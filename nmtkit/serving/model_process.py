@@ -6,6 +6,7 @@ Workers share the weights in memory and end when the server closes their connect
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -23,14 +24,17 @@ import torch
 
 from nmtkit import busy_cores, checkpoint
 from nmtkit.data.dataset_files import MANIFEST
+from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation import ctranslate2
 from nmtkit.generation.decoding import BatchDecoder, SentenceBatch
 from nmtkit.generation.lines import LineProcessor
 from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.generation.parallel import rank_device
-from nmtkit.generation.requests import Line, Postprocessor, Preprocessor, Request
+from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request
 from nmtkit.generation.translator import Translator, ctranslate2_engine
+from nmtkit.packed import Packed
 from nmtkit.plugins import load_plugins
+from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.messages import receive, send
 
 Pair = tuple[str, str]
@@ -145,14 +149,16 @@ def translate(models: Models, search: SearchOptions, task: Mapping[str, Any]) ->
     translator = models.get(tuple(task["pair"]))
     if translator is None:
         return {"id": task["id"], "error": "this language pair is no longer served"}
-    processor = LineProcessor(translator.tokenizer, TextOptions(markup="html" if task["html"] else None))
+    links = task["alignment"] and aligns(translator)
+    processor = LineProcessor(translator.tokenizer, TextOptions(markup="html" if task["html"] else None), links)
     options = processor.search_options(with_alternatives(search, task["alternatives"]))
-    # CTranslate2 has neither n-best lists nor alignments here, and the slots of a GPU are busy with what needs none
-    decoder = in_turn(translator, options) if needs_own_search(task) else translator.batch_decoder(options)
+    # CTranslate2 has no n-best lists here, and the slots of a GPU are busy with what needs neither these nor alignments
+    own = task["alternatives"] or translator.device.type != "cpu"
+    decoder = in_turn(translator, options) if own else translator.batch_decoder(options)
     try:
         requests = processor.requests([[Request(text) for text in task["texts"]]])
         found = processor.translations(translator.run(requests, options, decoder))
-        return {"id": task["id"], "lines": [[output.text for output in line.hypotheses] for line in found]}
+        return {"id": task["id"], "lines": [[found_of(output) for output in line.hypotheses] for line in found]}
     except Exception:
         logger.error("a batch failed:\n%s", traceback.format_exc())
         return {"id": task["id"], "error": "a line of this text cannot be translated"}
@@ -160,7 +166,22 @@ def translate(models: Models, search: SearchOptions, task: Mapping[str, Any]) ->
 
 def needs_own_search(task: Mapping[str, Any]) -> bool:
     """Returns whether a task needs what the search of all others does not find."""
-    return bool(task["alternatives"] or task["html"])
+    return bool(task["alternatives"] or task["html"] or task["alignment"])
+
+
+def found_of(output: Output) -> Found:
+    """Returns a translation as the server takes it."""
+    return {"text": output.text, **({} if output.alignment is None else {"alignment": output.alignment})}
+
+
+@functools.lru_cache(maxsize=1024)
+def aligns(translator: Translator) -> bool:
+    """Returns whether its models have cross-attention, by which words are aligned."""
+    source, begin = (Packed.from_lists([[id]], translator.device) for id in (EOS, BOS))
+    try:
+        return all(model.attention_weights(source, begin).get("cross") for model in translator.models)
+    except ValueError:
+        return False
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
@@ -232,8 +253,8 @@ class SlotWorker:
                 parts = iter(found)
                 for line in lines:
                     line.hypotheses = [next(parts) for _ in line.parts]
-                texts = [[output.text for output in self.postprocessor.translation(line).hypotheses] for line in lines]
-                self.answer({"id": id, "lines": texts})
+                answers = [list(map(found_of, self.postprocessor.translation(line).hypotheses)) for line in lines]
+                self.answer({"id": id, "lines": answers})
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the server starts this process anew, and its lines are translated again

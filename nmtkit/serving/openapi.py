@@ -24,13 +24,18 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
         **languages,
         "format": _text("format of the text", enum=["text", "html"]),
         "alternatives": {"type": "integer", "minimum": 0, "maximum": 10, "description": "further translations"},
+        "alignment": {
+            "type": "boolean",
+            "description": "also links of words: start, end in the text, start, end in its translation; in characters",
+        },
         **key,
     }
+    links = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
     required = ["api_key"] if needs_key else []
     upload = {"file": {"type": "string", "format": "binary", "description": "plain text, .txt"}, **languages, **key}
     paths = {
         "/translate": {"post": _operation(
-            "Translate text", {"translatedText": q, "alternatives": {"type": "array"}},
+            "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links},
             _body(translation, ["q", "source", "target", *required], "application/json",
                   "application/x-www-form-urlencoded"))},
         "/translate_file": {"post": _operation(

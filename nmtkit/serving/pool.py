@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nmtkit.serving import messages
-from nmtkit.serving.fair_queue import Batch, FairQueue, Job, Kind, Pair
+from nmtkit.serving.fair_queue import Batch, FairQueue, Found, Job, Kind, Pair
 
 RESTART_SECONDS = 1.0  # between two tries to start what has ended
 STREAM_SHARE = 2  # batches of `max_tokens` that a worker which takes sentences as they come has in hand
@@ -140,7 +141,7 @@ class Pool:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def translate(self, kind: Kind, texts: Sequence[str]) -> list[list[str]]:
+    async def translate(self, kind: Kind, texts: Sequence[str]) -> list[list[Found]]:
         """Returns the translations of each text, best first. When it is cancelled, what waits is forgotten.
 
         Raises QueueFull where too many lines wait, and TranslationError.
@@ -178,9 +179,9 @@ class Pool:
         self.numbers += 1
         self.batches += 1
         kind = batch[0].job.kind
-        task = {"id": self.numbers, "pair": kind.pair, "alternatives": kind.alternatives, "html": kind.html}
+        task = {"id": self.numbers, **dataclasses.asdict(kind), "texts": [item.text for item in batch]}
         worker.in_hand[self.numbers] = batch
-        worker.writer.write(messages.packed({**task, "texts": [item.text for item in batch]}))
+        worker.writer.write(messages.packed(task))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 

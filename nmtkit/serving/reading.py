@@ -121,6 +121,16 @@ def whole_number(fields: Mapping[str, Any], name: str, largest: int) -> int:
     return value
 
 
+def truth(fields: Mapping[str, Any], name: str) -> bool:
+    """Returns a field that must be true or false; false where it is missing. Raises Refusal."""
+    value = fields.get(name) or False
+    if value in ("true", "false"):  # a form has nothing but strings
+        value = value == "true"
+    if not isinstance(value, bool):
+        raise Refusal(400, f"Invalid request: {name} parameter is neither true nor false")
+    return value
+
+
 async def text_file(fields: Mapping[str, Any]) -> str:
     """Returns the text of an uploaded file. Raises Refusal for what is no plain text in UTF-8."""
     file = fields.get("file")

@@ -68,6 +68,19 @@ def test_word_alignment_gives_words_of_both_texts(path):
     assert {(link[0], link[1]) for link in output.alignment} <= set(words(source))
 
 
+def test_links_are_of_the_line_as_it_was(path):
+    translator = Translator.load(path)
+    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)), links=True)
+    search = processor.search_options(SearchOptions(**SHORT))
+    line = "a dog #12 runs #3"
+    requests = processor.requests([[Request(line)]])
+    (found,) = processor.translations(translator.run(requests, search, translator.batch_decoder(search)))
+    (output,) = found.hypotheses
+    texts = [(line[a:b], output.text[c:d]) for a, b, c, d in output.alignment]
+    assert ("#12", "#12") in texts and ("#3", "#3") in texts
+    assert {source for source, _ in texts} <= set(line.split())
+
+
 def test_settings_that_do_not_go_together_are_refused(path):
     with pytest.raises(ValueError, match="leave it out with protect_spans"):
         nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)

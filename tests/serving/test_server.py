@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
+from unicodedata import normalize
 
 import pytest
 
@@ -20,9 +21,12 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
 from serving_process import serving
-from testing import REAL_LINES, save_transformer
+from testing import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
 
+from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Translator
+from nmtkit.models import vocabulary_of
+from nmtkit.serving import model_process
 
 LINES = REAL_LINES * 3
 
@@ -67,6 +71,33 @@ def test_alternatives_are_the_next_best_translations(server, model):
     best, *others = Translator.load(model).translate([LINES[0]], max_len_b=5, nbest=3)[0].hypotheses
     assert status == 200
     assert answer == {"translatedText": best.text, "alternatives": [output.text for output in others]}
+
+
+def test_alignment_links_characters_of_the_whole_text_as_the_search_does(server, model):
+    first, second = "Cafe\u0301 " + LINES[0], LINES[1]  # no normal form: links are of the one that is
+    fields = {"q": f" {first}\n\n{second}", "source": "en", "target": "de", "alternatives": 1, "alignment": True}
+    status, answer = server.ask("/translate", fields)
+    assert status == 200
+    one, two = Translator.load(model).translate([first, second], max_len_b=5, nbest=2, alignment="words")
+    offsets = len(" " + normalize("NFC", first) + "\n\n")
+    for rank, links in enumerate((answer["alignment"], answer["alternativesAlignment"][0])):
+        above, below = one.hypotheses[rank], two.hypotheses[rank]
+        target = 1 + len(above.text) + 2
+        assert links == [
+            *([a + 1, b + 1, c + 1, d + 1] for a, b, c, d in above.alignment),
+            *([a + offsets, b + offsets, c + target, d + target] for a, b, c, d in below.alignment),
+        ]
+    assert any(a == 1 and b == 5 for a, b, _, _ in answer["alignment"]), "no word attends to Café"
+    form = urllib.parse.urlencode([("q", second), ("source", "en"), ("target", "de"), ("alignment", "true")]).encode()
+    assert server.ask("/translate", form)[1]["alignment"] == two.hypotheses[0].alignment
+
+
+def test_a_model_without_attention_translates_without_alignment():
+    tokenizer = tiny_tokenizer()
+    translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
+    task = {"id": 1, "pair": ("en", "de"), "alternatives": 0, "html": False, "alignment": True, "texts": ["a dog"]}
+    answer = model_process.translate({("en", "de"): translator}, SearchOptions(max_len_b=5), task)
+    assert [list(found) for line in answer["lines"] for found in line] == [["text"]]
 
 
 def test_many_clients_at_once_each_get_their_own_translations(server, expected):
@@ -126,6 +157,8 @@ def test_a_text_file_is_translated_and_fetched(server, expected):
         ({"q": "a", "source": "auto", "target": "de"}, 400, "language detector"),
         ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "neither text nor html"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": -1}, 400, "from 0 to 10"),
+        ({"q": "a", "source": "en", "target": "de", "alignment": "yes"}, 400, "neither true nor false"),
+        ({"q": "a", "source": "en", "target": "de", "alignment": True, "format": "html"}, 400, "leave it out"),
         ({"q": "a" * 20_001, "source": "en", "target": "de"}, 413, "text limit (20000)"),
         ({"q": "a\n" * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
         ({"q": ["a"] * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
