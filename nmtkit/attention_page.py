@@ -5,7 +5,6 @@ It is what the appendix of "Attention Is All You Need" prints of a few heads, fo
 
 import base64
 import html
-import importlib.resources
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
+from nmtkit.pages.document import asset
 
 # H heads, S source and T target tokens, L queries, M keys; tokens include eos
 
@@ -108,7 +108,7 @@ def page(attention: Attention, title: str) -> str:
             if kind in attention.weights
         ],
     }
-    template = importlib.resources.files("nmtkit").joinpath("attention_page.html").read_text(encoding="utf-8")
+    template = asset("attention.html").replace("{{style}}", asset("style.css"))
     # as JSON may write it, and so that no token can end the script element that the data stands in
     encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return template.replace("{{title}}", html.escape(title)).replace("{{data}}", encoded)

@@ -29,7 +29,7 @@ LAYERS = (
     ("architectures",),
     ("layers",),
     ("data",),
-    ("text",),
+    ("text", "pages"),
     ("averaging", "adafactor"),
     ("checkpoint",),
     ("adapters",),

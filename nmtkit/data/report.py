@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.cleaning import CleaningStatistics, Example, in_order
+from nmtkit.data.cleaning import CleaningStatistics, in_order
 from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
+from nmtkit.pages.charts import bar_chart
+from nmtkit.pages.document import document, table
 
 LONGEST_BAR = 256  # the last bar of a length histogram counts all longer sentences, too
 TOP_PIECES = 40
-Cell = str | int | float
 
 
 @dataclass
@@ -116,48 +117,17 @@ class Report:
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem }
-th, td { padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #ddd }
-.number { text-align: right; font-variant-numeric: tabular-nums }
-.text { white-space: pre-wrap; overflow-wrap: anywhere }
-svg { display: block; width: 100%; height: 9rem; background: #f6f6f6 }
-figure { margin: 0 0 1.5rem }
-@media (prefers-color-scheme: dark) {
-  body { background: #181818; color: #ddd } th, td { border-color: #444 } svg { background: #222 }
-}
-"""
-
 
 def page(report: Report) -> str:
     """Returns the page as HTML."""
-    languages = f"{report.source_lang} → {report.target_lang}"
-    sections = [
-        f"<h1>Dataset {escape(languages)}</h1>",
+    return document(
+        f"Dataset {report.source_lang} → {report.target_lang}",
         _splits(report),
         _corpora(report),
         *(_histograms(name, split, report) for name, split in report.splits.items()),
-        *(_pieces(side, pieces) for side, pieces in report.pieces.items()),
+        f'<div class="sides">{"".join(_pieces(side, pieces) for side, pieces in report.pieces.items())}</div>',
         _examples(report),
-    ]
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>Dataset {escape(languages)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head>\n<body>\n'
-        + "\n".join(sections)
-        + "\n</body></html>\n"
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    def cell(tag: str, value: Cell) -> str:
-        if isinstance(value, str):
-            return f"<{tag}>{escape(value)}</{tag}>"
-        return f'<{tag} class="number">{value:,}</{tag}>'
-
-    lines = ["<tr>" + "".join(cell("th", title) for title in head) + "</tr>"]
-    lines += ["<tr>" + "".join(cell("td", value) for value in row) + "</tr>" for row in rows]
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
 
 
 def _splits(report: Report) -> str:
@@ -165,7 +135,7 @@ def _splits(report: Report) -> str:
     rows = [
         (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
     ]
-    return "<h2>Subsets</h2>\n" + _table(head, rows) + "<p>Tokens count the end of each sentence.</p>"
+    return "<h2>Subsets</h2>\n" + table(head, rows) + "<p>Tokens count the end of each sentence.</p>"
 
 
 def _corpora(report: Report) -> str:
@@ -184,36 +154,24 @@ def _corpora(report: Report) -> str:
     reasons = report.reason_rows()
     return (
         "<h2>Training corpora</h2>\n"
-        + _table(["corpus", "pairs read", "dropped", "kept", "weight"], rows)
-        + (_table(["reason", "pairs", ""], reasons) if reasons else "<p>No pair was dropped.</p>")
+        + table(["corpus", "pairs read", "dropped", "kept", "weight"], rows)
+        + (table(["reason", "pairs", ""], reasons) if reasons else "<p>No pair was dropped.</p>")
     )
 
 
 def _histograms(name: str, split: SplitReport, report: Report) -> str:
     languages = {"source": report.source_lang, "target": report.target_lang}
-    figures = []
+    charts = []
     for side, counts in split.histograms.items():
-        longest = max((length for length, count in enumerate(counts.tolist()) if count), default=1)
-        tallest = max(1, int(counts.max()))
-        bars = "".join(
-            f'<rect x="{length}" y="{100 - 100 * count / tallest:.2f}" width="0.9" '
-            f'height="{100 * count / tallest:.2f}" fill="#4878b0"><title>{length} tokens: {count:,}</title></rect>'
-            for length, count in enumerate(counts.tolist())
-            if count
-        )
-        end = f"{longest} or more" if longest == LONGEST_BAR else str(longest)
-        figures.append(
-            f"<figure><figcaption>{escape(name)}, {escape(languages[side])}: sentences by length, 1 to {end} tokens, "
-            f'at most {tallest:,} of one length</figcaption><svg viewBox="0 0 {longest + 1} 100" '
-            f'preserveAspectRatio="none">{bars}</svg></figure>'
-        )
-    return f"<h2>Lengths: {escape(name)}</h2>\n" + "\n".join(figures)
+        more = f", {LONGEST_BAR} or more at the end" if counts[LONGEST_BAR] else ""
+        charts.append(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens"))
+    return f'<h2>Lengths: {escape(name)}</h2>\n<div class="charts">{"".join(charts)}</div>'
 
 
 def _pieces(side: str, pieces: PieceReport) -> str:
     return (
-        f"<h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries are in no training sentence. "
-        "The most frequent:</p>\n" + _table(["piece", "count"], pieces.top)
+        f"<div><h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries are in no training sentence. "
+        "The most frequent:</p>\n" + table(["piece", "count"], pieces.top) + "</div>"
     )
 
 
@@ -222,13 +180,10 @@ def _examples(report: Report) -> str:
     statistics = report.cleaning()
     for reason, examples in statistics.examples.items():
         fate = "dropped" if reason in statistics.dropped else "kept"
-        parts.append(f"<h3>{escape(reason)} ({fate})</h3>\n<table>" + "".join(map(_example, examples)) + "</table>")
+        rows = [(item.position, _visible(item.source), _visible(item.target)) for item in examples]
+        heading = f"<h3>{escape(reason)} ({fate})</h3>"
+        parts.append(heading + table(["line", report.source_lang, report.target_lang], rows))
     return "<h2>Examples</h2>\n" + "\n".join(parts) if parts else ""
-
-
-def _example(example: Example) -> str:
-    texts = "".join(f'<td class="text">{escape(_visible(text))}</td>' for text in (example.source, example.target))
-    return f"<tr><td>{escape(example.position)}</td>{texts}</tr>"
 
 
 def _visible(text: str) -> str:

@@ -1,14 +1,13 @@
 """Several runs on one page of HTML that needs no network: a table, and curves of all runs in each chart."""
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from nmtkit.files import atomic_write
+from nmtkit.pages.charts import legend, line_chart
+from nmtkit.pages.document import document, table
 from nmtkit.training.comparison import RunSummary
-from nmtkit.training.report import CURVES, LOGARITHMIC, STYLE, chart, points
-
-PALETTE = ("#3572b0", "#c4512d", "#3a8f4d", "#8458a8", "#b3862b", "#2f9c9c", "#c2548f", "#6b6b6b", "#7a4a2b", "#5a7d1e")
+from nmtkit.training.report import CURVES, LOGARITHMIC, points
 
 
 def write(path: Path, runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -18,20 +17,14 @@ def write(path: Path, runs: Sequence[RunSummary], header: Sequence[str], rows: S
 
 
 def html(runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    colours = {run.name: PALETTE[index % len(PALETTE)] for index, run in enumerate(runs)}
-    title = f"{len(runs)} runs"
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>',
-        f"<h1>{title}</h1><table><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>",
-        *("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows),
-        "</table><p>"
-        + " ".join(f'<span style="color:{colour}">&#9644; {escape(name)}</span>' for name, colour in colours.items())
-        + "</p>",
-    ]
+    charts = []
     for name, lines in CURVES.items():
         for field, kind in lines:
             drawn = {run.name: points(run.records, kind, field) for run in runs}
             if any(drawn.values()):
                 heading = f"{name} ({'validation' if kind == 'valid' else 'training'})"
-                parts.append(chart(heading, drawn, name in LOGARITHMIC, colours))
-    return "\n".join([*parts, "</html>"])
+                charts.append(line_chart(heading, drawn, name in LOGARITHMIC, keys=False))
+    keys = f'<p class="keys">{legend([run.name for run in runs])}</p>' if charts else ""
+    return document(
+        f"{len(runs)} runs", table(header, rows, wide=True), keys, f'<div class="charts">{"".join(charts)}</div>'
+    )

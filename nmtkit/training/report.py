@@ -1,13 +1,14 @@
 """A run on one page of HTML that needs no network: curves, what validations translated, the resolved config."""
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from nmtkit.files import atomic_write
+from nmtkit.pages.charts import Point, line_chart
+from nmtkit.pages.document import document
 from nmtkit.training import report_validation
 from nmtkit.training.progress import shown_scores
 from nmtkit.training.report_validation import Example
@@ -21,23 +22,11 @@ CURVES = {
     "target tokens per second": (("tokens_per_second", "train"),),
     "gradient norm": (("norm", "train"),),
 }
-COLOURS = {"train": "#3572b0", "valid": "#c4512d"}
-WIDTH, HEIGHT, MARGIN = 420, 200, 44  # pixels
+KINDS = ("train", "valid")
 LOGARITHMIC = ("perplexity",)  # falls by orders of magnitude at first
 
 # numbers of a record that are not drawn
 UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll", "skipped")
-
-Point = tuple[float, float]
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-svg { margin: .5rem 1rem .5rem 0 } text { font-size: 11px; fill: #555 } th, td { text-align: left; padding: .25rem 1rem
-.25rem 0; vertical-align: top } tr { border-bottom: 1px solid #ddd } pre { background: #f5f5f5; padding: 1rem;
-overflow-x: auto } .bar { display: inline-block; height: .7em; background: #3572b0; opacity: .5 }
-@media (prefers-color-scheme: dark) { body { background: #1c1c1c; color: #ddd } pre { background: #2a2a2a }
-text { fill: #aaa } tr { border-color: #444 } }
-"""
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
@@ -86,7 +75,7 @@ def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, s
     for record in records:
         for field, value in record.items():
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if record["kind"] in COLOURS and number and field not in drawn and field not in UNDRAWN:
+            if record["kind"] in KINDS and number and field not in drawn and field not in UNDRAWN:
                 more.setdefault(field, {})[record["kind"]] = None
     return CURVES | {field: tuple((field, kind) for kind in kinds) for field, kinds in more.items()}
 
@@ -94,17 +83,17 @@ def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, s
 def html(records: Sequence[dict[str, Any]], config: str, validations: str, name: str) -> str:
     charts = []
     for title, lines in curves_of(records).items():
-        drawn = {kind: points(records, kind, field) for field, kind in lines}
+        drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
+        drawn |= {kind: points(records, kind, field) for field, kind in lines}
         if any(drawn.values()):
-            charts.append(chart(title, drawn, title in LOGARITHMIC))
-    parts = [
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>',
-        f"<h1>{escape(name)}</h1><p>{escape(_summary(records))}</p>",
-        *charts,
+            charts.append(line_chart(title, drawn, title in LOGARITHMIC))
+    return document(
+        name,
+        f'<p class="lead">{escape(_summary(records))}</p>',
+        f'<div class="charts">{"".join(charts)}</div>',
         validations,
-    ]
-    parts.append(f"<h2>Resolved config</h2><pre>{escape(config)}</pre></html>")
-    return "\n".join(parts)
+        f"<h2>Resolved config</h2><pre>{escape(config)}</pre>",
+    )
 
 
 def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
@@ -123,41 +112,3 @@ def _summary(records: Sequence[dict[str, Any]]) -> str:
         last = max(best, key=lambda record: record["update"])
         text += f"; best validation after update {last['update']}: " + ", ".join(shown_scores(last))
     return text
-
-
-def chart(
-    title: str, lines: dict[str, list[Point]], logarithmic: bool, colours: Mapping[str, str] | None = None
-) -> str:
-    """Returns an SVG of several curves on shared axes. With `colours` of the curves, these are not named in it."""
-    values = [y for points in lines.values() for _, y in points]
-    updates = [x for points in lines.values() for x, _ in points]
-    scale = math.log10 if logarithmic and min(values) > 0 else float
-    low, high = scale(min(values)), scale(max(values))
-    left, right = min(updates), max(updates)
-
-    def pixels(x: float, y: float) -> str:
-        column = MARGIN + (x - left) / (right - left or 1) * (WIDTH - MARGIN - 8)
-        row = HEIGHT - 24 - (scale(y) - low) / (high - low or 1) * (HEIGHT - 24 - 26)
-        return f"{column:.1f},{row:.1f}"
-
-    parts = [f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="{escape(title)} by update">']
-    parts.append(f'<text x="{MARGIN}" y="14" font-weight="bold">{escape(title)}</text>')
-    for index, (kind, points) in enumerate(line for line in lines.items() if line[1]):
-        colour = (colours or COLOURS)[kind]
-        drawn = " ".join(pixels(x, y) for x, y in points)
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{drawn}"/>')
-        parts += [f'<circle r="2" fill="{colour}" cx="{x}" cy="{y}"/>' for x, y in _ends(drawn)]
-        if colours is None:
-            parts.append(f'<text x="{WIDTH - 90 + 45 * index}" y="14" style="fill:{colour}">{kind}</text>')
-    for value, row in ((max(values), 30), (min(values), HEIGHT - 24)):
-        parts.append(f'<text x="{MARGIN - 4}" y="{row}" text-anchor="end">{value:.4g}</text>')
-    for value, anchor, column in ((left, "start", MARGIN), (right, "end", WIDTH - 8)):
-        parts.append(f'<text x="{column}" y="{HEIGHT - 8}" text-anchor="{anchor}">{value:.0f}</text>')
-    return "".join(parts) + "</svg>"
-
-
-def _ends(drawn: str) -> list[tuple[str, str]]:
-    """Returns the first and last point of a polyline; a circle there shows a curve of one point."""
-    points = drawn.split()
-    pairs = [point.split(",") for point in (points[0], points[-1])]
-    return [(x, y) for x, y in pairs]

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from nmtkit.pages.document import Html, table
+
 Example = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 
@@ -24,16 +26,16 @@ def html(records: Sequence[Mapping[str, Any]], best: Sequence[Example], worst: S
 def _by_length(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table with a bar for each score, as long as its share of the largest."""
     scores = [name for name in ("loss", "bleu") if all(row.get(name) is not None for row in rows)]
-    head = "".join(f"<th>{title}</th>" for title in ("target tokens", "sentences", *map(_title, scores)))
-    body = ""
-    for row in rows:
-        cells = f"<td>{escape(row['tokens'])}</td><td>{row['sentences']:,}</td>"
-        for name in scores:
-            share = row[name] / (max(other[name] for other in rows) or 1)
-            bar = f'<span class="bar" style="width:{8 * share:.2f}rem"></span>'
-            cells += f"<td>{bar} {row[name]:.{3 if name == 'loss' else 1}f}</td>"
-        body += f"<tr>{cells}</tr>"
-    return f"<table><tr>{head}</tr>{body}</table>"
+
+    def bar(row: Mapping[str, Any], name: str) -> Html:
+        share = row[name] / (max(other[name] for other in rows) or 1)
+        width = f"{8 * share:.2f}rem"
+        return Html(f'<span class="bar" style="width:{width}"></span>{row[name]:.{3 if name == "loss" else 1}f}')
+
+    return table(
+        ["target tokens", "sentences", *map(_title, scores)],
+        [[row["tokens"], row["sentences"], *(bar(row, name) for name in scores)] for row in rows],
+    )
 
 
 def _title(score: str) -> str:
@@ -44,23 +46,19 @@ def _followed(valid: Sequence[Mapping[str, Any]]) -> str:
     """Returns for each sentence its source, its reference, and its translations where they change."""
     parts = []
     for index, sentence in enumerate(valid[-1]["followed"]):
-        rows, before = "", ""
+        rows: list[tuple[int, str]] = []
+        before = ""
         for record in valid:
             translations = record.get("followed") or []
             text = translations[index]["translation"] if index < len(translations) else before
             if text != before:
-                rows += f"<tr><td>{record['update']:,}</td><td>{escape(text)}</td></tr>"
+                rows.append((record["update"], text))
             before = text
-        parts.append(
-            f"<p>{escape(sentence['source'])}<br><b>{escape(sentence['reference'])}</b></p>"
-            f"<table><tr><th>update</th><th>translation</th></tr>{rows}</table>"
-        )
+        texts = f'<p dir="auto">{escape(sentence["source"])}<br><b>{escape(sentence["reference"])}</b></p>'
+        parts.append(texts + table(["update", "translation"], rows))
     return "".join(parts)
 
 
 def _table(examples: Sequence[Example]) -> str:
-    rows = "".join(
-        f"<tr><td>{chrf:.0f}</td><td>{escape(source)}</td><td>{escape(translation)}</td><td>{escape(reference)}</td></tr>"
-        for source, translation, reference, chrf in examples
-    )
-    return f"<table><tr><th>chrF</th><th>source</th><th>translation</th><th>reference</th></tr>{rows}</table>"
+    rows = [(round(chrf), source, translation, reference) for source, translation, reference, chrf in examples]
+    return table(["chrF", "source", "translation", "reference"], rows)

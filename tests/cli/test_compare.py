@@ -133,7 +133,7 @@ def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) 
     ]
     bleu = next(svg for svg in drawings if svg.get("aria-label", "").startswith("BLEU"))
     assert len(bleu.findall("polyline")) == 2
-    assert len({line.get("stroke") for line in bleu.findall("polyline")}) == 2
+    assert len({line.get("class") for line in bleu.findall("polyline")}) == 2
 
 
 def test_a_run_that_is_read_while_it_writes_and_one_that_has_begun(tmp_path: Path) -> None:

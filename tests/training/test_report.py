@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nmtkit.pages import charts
 from nmtkit.training import report
 from nmtkit.training.progress import LIVE, Lines, RunLog, duration, fields, fitting, lines_of
 
@@ -82,10 +83,10 @@ def test_the_page_needs_no_network_and_escapes_text(tmp_path: Path) -> None:
 
 
 def test_curves_span_the_drawing_and_fall_when_values_fall() -> None:
-    svg = ElementTree.fromstring(report.chart("loss", {"train": [(0, 5.0), (10, 3.0), (20, 1.0)]}, False))
-    (line,) = svg.findall("polyline")
+    figure = ElementTree.fromstring(charts.line_chart("loss", {"train": [(0, 5.0), (10, 3.0), (20, 1.0)]}))
+    (line,) = figure.iter("polyline")
     points = [tuple(map(float, point.split(","))) for point in line.get("points", "").split()]
-    assert points[0][0] == report.MARGIN and points[-1][0] == report.WIDTH - 8
+    assert points[0][0] == charts.LEFT and points[-1][0] == charts.WIDTH - charts.RIGHT
     assert points[1][0] == pytest.approx((points[0][0] + points[2][0]) / 2, abs=0.1)
     assert points[0][1] < points[1][1] < points[2][1]  # rows count downwards
 
