@@ -14,10 +14,11 @@ from nmtkit.plugins import load_plugins
 @click.argument("destination", type=Path)
 @click.option(
     "--format",
-    type=click.Choice(["ctranslate2", "huggingface", "safetensors", "checkpoint"]),
+    type=click.Choice(["ctranslate2", "huggingface", "marian", "safetensors", "checkpoint"]),
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers; "
-    "safetensors: a folder of standard files; checkpoint: from such a folder back to a checkpoint.",
+    "marian: a folder for Marian, or pymarian; safetensors: a folder of standard files; checkpoint: from such a folder "
+    "back to a checkpoint.",
 )
 @click.option(
     "--quantization", type=click.Choice(["float32", "int8"]), help="Weights of a CTranslate2 model.  [default: float32]"
@@ -35,18 +36,21 @@ def command(
     \b
     nmtkit export --format ctranslate2 --quantization int8 averaged.pt ct2
     nmtkit export --format huggingface averaged.pt en-de
+    nmtkit export --format marian averaged.pt en-de-marian
     nmtkit export --format safetensors averaged.pt averaged
     nmtkit export --format checkpoint averaged averaged.pt
     """  # fmt: skip
     if quantization is not None and format != "ctranslate2":
         raise ValueError("--quantization is for --format ctranslate2")
-    from nmtkit.formats import ctranslate2, huggingface_export, safetensors
+    from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)
     if format == "ctranslate2":
         ctranslate2.save(source, destination, quantization or "float32")
     elif format == "huggingface":
         huggingface_export.save(source, destination)
+    elif format == "marian":
+        marian_export.save(source, destination)
     elif format == "safetensors":
         safetensors.save(source, destination)
     else:

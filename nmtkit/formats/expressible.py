@@ -1,12 +1,13 @@
 """Whether another program has a model that computes the same as one of ours."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.registry import flag_of
 
 # settings that matter in training alone
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
@@ -14,12 +15,12 @@ TRAINING |= {"gradient_checkpointing"}
 
 
 def check_expressible(
-    model: Architecture, source: Path, program: str, same: Collection[str], allowed: Mapping[str, Collection[Any]]
+    model: Architecture, source: Path, program: str, same: Collection[str], allowed: Mapping[str, Sequence[Any]]
 ) -> Transformer:
     """Returns the model of the checkpoint `source` if `program` can compute the same; else raises ValueError.
 
-    `same` are the settings of a Transformer that the program's models have too, `allowed` the values of others beside
-    their defaults. A subclass may compute anything, and so may a setting that is named in neither: these are refused.
+    `same` are the settings of a Transformer that the program's models have too, `allowed` the values that others may
+    have there; of those named in neither, the default. A subclass may compute anything, and is refused.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(
@@ -28,12 +29,26 @@ def check_expressible(
         )
     config = model.config
     width = config.d_model // config.heads  # of a head, unless the config says otherwise
+    found, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if field.name in same or field.name in TRAINING or value == field.default:
+        values = allowed.get(field.name, (field.default,))
+        if field.name in same or field.name in TRAINING or value in values:
             continue
-        if value not in allowed.get(field.name, ()) and not (field.name in ("d_key", "d_value") and value == width):
-            raise ValueError(
-                f"{source} has {field.name} {value}, and {program} has no such Transformer; give --format safetensors"
-            )
+        if not (field.name in ("d_key", "d_value") and value == width):
+            found.append(f"{field.name} {value}")
+            wanted.append(as_flag(field, values))
+    if found:
+        raise ValueError(
+            f"{source} has {', '.join(found)}, and {program} has no such Transformer; it has those trained with "
+            f"{' '.join(wanted)}; or give --format safetensors"
+        )
     return model
+
+
+def as_flag(field: dataclasses.Field[Any], values: Sequence[Any]) -> str:
+    """Returns a flag of `train` with the values that a setting may have."""
+    flag = flag_of(field)
+    if isinstance(field.default, bool):
+        return flag if values[0] else f"--no-{flag[2:]}"
+    return f"{flag} {'|'.join('none' if value is None else str(value) for value in values)}"

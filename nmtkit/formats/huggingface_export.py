@@ -19,11 +19,21 @@ from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE, layer_names
+from nmtkit.formats.model_card import model_card
 
-# settings of a Transformer that Marian's models have too, and what others may be beside their defaults
+# settings of a Transformer that Marian's models have too, and the values there of others
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
 SAME |= {"share_embeddings", "output_bias", "attention_bias"}
-ALLOWED = {"activation": {"gelu", "swish"}, "positions": {"sinusoidal_halves"}}
+ALLOWED = {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")}
+USAGE = [
+    "```python",
+    "from transformers import MarianMTModel, MarianTokenizer",
+    "",
+    "tokenizer, model = (kind.from_pretrained(FOLDER) for kind in (MarianTokenizer, MarianMTModel))",
+    'output = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))',
+    "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
+    "```",
+]
 WRITES = ("out_proj", "fc2")  # products whose output is added to the residual stream; others read it
 
 
@@ -48,7 +58,8 @@ def save(source: Path, destination: Path) -> None:
         write_json(folder / CONFIG_FILE, settings)
         write_json(folder / "generation_config.json", generation_settings())
         save_tokenizer(tokenizer, folder, settings["share_encoder_decoder_embeddings"])
-        (folder / "README.md").write_text(model_card(contents, settings), encoding="utf-8")
+        card = model_card(contents, transformer.config, ["library_name: transformers"], USAGE)
+        (folder / "README.md").write_text(card, encoding="utf-8")
 
     write_folder(destination, fill)
 
@@ -134,41 +145,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, shared: bool) -> None:
 
 def write_json(path: Path, contents: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def model_card(contents: checkpoint.Checkpoint, settings: Mapping[str, Any]) -> str:
-    """Returns README.md: how to use the model, what it is made of, its scores."""
-    run = contents.get("run", {})
-    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
-    shape = f"{settings['encoder_layers']} encoder and {settings['decoder_layers']} decoder layers, "
-    shape += f"{settings['d_model']} wide, {settings['encoder_attention_heads']} heads"
-    facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
-    facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
-    facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: translation",
-        "tags: [translation, marian, nmtkit]",
-        "---",
-        "",
-        "# A translation model",
-        "",
-        "Trained with nmtkit. Text goes in Unicode's form NFC.",
-        "",
-        "```python",
-        "from transformers import MarianMTModel, MarianTokenizer",
-        "",
-        "tokenizer, model = (kind.from_pretrained(FOLDER) for kind in (MarianTokenizer, MarianMTModel))",
-        'output = model.generate(**tokenizer(["A dog runs."], return_tensors="pt"))',
-        "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
-        "```",
-        "",
-        "## Training",
-        "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
-    ]
-    if scores:
-        lines += ["", "## Scores", "", "Of the validation at that update:", "", "| score | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
-    return "\n".join(lines) + "\n"

@@ -2,7 +2,8 @@
 
     python tests/formats/make_marian.py PYMARIAN      (the program pymarian, of the package of that name; a minute)
 
-Each has an expected.json: sources, and what greedy and beam search of Marian find for them, with scores.
+And a third, exported/, that nmtkit trained and Marian only reads. Each has an expected.json: sources, and what greedy
+and beam search of Marian find for them, with scores.
 """
 
 import json
@@ -15,9 +16,14 @@ from pathlib import Path
 import sentencepiece
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from testing import fragments, save_ending_transformer
+
 from nmtkit.demo import corpus
+from nmtkit.formats import marian_export
 
 FOLDER = Path(__file__).parent / "marian"
+EXPORTED = FOLDER / "exported"
 SEARCHES = {"greedy": 1, "beam": 4}
 SIZES = "--transformer-dim-ffn 64 --transformer-heads 2"
 # one SentencePiece model as the vocabulary of both sides; and lists of pieces, as OPUS-MT's, with normalised embeddings
@@ -65,7 +71,7 @@ def pieces(model: Path, lines: list[str]) -> list[str]:
 
 def translations(program: str, folder: Path, lines: list[str]) -> list[dict[str, object]]:
     """Returns what Marian makes of lines: text and log probability, by the name of the search."""
-    (decoder,) = folder.glob("*.decoder.yml")
+    (decoder,) = folder.glob("*decoder.yml")
     spm = folder / "source.spm"
     found: list[dict[str, object]] = [{"source": line} for line in lines]
     with tempfile.TemporaryDirectory() as temporary:
@@ -83,7 +89,23 @@ def translations(program: str, folder: Path, lines: list[str]) -> list[dict[str,
     return found
 
 
+def write_expected(target: Path, expected: list[dict[str, object]]) -> None:
+    text = json.dumps(expected, ensure_ascii=False, indent=1)
+    (target / "expected.json").write_text(text + "\n", encoding="utf-8")
+
+
+def export(program: str) -> None:
+    """Writes a checkpoint of nmtkit's, and what Marian makes of it."""
+    shutil.rmtree(EXPORTED, ignore_errors=True)
+    EXPORTED.mkdir(parents=True)
+    path = save_ending_transformer(EXPORTED / "model.pt", positions="sinusoidal_fairseq")
+    with tempfile.TemporaryDirectory() as temporary:
+        marian_export.save(path, Path(temporary) / "folder")
+        write_expected(EXPORTED, translations(program, Path(temporary) / "folder", fragments()))
+
+
 def main(program: str) -> None:
+    export(program)
     made = corpus.generate()
     for kind in KINDS:
         target = FOLDER / kind
@@ -96,9 +118,7 @@ def main(program: str) -> None:
             kept += [] if kind == "spm" else [folder / "source.yml", folder / "target.yml"]
             for file in kept:
                 shutil.copyfile(file, target / file.name)
-        expected = translations(program, target, [pair.english for pair in made.test[:200]])
-        text = json.dumps(expected, ensure_ascii=False, indent=1)
-        (target / "expected.json").write_text(text + "\n", encoding="utf-8")
+        write_expected(target, translations(program, target, [pair.english for pair in made.test[:200]]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""A Transformer as a folder that Marian decodes with: model.npz, SentencePiece models and decoder.yml.
+
+Marian's decoder begins with zeros, nmtkit's with the embedding of bos. The two are the same after a shift: let b be the
+embedding of bos as it enters the first layer. Without it in any embedding, the first layer's input x becomes x - b, and
+biases give back what it loses: W b in the projections of attention, b itself in the residual sum. Where the embeddings
+are the output projection too, all logits lose the same number, of which no probability knows.
+
+Pieces keep their ids: Marian reads those of unk and eos from the SentencePiece model.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmtkit import checkpoint, models
+from nmtkit.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, Transformer, TransformerConfig
+from nmtkit.data.spm_model import FOREIGN
+from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.files import write_folder
+from nmtkit.formats.expressible import check_expressible
+from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
+from nmtkit.formats.model_card import model_card
+
+# settings of a Transformer that Marian's models have too, and the values there of others
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
+SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
+# Marian's norms add 1e-6 to the variance; to add the usual 1e-5 changes log probabilities by some 1e-5 of themselves
+ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
+MODEL = "model.npz"
+USAGE = [
+    "```sh",
+    "pip install pymarian",
+    "pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder, of a build of Marian",
+    "```",
+]
+
+
+def save(source: Path, destination: Path) -> None:
+    """Writes `source`, the checkpoint of a Transformer, as a folder that Marian reads.
+
+    Raises ValueError naming the options of the architecture, or of the tokenizer, that Marian does not have.
+    """
+    contents = checkpoint.load(source)
+    model, tokenizer = models.from_checkpoint(source)
+    transformer = check_expressible(model, source, "Marian", SAME, ALLOWED)
+    check_tokenizer(tokenizer, source)
+    weights = {name: tensor.contiguous().numpy() for name, tensor in to_marian(transformer).items()}
+    settings = as_yaml(settings_of(transformer.config, tokenizer)).encode() + b"\0"
+
+    def fill(folder: Path) -> None:
+        np.savez(folder / MODEL, **weights, **{SETTINGS: np.frombuffer(settings, np.int8)})  # type: ignore[arg-type]
+        for name, contents_of_file in vocabularies(tokenizer).items():
+            (folder / name).write_bytes(contents_of_file)
+        (folder / "decoder.yml").write_text(as_yaml(decoder_settings(tokenizer)), encoding="utf-8")
+        card = model_card(contents, transformer.config, [], USAGE)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    write_folder(destination, fill)
+
+
+def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
+    """Raises ValueError for what Marian's use of SentencePiece does not do."""
+    if tokenizer.languages:
+        raise ValueError(
+            f"{source} translates between several languages, whose tokens Marian does not put before the source; "
+            "give --format huggingface or safetensors"
+        )
+    if any(piece.startswith(FOREIGN) for piece in tokenizer.target_pieces(range(tokenizer.target_size))):
+        raise ValueError(
+            f"{source} has two BPE models over one table of ids, of whose pieces Marian would write some otherwise; "
+            "give --format huggingface or safetensors"
+        )
+
+
+def vocabularies(tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Returns the SentencePiece models by the names of their files."""
+    if tokenizer.one_model:
+        return {"vocab.spm": tokenizer.source_model}
+    return {"source.spm": tokenizer.source_model, "target.spm": tokenizer.target_model}
+
+
+def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns Marian's settings of the model."""
+    shared = tokenizer.joint and config.share_embeddings
+    flags = {
+        "tied-embeddings": config.tie_output and not shared,
+        "tied-embeddings-all": config.tie_output and shared,
+        "tied-embeddings-src": not config.tie_output and shared,
+        "output-omit-bias": False,
+    }
+    sizes = {
+        "dim-emb": config.d_model,
+        "dim-vocabs": [tokenizer.source_size, tokenizer.target_size],
+        "enc-depth": config.encoder_layers,
+        "dec-depth": config.decoder_layers,
+        "transformer-dim-ffn": config.d_ff,
+        "transformer-decoder-dim-ffn": 0,
+        "transformer-heads": config.heads,
+    }
+    operations = {
+        "transformer-ffn-activation": config.activation,
+        "transformer-preprocess": '""',
+        "transformer-postprocess": "dan",
+        "transformer-postprocess-emb": "nd" if config.embedding_norm else "d",
+        "transformer-postprocess-top": '""',
+    }
+    settings = {name: allowed[0] or "[]" for name, allowed in FIXED.items()} | operations
+    settings |= {name: str(value) for name, value in sizes.items()}
+    settings |= {name: str(value).lower() for name, value in flags.items()}
+    return settings | {"version": "v1.12.42"}
+
+
+def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the settings of the search: nmtkit's, as far as Marian can. It divides by length ** normalize."""
+    names = list(vocabularies(tokenizer))
+    files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
+    batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
+    return files | {"beam-size": "4", "normalize": "0.6", "word-penalty": "0"} | batches
+
+
+def as_yaml(settings: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in sorted(settings.items()))
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+def to_marian(model: Transformer) -> dict[str, Tensor]:
+    """Returns the weights, in fp32, under the names of Marian. Raises ValueError where bos cannot become zero."""
+    shift_bos_to_zero(model)
+    config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
+    found: dict[str, Tensor] = {}
+    source, target = (state[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
+    if model.source_embedding.tokens is model.target_embedding.tokens:
+        found["Wemb"] = target
+    else:
+        found |= {"encoder_Wemb": source, "decoder_Wemb": target}
+    if not config.tie_output:
+        found["decoder_ff_logit_out_W"] = state["output_projection.weight"].T
+    found["decoder_ff_logit_out_b"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
+    for ours, theirs in layer_names(config):
+        tensor = state[ours]
+        parts = tensor.chunk(len(theirs))
+        found |= {name: part.T if part.dim() == 2 else part[None] for name, part in zip(theirs, parts, strict=True)}
+    return found
+
+
+def shift_bos_to_zero(model: Transformer) -> None:
+    """Changes the weights, in place, to those of a model that computes the same and whose embedding of bos is zero."""
+    add_biases(model)
+    bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
+    if not bos.any():
+        return
+    if model.config.embedding_norm:
+        raise ValueError(
+            "this model normalises its embeddings, and begins with that of bos; Marian begins with zeros, which no "
+            "norm can make of it: train with --no-embedding-norm, or give --format safetensors"
+        )
+    sides: list[tuple[Embedding, EncoderLayer | DecoderLayer]] = [(model.target_embedding, model.decoder[0])]
+    if model.source_embedding.tokens is model.target_embedding.tokens:
+        sides.append((model.source_embedding, model.encoder[0]))
+    with torch.no_grad():
+        model.target_embedding.tokens.weight -= bos
+        for embedding, layer in sides:
+            entering, attention = embedding.scale * bos, layer.self_attention
+            attention.qkv_proj.bias.add_(attention.qkv_proj.weight @ entering)
+            attention.out_proj.bias.add_(entering)
+
+
+def add_biases(model: Transformer) -> None:
+    """Gives the projections of attention biases of zero where they have none."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module.bias is None and module is not model.output_projection:
+            module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

@@ -1,0 +1,29 @@
+"""README.md of an exported model: how to use it, how it was trained, its scores."""
+
+from collections.abc import Sequence
+
+from nmtkit import checkpoint
+from nmtkit.architectures.transformer import TransformerConfig
+
+
+def model_card(
+    contents: checkpoint.Checkpoint, config: TransformerConfig, metadata: Sequence[str], usage: Sequence[str]
+) -> str:
+    """Returns the text of the card of a checkpoint.
+
+    `metadata` are lines of YAML for the Hugging Face Hub, `usage` lines of Markdown that say how to translate.
+    """
+    run = contents.get("run", {})
+    scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
+    shape = f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers, "
+    shape += f"{config.d_model} wide, {config.heads} heads"
+    facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
+    facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
+    facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
+    lines = ["---", *metadata, "pipeline_tag: translation", "tags: [translation, marian, nmtkit]", "---", ""]
+    lines += ["# A translation model", "", "Trained with nmtkit. Text goes in Unicode's form NFC.", "", *usage, ""]
+    lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
+    if scores:
+        lines += ["", "## Scores", "", "Of the validation at that update:", "", "| score | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
+    return "\n".join(lines) + "\n"
