@@ -8,8 +8,8 @@ import click
 from nmtkit import registry
 from nmtkit.cli.command import Command
 from nmtkit.cli.generate import derived
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
-from nmtkit.serving.config import RULES, SEARCH_FIELDS, ModelPath, ServeConfig
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
+from nmtkit.serving.config import OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
 
 
 @click.command(cls=Command)
@@ -47,11 +47,13 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     from nmtkit.serving.server import run
 
     models = [ModelPath.parse(path) for path in paths]
-    run(config, models, plugins, search, devices, derived(TranslatorOptions, given))
+    text = derived(TextOptions, {name: value for name, value in given.items() if name not in OWN_TEXT_FIELDS})
+    run(config, models, plugins, search, devices, derived(TranslatorOptions, given), text)
 
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):
     command.params += registry.flags(part)
+command.params += [flag for flag in registry.flags(TextOptions, "Text") if flag.name not in OWN_TEXT_FIELDS]
 command.params += [flag for flag in registry.flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]
 
 

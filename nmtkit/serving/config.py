@@ -13,6 +13,9 @@ SEARCH_FIELDS = (
     *("unkpen", "replace_unknown"),
 )
 
+# Those of TextOptions that are not the operator's: each request says its format, and each pair has a language.
+OWN_TEXT_FIELDS = ("markup", "split_sentences")
+
 RULES = (
     *(rule for rule in SEARCH_RULES if rule.flag == "--diversity"),
     CTRANSLATE2_RULE,
@@ -38,6 +41,11 @@ class ServeConfig(Config):
     )
     timeout: float = option(60.0, "seconds that a request may take, its upload included", above=0, max=86_400)
     api_keys: Path | None = option(None, "file of keys, one per line, one of which each request must give as api_key")
+    split_sentences: bool = option(
+        False,
+        "cut lines into sentences by the rules of each pair's source language, and put them together again with the "
+        "white space between them",
+    )
     cors_origin: tuple[str, ...] = option(
         (), "origins of web pages that may read answers, such as https://example.org; * is all", metavar="URL,…"
     )

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 import socket
@@ -10,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
+from nmtkit.registry import plain
 from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
 
 WATCH_SECONDS = 2.0  # between two looks at the files
@@ -28,6 +28,7 @@ def run(
     search: SearchOptions,
     devices: DeviceOptions,
     translator: TranslatorOptions,
+    text: TextOptions,
 ) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or ValueError for what cannot be loaded or listened on."""
     keys = [] if config.api_keys is None else read_api_keys(config.api_keys)
@@ -35,9 +36,11 @@ def run(
     settings = {
         "paths": [(path.pair, str(Path(path.path).absolute())) for path in paths],
         "plugins": list(plugins),
-        "search": dataclasses.asdict(search),
-        "devices": dataclasses.asdict(devices),
-        "translator": dataclasses.asdict(translator),
+        "search": plain(search),
+        "devices": plain(devices),
+        "translator": plain(translator),
+        "text": plain(text),
+        "split_sentences": config.split_sentences,
         "workers": config.workers,
         "log_level": logger.getEffectiveLevel(),
     }

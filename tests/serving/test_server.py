@@ -21,12 +21,9 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
 from serving_process import serving
-from testing import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
+from testing import REAL_LINES, save_transformer
 
-from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Translator
-from nmtkit.models import vocabulary_of
-from nmtkit.serving import model_process
 
 LINES = REAL_LINES * 3
 
@@ -90,14 +87,6 @@ def test_alignment_links_characters_of_the_whole_text_as_the_search_does(server,
     assert any(a == 1 and b == 5 for a, b, _, _ in answer["alignment"]), "no word attends to Café"
     form = urllib.parse.urlencode([("q", second), ("source", "en"), ("target", "de"), ("alignment", "true")]).encode()
     assert server.ask("/translate", form)[1]["alignment"] == two.hypotheses[0].alignment
-
-
-def test_a_model_without_attention_translates_without_alignment():
-    tokenizer = tiny_tokenizer()
-    translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
-    task = {"id": 1, "pair": ("en", "de"), "alternatives": 0, "html": False, "alignment": True, "texts": ["a dog"]}
-    answer = model_process.translate({("en", "de"): translator}, SearchOptions(max_len_b=5), task)
-    assert [list(found) for line in answer["lines"] for found in line] == [["text"]]
 
 
 def test_many_clients_at_once_each_get_their_own_translations(server, expected):

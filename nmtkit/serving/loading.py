@@ -1,0 +1,185 @@
+"""The models to serve, loaded, and what each language pair has of its own: its search and its treatment of text."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nmtkit import checkpoint
+from nmtkit.data.dataset_files import MANIFEST
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.generation import ctranslate2
+from nmtkit.generation.lines import LineProcessor
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
+from nmtkit.generation.parallel import rank_device
+from nmtkit.generation.translator import Translator, ctranslate2_engine
+from nmtkit.packed import Packed
+from nmtkit.plugins import load_plugins
+from nmtkit.registry import changed_flags, derive
+from nmtkit.text.sentences import is_language
+
+Pair = tuple[str, str]
+
+CPU_MAX_TOKENS = 1024  # source tokens of a batch: a request that comes meanwhile waits for no more
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """The models to load and how to search with them, as the server sends it to the process of the models."""
+
+    paths: list[tuple[Pair | None, str]]
+    plugins: list[str]
+    search: SearchOptions
+    devices: DeviceOptions
+    translator: TranslatorOptions
+    text: TextOptions
+    split_sentences: bool
+    workers: int | None
+
+    @staticmethod
+    def from_message(message: Mapping[str, Any]) -> "Job":
+        return Job(
+            paths=[(None if pair is None else (pair[0], pair[1]), path) for pair, path in message["paths"]],
+            plugins=message["plugins"],
+            search=derive(SearchOptions, message["search"], "serve"),
+            devices=derive(DeviceOptions, message["devices"], "serve"),
+            translator=derive(TranslatorOptions, message["translator"], "serve"),
+            text=derive(TextOptions, message["text"], "serve"),
+            split_sentences=message["split_sentences"],
+            workers=message["workers"],
+        )
+
+    @property
+    def device(self) -> str:
+        return rank_device(self.devices.named_device, workers=self.workers or 1)
+
+    @property
+    def worker_count(self) -> int:
+        """Workers to fork: as many as were asked for, else one per core."""
+        if self.workers is not None or self.devices.threads is not None:
+            return self.workers or 1
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedModel:
+    """A language pair: the model that translates it, and how."""
+
+    translator: Translator
+    search: SearchOptions
+    text: TextOptions
+
+    @functools.cached_property
+    def aligns(self) -> bool:
+        """Whether its models have cross-attention, by which words are aligned."""
+        source, begin = (Packed.from_lists([[id]], self.translator.device) for id in (EOS, BOS))
+        try:
+            return all(model.attention_weights(source, begin).get("cross") for model in self.translator.models)
+        except ValueError:
+            return False
+
+    def check(self) -> None:
+        """Raises ValueError or ImportError for a treatment of text that cannot be had."""
+        LineProcessor(self.translator.tokenizer, self.text)
+        if self.text.active and not self.aligns:
+            flags = ", ".join(sorted(changed_flags(self.text)))
+            raise ValueError(f"{flags}: the model has no cross-attention to align by; leave it out")
+
+
+Models = dict[Pair, ServedModel]
+Prepare = Callable[[], None]  # what each worker does before it begins
+
+
+def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]]:
+    """Returns the checkpoints of each language pair: several are an ensemble."""
+    result: dict[Pair, tuple[Path, ...]] = {}
+    for pair, path in paths:
+        key = pair or languages_of(Path(path))
+        result[key] = (*result.get(key, ()), Path(path))
+    return result
+
+
+def languages_of(path: Path) -> Pair:
+    """Returns the languages that a checkpoint was trained for, from its facts or else from its dataset.
+
+    Raises ValueError, saying how to give them, where neither says so.
+    """
+    run = checkpoint.load(path, mmap=True).get("run", {})
+    languages = run.get("languages")
+    if languages is None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
+            languages = manifest["source_lang"], manifest["target_lang"]
+    if languages is None:
+        raise ValueError(f"{path} does not say which languages it translates; give them: --path en-de={path}")
+    return languages[0], languages[1]
+
+
+def load_models(job: Job) -> tuple[Models, Prepare]:
+    """Loads all models, a file that serves several pairs once. What is no good to fork, as an engine with threads, is
+    left to the workers.
+
+    Raises OSError or ValueError, naming the file.
+    """
+    load_plugins(job.plugins)
+    device, options = job.device, dataclasses.asdict(job.translator)
+    if device == "cpu" and options["max_tokens"] is None:
+        options["max_tokens"] = CPU_MAX_TOKENS
+    groups = grouped(job.paths)
+    precision = job.devices.precision
+    with_engine = job.devices.engine == "ctranslate2"
+    if with_engine:
+        ctranslate2.check_options(job.search)
+        for paths in groups.values():
+            ctranslate2.exported(paths[0], "int8" if precision == "int8" else "fp32")
+    loaded: dict[tuple[Path, ...], Translator] = {}
+    models: Models = {}
+    for pair, paths in groups.items():
+        if paths not in loaded:
+            loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
+        first = loaded[paths]
+        translator = Translator(first.models, first.tokenizer, first.options)  # whose slots on a GPU are its own
+        search = with_languages(job.search, first.tokenizer, pair)
+        if with_engine:
+            ctranslate2.check_options(search)
+        models[pair] = ServedModel(translator, search, text_options(job, pair))
+        models[pair].check()
+
+    def prepare() -> None:
+        for pair, paths in groups.items():
+            translator = models[pair].translator
+            if with_engine:
+                translator.engine = ctranslate2_engine(paths, translator.tokenizer, device, precision, 1)
+
+    return models, prepare
+
+
+def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
+    """Returns the search for a pair: a model of several languages is told them.
+
+    Raises ValueError, with the codes known, for one that it has not.
+    """
+    if not tokenizer.languages:
+        return search
+    tokenizer.language(pair[1])
+    with contextlib.suppress(ValueError):
+        tokenizer.language_ids(None, pair[1])  # some are told the target only
+        return dataclasses.replace(search, target_lang=pair[1])
+    tokenizer.language_ids(*pair)
+    return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
+
+
+def text_options(job: Job, pair: Pair) -> TextOptions:
+    """Returns the treatment of a pair's text. Raises ValueError where its source is no language with sentences."""
+    if not job.split_sentences:
+        return job.text
+    if not is_language(pair[0]):
+        raise ValueError(
+            f"--split-sentences needs the language of the source, and {pair[0]!r} is no code of one, as en or zh-Hant; "
+            "give it: --path en-de=FILE"
+        )
+    return dataclasses.replace(job.text, split_sentences=pair[0])

@@ -1,0 +1,191 @@
+"""What workers make of tasks, in this process: the lines of `generate`, with the operator's treatment of text."""
+
+import dataclasses
+import json
+import queue
+from pathlib import Path
+
+import pytest
+from testing import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
+
+from nmtkit import checkpoint, registry
+from nmtkit.cli.serve import command
+from nmtkit.formats import huggingface
+from nmtkit.generation.continuous_batching import ContinuousBatching
+from nmtkit.generation.lines import LineProcessor
+from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
+from nmtkit.generation.requests import Request
+from nmtkit.generation.translator import Translator
+from nmtkit.models import from_checkpoint, vocabulary_of
+from nmtkit.serving.config import OWN_TEXT_FIELDS
+from nmtkit.serving.loading import Job, ServedModel, load_models
+from nmtkit.serving.workers import SlotWorker, answer_to
+
+IMPORTED = Path(__file__).parent.parent / "formats" / "huggingface"
+PAIR = ("en", "de")
+SHORT = {"max_len_b": 5}
+LINES = [*REAL_LINES, "See {name} at http://example.org/x?y=1.", "", "ALL ARE EQUAL BEFORE THE LAW.", "{a} %s"]
+TEXT = TextOptions(protect_spans=True, truecase_caps=True, protect=("#[0-9]+",))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_transformer(tmp_path_factory.mktemp("model") / "model.pt")
+
+
+def task(texts, **fields):
+    return {"id": 1, "pair": PAIR, "alternatives": 0, "html": False, "alignment": False, "texts": texts, **fields}
+
+
+def job(*paths, **fields):
+    """The job as it arrives in the process of the models."""
+    settings = {
+        "paths": [(pair, str(path)) for pair, path in paths], "plugins": [], "workers": 1, "split_sentences": False,
+        "search": registry.plain(SearchOptions(**SHORT)), "devices": registry.plain(DeviceOptions(device="cpu")),
+        "translator": registry.plain(TranslatorOptions()), "text": registry.plain(TextOptions()),
+    }  # fmt: skip
+    return Job.from_message(json.loads(json.dumps(settings | fields)))
+
+
+def generated(path, text, lines=LINES):
+    """The translations of `generate` with these options."""
+    translator = Translator.load(path)
+    processor = LineProcessor(translator.tokenizer, text)
+    search = processor.search_options(SearchOptions(**SHORT))
+    requests = processor.requests([[Request(line) for line in lines]])
+    return [
+        line.text for line in processor.translations(translator.run(requests, search, translator.batch_decoder(search)))
+    ]
+
+
+def texts_of(answer):
+    assert "error" not in answer, answer
+    return [line[0]["text"] for line in answer["lines"]]
+
+
+def test_lines_are_treated_as_the_operator_asks(path):
+    models, _ = load_models(job((PAIR, path), text=registry.plain(TEXT)))
+    found = texts_of(answer_to(models, task(LINES)))
+    assert found == generated(path, TEXT) != generated(path, TextOptions())
+    assert "http://example.org/x?y=1" in found[-4] and found[-1] == "{a} %s"
+
+
+def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
+    models, _ = load_models(job((PAIR, path), text=registry.plain(TEXT)))
+    source = "<p>All are <b>equal</b> #12 before the law.</p>"
+    found = texts_of(answer_to(models, task([source], html=True)))
+    assert found == generated(path, dataclasses.replace(TEXT, markup="html"), [source])
+    assert "#12" in found[0] and "<b>" in found[0]
+
+
+def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs():
+    flags = {flag.name for flag in command.params}
+    options = {field.name for field in dataclasses.fields(TextOptions)}
+    assert options - flags == {"markup"} and set(OWN_TEXT_FIELDS) <= options
+
+
+def test_each_pair_splits_by_its_source_language(path):
+    pytest.importorskip("sentencex")
+    models, _ = load_models(job((PAIR, path), (("fr", "de"), path), split_sentences=True))
+    assert [model.text.split_sentences for model in models.values()] == ["en", "fr"]
+    line = " ".join(REAL_LINES[:3])
+    found = texts_of(answer_to(models, task([line])))
+    assert found == generated(path, TextOptions(split_sentences="en"), [line])
+    with pytest.raises(ValueError, match="'x1' is no code of one"):
+        load_models(job((("x1", "de"), path), split_sentences=True))
+
+
+def test_what_a_model_cannot_do_is_refused_when_it_is_loaded(path, tmp_path):
+    with pytest.raises(ValueError, match="not a regular expression"):
+        load_models(job((PAIR, path), text=registry.plain(TextOptions(protect=("(",)))))
+    tokenizer = tiny_tokenizer()
+    model = ServedModel(
+        Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer), SearchOptions(), TEXT
+    )
+    with pytest.raises(ValueError, match="--protect-spans, --truecase-caps: the model has no cross-attention"):
+        model.check()
+
+
+def test_a_model_without_attention_translates_without_alignment():
+    tokenizer = tiny_tokenizer()
+    translator = Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer)
+    model = ServedModel(translator, SearchOptions(**SHORT), TextOptions())
+    answer = answer_to({PAIR: model}, task(["a dog"], alignment=True))
+    assert [list(found) for line in answer["lines"] for found in line] == [["text"]]
+
+
+def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path):
+    pytest.importorskip("safetensors")
+    for name, pairs in (
+        ("m2m_100", [("en", "de"), ("de", "en")]),
+        ("marian_languages", [("eng", "deu"), ("eng", "nld")]),
+    ):
+        file = tmp_path / f"{name}.pt"
+        checkpoint.save(file, huggingface.load(IMPORTED / name))
+        models, _ = load_models(job(*((pair, file) for pair in pairs)))
+        assert len({id(model.translator.models[0]) for model in models.values()}) == 1
+        found = [texts_of(answer_to(models, task(["right"], pair=pair)))[0] for pair in pairs]
+        codes = [
+            {"target_lang": b} if name.startswith("marian") else {"source_lang": a, "target_lang": b} for a, b in pairs
+        ]
+        assert found == [Translator.load(file).translate(["right"], **SHORT, **each)[0].text for each in codes]
+        with pytest.raises(ValueError, match="no language 'xx'; known"):
+            load_models(job((("en", "xx"), file)))
+
+
+# --- the worker of a GPU, with the same search on the CPU -------------------------------------------------------------
+
+
+def unpacked(path, text):
+    """Returns a model whose weights lie as a GPU has them."""
+    model, tokenizer = from_checkpoint(path)
+    return ServedModel(Translator([model], tokenizer), SearchOptions(**SHORT), text)
+
+
+def slot_answers(model, tasks, continuous):
+    """Returns the answers of a SlotWorker to `tasks`, by id."""
+    inbox, answers = queue.SimpleQueue(), {}
+    worker = SlotWorker(model, inbox, lambda answer: answers.update({answer["id"]: answer}))
+    for item in [*tasks, None]:
+        inbox.put(item)
+    translator = model.translator
+    if continuous:
+        translator.continuous = ContinuousBatching(
+            translator.models,
+            worker.search,
+            4,
+            lambda batch: translator.decode(batch, worker.search),
+            translator.device,
+        )
+        worker.run(translator.continuous.decode)
+        assert translator.continuous.asks_between_steps
+    else:
+        worker.run(translator.batch_decoder(worker.search))
+    assert not worker.under_way
+    return answers
+
+
+@pytest.mark.parametrize(("text", "continuous"), [(TextOptions(), True), (TEXT, False)])
+def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous):
+    models = {PAIR: unpacked(path, text)}
+    tasks = [task(LINES[start : start + 3], id=start) for start in range(0, len(LINES), 3)]
+    tasks += [
+        task([], id=100), task(["", " "], id=101), task(["<b>All</b> are equal"], id=102, html=True),
+        task(LINES[:2], id=103, alternatives=2), task(LINES[:2], id=104, alignment=True), task(LINES, id=105),
+    ]  # fmt: skip
+    answers = slot_answers(models[PAIR], tasks, continuous)
+    assert sorted(answers) == sorted(each["id"] for each in tasks)
+    assert all(answers[each["id"]] == answer_to(models, each) for each in tasks)
+
+
+def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
+    model = unpacked(path, TextOptions())
+    lines = LineProcessor.requests
+
+    def requests(self, windows, tag=None):
+        assert all(request.source != "poison" for window in windows for request in window)
+        return lines(self, windows, tag)
+
+    monkeypatch.setattr(LineProcessor, "requests", requests)
+    answers = slot_answers(model, [task(["poison"], id=1), task(LINES[:1], id=2)], True)
+    assert "error" in answers[1] and texts_of(answers[2]) == generated(path, TextOptions(), LINES[:1])
