@@ -36,7 +36,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
 
     SOURCE is a folder as Hugging Face's transformers saves it, of model type marian (OPUS-MT), m2m_100 (M2M-100, NLLB)
     or mbart (mBART-50); or Marian's .npz of type transformer, or a folder with one and its decoder.yml and
-    vocabularies (.spm, or .yml with source.spm and target.spm). No code of it is run.
+    vocabularies (.spm, or .yml with source.spm and target.spm); or fairseq's checkpoint of a transformer, or a folder
+    with one, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. No code of it is run.
     """
     from nmtkit import checkpoint
     from nmtkit.formats.detect import load

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nmtkit.checkpoint import Checkpoint
-from nmtkit.formats import huggingface, marian
+from nmtkit.formats import fairseq, huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
@@ -12,8 +12,11 @@ def load(source: Path) -> Checkpoint:
         raise FileNotFoundError(f"{source}: no such file or folder")
     if source.suffix == ".npz" or any(marian.decoder_files(source)):
         return marian.load(source)
+    if fairseq.is_model(source):
+        return fairseq.load(source)
     if source.is_dir():
         return huggingface.load(source)
     raise ValueError(
-        f"{source} is no model that can be imported: give a folder of Hugging Face's transformers, or Marian's .npz"
+        f"{source} is no model that can be imported: give a folder of Hugging Face's transformers, "
+        "Marian's .npz, or fairseq's .pt with its dictionaries"
     )

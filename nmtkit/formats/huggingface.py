@@ -5,9 +5,8 @@ run) and the tokenizer's SentencePiece models with a table of ids. The package t
 """
 
 import json
-import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +15,22 @@ from torch import Tensor
 
 from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
-from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
-from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.data.spm_model import pieces_of, renumbered
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.formats.transformer_names import stacks
+from nmtkit.formats.vocabulary import HIDDEN, Table, is_language, read_model, table_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
 from nmtkit.registry import derive
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
+BESIDE = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"  # what is computed, or zeros
 # what the settings of a model type do not say
 SPECIAL: dict[str, dict[str, Any]] = {
     "marian": {"positions": "sinusoidal_halves", "output_bias": True},
     "m2m_100": {"positions": "sinusoidal_fairseq", "position_offset": 2, "pre_norm": True},
     "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
 }
-# nmtkit's names of a layer's parts, and those of transformers, which nmtkit has end to end
-LAYER = {
-    "self_attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attention.out_proj": ("self_attn.out_proj",),
-    "self_attention_norm": ("self_attn_layer_norm",),
-    "feed_forward.fc1": ("fc1",),
-    "feed_forward.fc2": ("fc2",),
-    "feed_forward_norm": ("final_layer_norm",),
-}
-CROSS_ATTENTION = {
-    "cross_attention.q_proj": ("encoder_attn.q_proj",),
-    "cross_attention.kv_proj": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross_attention.out_proj": ("encoder_attn.out_proj",),
-    "cross_attention_norm": ("encoder_attn_layer_norm",),
-}
-HIDDEN = -1e4  # the output bias of an entry that the original does not have: its probability is 0
-
-logger = logging.getLogger("nmtkit")
-
-
-@dataclass(frozen=True)
-class Table:
-    """The vocabulary of one side: pieces by id, with <unk>, the decoder's first token and </s> at 0, 1 and 2.
-
-    `rows` are the rows of the original's embeddings for each; `hidden` the ids that the original does not have.
-    """
-
-    pieces: list[str]
-    rows: list[int]
-    hidden: list[int]
-    control: frozenset[str]
 
 
 def load(folder: Path) -> Checkpoint:
@@ -192,46 +163,6 @@ LOADERS: dict[str, Callable[[Path, Mapping[str, Any]], tuple[Table, Table, Token
 }
 
 
-def table_of(by_id: Mapping[int, str], models: list[bytes], start: int | None, unk: str, eos: str) -> Table:
-    """Returns the table of a vocabulary whose tokenizers are `models`.
-
-    The token that the decoder starts from is `start`; none is eos, whose row then stands twice. Pieces of the tokenizer
-    that the vocabulary does not have are entries of their own, with the row of <unk>.
-    """
-    ids = {piece: id for id, piece in by_id.items()}
-    missing = [name for name in (unk, eos) if name not in ids]
-    if missing:
-        raise ValueError(f"the vocabulary has no {missing[0]}")
-    first = by_id[start] if start is not None else "<s>"
-    own = {piece.text for model in models for piece in pieces_of(model) if piece.type not in (CONTROL, UNKNOWN)}
-    special = {unk, eos, first, "<s>", "<pad>", "<mask>"} | {
-        piece for id, piece in by_id.items() if piece == unused(id)
-    }
-    languages = [piece for id, piece in sorted(by_id.items()) if piece not in own | special and is_language(piece)]
-    known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
-    known.sort(key=lambda piece: piece not in special)  # apart from the languages, which stand last
-    unknown = sorted(own - ids.keys())
-    pieces = [unk, first, eos, *known, *unknown, *languages]
-    rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]
-    rows += [ids[piece] for piece in known] + [ids[unk]] * len(unknown) + [ids[piece] for piece in languages]
-    hidden = [] if start is not None else [BOS]
-    hidden += range(3 + len(known), 3 + len(known) + len(unknown))
-    return Table(pieces, rows, hidden, frozenset(languages) | {piece for piece in special if piece in known})
-
-
-def is_language(piece: str) -> bool:
-    """Returns whether a token that text never holds stands for a language: >>deu<<, __de__, deu_Latn or de_DE."""
-    if piece.startswith(">>") and piece.endswith("<<"):
-        return True
-    code = piece.removeprefix("__").removesuffix("__")
-    return 2 <= len(code) <= 8 and code.replace("_", "").isalpha() and (code != piece or "_" in code)
-
-
-def unused(id: int) -> str:
-    """Returns what an entry of the embeddings is called that stands for no piece."""
-    return f"<unused {id}>"
-
-
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
     """Returns the tokens that are no pieces of the table, by id, from where a release of transformers writes them.
 
@@ -263,6 +194,14 @@ def to_nmtkit(
     shared = ["model.shared.weight", "model.encoder.embed_tokens.weight"]
     decoder = shared if config.share_embeddings else ["model.decoder.embed_tokens.weight", shared[0]]
     output = decoder if config.tie_output else ["lm_head.weight"]
+    for names, size in ((shared, "vocab_size"), (decoder, "decoder_vocab_size" if decoder != shared else "vocab_size")):
+        rows = len(weights.first(*names))
+        if rows != (settings.get(size) or settings["vocab_size"]):
+            raise ValueError(f"{weights.path}: {size} is {settings.get(size)}, and the embeddings have {rows} rows")
+    if config.share_embeddings:
+        weights.check_equal([*shared, "model.decoder.embed_tokens.weight"], "share_encoder_decoder_embeddings")
+    if config.tie_output:
+        weights.check_equal([decoder[0], "lm_head.weight"], "tie_word_embeddings")
     found["source_embedding.tokens.weight"] = weights.rows(source.rows, *shared)
     found["target_embedding.tokens.weight"] = weights.rows(target.rows, *decoder)
     found["output_projection.weight"] = weights.rows(target.rows, *output)
@@ -270,24 +209,9 @@ def to_nmtkit(
         bias = weights.optional("final_logits_bias")
         found["output_projection.bias"] = torch.zeros(len(target.rows)) if bias is None else bias.flatten()[target.rows]
         found["output_projection.bias"][target.hidden] = HIDDEN
-    for side, stack in (("source", "encoder"), ("target", "decoder")):
-        if config.positions == "learned":
-            table = weights.take(f"model.{stack}.embed_positions.weight")
-            found[f"{side}_embedding.positions.weight"] = table[len(table) - config.max_positions :]
-        if config.embedding_norm:
-            weights.copy(found, f"{side}_embedding.norm", f"model.{stack}.layernorm_embedding")
-        if config.pre_norm:
-            weights.copy(found, f"{stack}_norm", f"model.{stack}.layer_norm")
-        for index in range(settings[f"{stack}_layers"]):
-            for ours, theirs in layer_names(stack):
-                parts = [f"model.{stack}.layers.{index}.{part}" for part in theirs]
-                weights.stack(found, f"{stack}.{index}.{ours}", parts)
+    found |= stacks(weights, config, "model.")
+    weights.check_all_taken(BESIDE)
     return found
-
-
-def layer_names(stack: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the names of the parts of a layer of the encoder or decoder: nmtkit's, and those of transformers."""
-    return list((LAYER if stack == "encoder" else LAYER | CROSS_ATTENTION).items())
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -310,17 +234,6 @@ def pieces_by_id(path: Path) -> dict[int, str]:
     if not all(type(id) is int for id in contents.values()):
         raise ValueError(f"{path} is no table from piece to id")
     return {id: piece for piece, id in contents.items()}
-
-
-def read_model(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; the tokenizer's SentencePiece model is needed")
-    model = path.read_bytes()
-    try:
-        pieces_of(model)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no SentencePiece model, or is damaged") from error
-    return model
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -18,8 +18,9 @@ from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
-from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE, layer_names
+from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE
 from nmtkit.formats.model_card import model_card
+from nmtkit.formats.transformer_names import layer_names
 
 # settings of a Transformer that Marian's models have too, and the values there of others
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}

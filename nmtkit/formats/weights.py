@@ -1,5 +1,6 @@
 """The weights of a model of another toolkit, each taken once, and the checkpoint that is made of them."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,10 +20,12 @@ class Weights:
 
     def __init__(self, tensors: dict[str, Tensor], path: Path) -> None:
         self.tensors, self.path = tensors, path
+        self.taken: set[str] = set()
 
     def take(self, name: str) -> Tensor:
         if name not in self.tensors:
             raise ValueError(f"{self.path} has no weights {name}; is it a model of another kind, or incomplete?")
+        self.taken.add(name)
         return self.tensors[name].float()
 
     def optional(self, name: str) -> Tensor | None:
@@ -40,6 +43,22 @@ class Weights:
                 f"{self.path}: the vocabulary has ids up to {max(rows)}, and the embeddings have {len(table)} rows"
             )
         return table[rows]
+
+    def check_equal(self, names: Sequence[str], setting: str) -> None:
+        """Raises ValueError where several of these names are there, and differ: `setting` says that they are one."""
+        there = [name for name in names if name in self.tensors]
+        for name in there[1:]:
+            if not torch.equal(self.take(there[0]), self.take(name)):
+                raise ValueError(f"{self.path} has {setting}, and weights that differ: {there[0]} and {name}")
+
+    def check_all_taken(self, beside: str = "") -> None:
+        """Raises ValueError naming a tensor that was not taken, unless its whole name matches `beside`."""
+        rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(beside, name))
+        if rest:
+            more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
+            raise ValueError(
+                f"{self.path} has weights {rest[0]}{more}, which the model that its settings describe does not have"
+            )
 
     def copy(self, found: dict[str, Tensor], ours: str, theirs: str) -> None:
         """Puts weight and bias of the layer `theirs` under the name `ours`."""

@@ -122,11 +122,12 @@ def change_settings(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in settings.items() if value != "left out"}))
 
 
-def change_weights(folder: Path, **changes: torch.Tensor) -> None:
+def change_weights(folder: Path, **changes: torch.Tensor | None) -> None:
     from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
-    save_file(load_file(path) | changes, path)
+    weights = load_file(path) | changes
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, path)
 
 
 def pickled(folder: Path, contents: Any) -> None:
@@ -134,6 +135,8 @@ def pickled(folder: Path, contents: Any) -> None:
     torch.save(contents, folder / "pytorch_model.bin")
 
 
+FC1 = "model.encoder.layers.0.fc1"
+ROWS = json.loads((FOLDER / "marian/config.json").read_text())["vocab_size"]
 DAMAGES: dict[str, tuple[Any, str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "config is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
@@ -149,8 +152,26 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "small vocabulary": (lambda folder: change_settings(folder, vocab_size=9, decoder_vocab_size=9), "9 entries"),
     "few rows": (lambda folder: change_weights(folder, **{"model.shared.weight": torch.zeros(5, 32)}), "5 rows"),
     "NaN": (
-        lambda folder: change_weights(folder, **{"model.encoder.layers.0.fc1.bias": torch.full((48,), torch.nan)}),
+        lambda folder: change_weights(folder, **{f"{FC1}.bias": torch.full((48,), torch.nan)}),
         "not finite",
+    ),
+    "missing": (lambda folder: change_weights(folder, **{f"{FC1}.bias": None}), f"has no weights {FC1}.bias"),
+    "more": (lambda folder: change_weights(folder, adapter=torch.ones(2)), "has weights adapter, which the model"),
+    "not tied": (
+        lambda folder: change_weights(folder, **{"lm_head.weight": torch.ones(ROWS, 32)}),
+        "tie_word_embeddings, and weights that differ: model.shared.weight and lm_head.weight",
+    ),
+    "not shared": (
+        lambda folder: change_weights(folder, **{"model.decoder.embed_tokens.weight": torch.ones(ROWS, 32)}),
+        "share_encoder_decoder_embeddings, and weights that differ",
+    ),
+    "tied in the weights alone": (
+        lambda folder: change_settings(folder, tie_word_embeddings=False),
+        "has no weights lm_head.weight",
+    ),
+    "more rows": (
+        lambda folder: change_weights(folder, **{"model.shared.weight": torch.zeros(ROWS + 1, 32)}),
+        f"vocab_size is {ROWS}, and the embeddings have {ROWS + 1} rows",
     ),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 40_000), "model.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
