@@ -4,18 +4,20 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
 from nmtkit import registry
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
+from nmtkit.files import atomic_write
 from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
+from nmtkit.text.documents import Document, ReadOptions, format_of, read_document
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
@@ -46,6 +48,17 @@ class GenerateConfig(registry.Config):
     format: Literal["text", "jsonl"] = registry.option(
         "text", "text: a line for each line; jsonl: an object for each line, with all of --nbest"
     )
+    input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = registry.option(
+        None,
+        "text: lines; else one document, whose text is translated and whose rest stays; none is by the extension of "
+        "--input (.html, .srt, .vtt, .po, .xlf, …)",
+    )
+    output: Path | None = registry.option(
+        None, "write here instead of to standard output: the whole translation or nothing", metavar="FILE"
+    )
+    overwrite_translations: bool = registry.option(
+        False, "translate also what is translated in a catalogue (PO, XLIFF), but nothing final"
+    )
     workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
 
 
@@ -66,7 +79,7 @@ class GenerateConfig(registry.Config):
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="Text, perhaps compressed; repeatable.  [default: standard input, or DATA]",
+    help="Text, perhaps compressed, repeatable; or one document.  [default: standard input, or DATA]",
 )
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
 def command(
@@ -77,6 +90,7 @@ def command(
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit generate --path averaged.pt < raw.en > translated.de
+    nmtkit generate --path averaged.pt --input page.html --output page.de.html
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
 
     On a GPU, beam and greedy search by the Transformer run as CUDA graphs over slots, each filled again when its
@@ -87,11 +101,15 @@ def command(
     config: GenerateConfig = derived(GenerateConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
     devices: DeviceOptions = derived(DeviceOptions, given)
-    check_combination(config, search, devices, data is not None)
+    format = document_format(config, inputs)
+    check_combination(config, search, devices, facts_of(format, inputs), data is not None)
+    document = None if format is None else open_document(format, inputs, config, paths[0], search.target_lang)
     load_plugins(plugins)
-    generate(
-        data, paths, inputs, config, search, devices, derived(TranslatorOptions, given), derived(TextOptions, given)
-    )
+    text: TextOptions = derived(TextOptions, given)
+    if document is not None:
+        text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or document.protects)
+    options: TranslatorOptions = derived(TranslatorOptions, given)
+    generate(data, paths, document or inputs, config, search, devices, options, text)
 
 
 for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
@@ -106,9 +124,47 @@ def derived(config: type, given: dict[str, Any]) -> Any:
     return registry.derive(config, {name: given[name] for name in given if name in fields}, registry.COMMAND_LINE)
 
 
-def check_combination(config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, has_data: bool) -> None:
-    """Raises ValueError for flags that do not go together, naming them."""
-    given = registry.given_flags()
+def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
+    """Returns the format of the document that is the input, None where that is lines."""
+    if config.input_format is not None:
+        return None if config.input_format == "text" else config.input_format
+    return next((format for file in files if (format := format_of(file.name)) is not None), None)
+
+
+def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
+    """Returns what the rules of flags say of the input."""
+    facts = {"several --input"} if len(files) > 1 else set()
+    if format is not None:
+        facts |= {"a document", *(["a catalogue (PO or XLIFF)"] if format in ("po", "xliff") else [])}
+    return facts
+
+
+def open_document(
+    format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
+) -> Document:
+    """Reads the document, and says what it is taken for where that was not asked for. Raises OSError or ValueError."""
+    name = str(files[0]) if files else "standard input"
+    if config.input_format is None and not click.get_current_context().meta.get("quiet"):
+        message = f"{name} is read as {format}; --input-format text is for its lines"
+        stderr.print(message, style="dim", markup=False, soft_wrap=True)
+    data = files[0].read_bytes() if files else standard_input().read()
+    language = language or model_language(checkpoint)
+    return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+
+
+def model_language(checkpoint: Path) -> str | None:
+    """Returns the language that a checkpoint translates into, None where it does not say."""
+    from nmtkit.checkpoint import read
+
+    languages = read(checkpoint, mmap=True).get("run", {}).get("languages")
+    return languages[1] if languages else None
+
+
+def check_combination(
+    config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
+) -> None:
+    """Raises ValueError for flags, and `facts` of the input, that do not go together, naming them."""
+    given = registry.given_flags() | facts
     search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
     on = (given - search_flags) | registry.changed_flags(search)
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
@@ -126,13 +182,14 @@ def check_combination(config: GenerateConfig, search: SearchOptions, devices: De
 def generate(
     data: Path | None,
     paths: tuple[Path, ...],
-    files: tuple[Path, ...],
+    source: tuple[Path, ...] | Document,
     config: GenerateConfig,
     search: SearchOptions,
     devices: DeviceOptions,
     options: TranslatorOptions,
     text: TextOptions,
 ) -> None:
+    """Translates the subset of `data`, or the lines of files (standard input where there are none), or a document."""
     with imports():
         import torch
 
@@ -142,6 +199,7 @@ def generate(
         from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.generation.translator import WINDOW, Translator
 
+    document, files = (source, ()) if isinstance(source, Document) else (None, source)
     device = rank_device(devices.named_device, config.workers)
     own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of an engine are threads of its own
     threads = 1 if config.workers > 1 else devices.threads
@@ -166,18 +224,24 @@ def generate(
         if data is not None:
             split = open_split(data, config.gen_subset, translator, paths[0])
             requests = inputs.dataset_requests(split, WINDOW * ranks, search.score_reference)
-        elif not files and not beside and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
+        elif document is not None:
+            requests = inputs.segment_requests(document.segments, WINDOW * ranks)
+        elif not (files or beside or config.output) and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
             prompt(translator, search, config.source_tag, processor)
             return
         else:
-            stream = None if files else standard_input()
-            requests = inputs.text_requests(files, stream, WINDOW * ranks)
+            requests = inputs.text_requests(files, None if files else standard_input(), WINDOW * ranks)
+        out = stack.enter_context(atomic_write(config.output) if config.output else nullcontext(sys.stdout.buffer))
         if own_processes:
             decoder = stack.enter_context(worker_processes(translator, search, config.workers))
         processes = max(ranks, config.workers)
         requests = processor.requests(inputs.with_fields(requests, beside), config.source_tag)
         translations = translator.run(requests, search, decoder, processes)
-        write(processor.translations(translations), config.format, scores=search.score_reference)
+        translations = processor.translations(translations)
+        if document is not None:
+            out.write(document.encoded(document.render([found.text for found in counted(translations)])))
+        else:
+            write(translations, config.format, search.score_reference, out)
 
 
 def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: Path) -> "Split":
@@ -218,24 +282,29 @@ def prompt(translator: "Translator", options: SearchOptions, tag: str | None, pr
         before, _ = translator.tokenizer.language_ids(options.source_lang, options.target_lang)
         source = translator.tokenizer.source_pieces([*before, *encoded.ids[:-1].tolist()])
         for output in translation.hypotheses:
-            write([dataclasses.replace(translation, hypotheses=[output])], "text", scores=False)
+            write([dataclasses.replace(translation, hypotheses=[output])], "text", False, sys.stdout.buffer)
             pairs = [f"{source[int(i)]}→{output.pieces[int(j)]}" for i, j in output.alignment or []]
             stderr.print(f"  {output.score:.3f}  {' '.join(pairs)}", style="dim", markup=False, highlight=False)
 
 
-def write(translations: Iterable["Translation"], format: str, scores: bool) -> None:
+def write(translations: Iterable["Translation"], format: str, scores: bool, out: BinaryIO) -> None:
     """Writes a line for each translation, flushed at once; with `scores`, text is the score instead."""
-    out = sys.stdout.buffer
+    for translation in counted(translations):
+        if format == "jsonl":
+            line = json.dumps(plain(translation), ensure_ascii=False)
+        else:
+            line = f"{translation.hypotheses[0].score:.6f}" if scores else translation.text
+        out.write(line.encode() + b"\n")
+        out.flush()
+
+
+def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
+    """Yields translations, and says in a terminal how many it has been."""
     with ExitStack() as stack:
         show = stderr.is_terminal and not sys.stdout.isatty()
         status = stack.enter_context(stderr.status("Translating")) if show else None
         for count, translation in enumerate(translations, 1):
-            if format == "jsonl":
-                line = json.dumps(plain(translation), ensure_ascii=False)
-            else:
-                line = f"{translation.hypotheses[0].score:.6f}" if scores else translation.text
-            out.write(line.encode() + b"\n")
-            out.flush()
+            yield translation
             if status is not None and count % 100 == 0:
                 status.update(f"{count:,} lines translated")
 

@@ -81,6 +81,12 @@ def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -
         yield [Request(line) for line in lines]
 
 
+def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Request]]:
+    """Yields the segments of a document."""
+    for start in range(0, len(segments), window):
+        yield [Request(segment) for segment in segments[start : start + window]]
+
+
 def tagged_request(line: str, tag: str | None) -> Request:
     """Returns a request for the line with the tag before it; an empty line stays empty."""
     return Request(f"{tag} {line}" if tag is not None and line.strip() else line)

@@ -60,6 +60,16 @@ GENERATE_RULES = (
         excludes=("--prefix", "--constraints", "--avoid"),
         reason="these are of whole lines, and sentences are translated",
     ),
+    FlagRule("--format jsonl", excludes=("a document",), reason="it comes out as it went in, with one translation"),
+    FlagRule(
+        "a document",
+        excludes=(
+            *("DATA", "several --input", "--prefix", "--constraints", "--avoid", "--reference", "--score-reference"),
+            *("--markup", "--alignment"),
+        ),
+        reason="it is one file, whose markup is kept; --input-format text takes the lines of files",
+    ),
+    FlagRule("--overwrite-translations", needs=("a catalogue (PO or XLIFF)",)),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
     CTRANSLATE2_RULE,
 )

@@ -11,7 +11,17 @@ from nmtkit.text.documents.xliff import Xliff
 __all__ = ["EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "format_of", "read_document"]
 
 FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}
-EXTENSIONS = {".html": "html", ".htm": "html", ".xhtml": "html", ".srt": "srt", ".vtt": "vtt", ".po": "po", ".pot": "po", ".xlf": "xliff", ".xliff": "xliff"}
+EXTENSIONS = {
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".srt": "srt",
+    ".vtt": "vtt",
+    ".po": "po",
+    ".pot": "po",
+    ".xlf": "xliff",
+    ".xliff": "xliff",
+}
 
 
 def format_of(name: str) -> str | None:

@@ -3,10 +3,10 @@
 Read here and not by polib (MIT): that wraps every entry anew, and loses blank lines, the order of comments and what it
 does not know. Here an entry that is not translated gets its msgstr and the flag fuzzy, and no other line changes.
 
-- Entries translated already, in part or fuzzily, stay, unless `overwrite` is on; obsolete ones and the header always do.
+- Entries translated already, in part or fuzzily, stay, unless `overwrite` is on; obsolete ones and the header always.
 - Plural forms are as many as the header says by Plural-Forms. A form that is for the number 1 alone is the
-  translation of msgid, all others that of msgid_plural; where a form is for 1 and others too (21 in Russian), the former
-  only if it has the placeholders of the latter.
+  translation of msgid, all others that of msgid_plural; where a form is for 1 and others too (21 in Russian), the
+  former only if it has the placeholders of the latter.
 - Of a text of several lines, those in which a sentence goes on are translated together and wrapped again.
 """
 
@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 from nmtkit.text.documents.encoding import Encoding, decode
 from nmtkit.text.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
-from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, newline_of
+from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, lines_of, newline_of
 from nmtkit.text.documents.lines import goes_on, words_of, wrapped
-from nmtkit.text.documents.subtitles import lines_of
 
 WIDTH = 80  # columns of the file's lines, as gettext's programs wrap them
 MOST_FORMS = 10  # of a plural; Arabic has 6
@@ -188,15 +187,15 @@ def _code(raw: str) -> Piece:
 
 
 class Plurals:
-    """The plural forms of a language, by the header's Plural-Forms: how many there are, and which is for what number."""
+    """The plural forms of a language, by the header's Plural-Forms: how many, and which is for what number."""
 
     def __init__(self, header: str) -> None:
         match = re.search(r"Plural-Forms:\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=([^;\n]{1,500});?", header)
         self.count = int(match[1]) if match and int(match[1]) <= MOST_FORMS else None
         self.numbers: dict[int, set[int]] = {}  # of each form
         try:
-            rule = gettext.c2py(match[2]) if match else None
-            for number in range(201) if rule else ():
+            rule: Callable[[int], int] = gettext.c2py(match[2]) if match else int
+            for number in range(201):
                 self.numbers.setdefault(rule(number), set()).add(number)
         except (ValueError, RecursionError, ArithmeticError):
             self.count = None
@@ -239,8 +238,8 @@ class Catalogue(Document):
         for entry in entries:
             if entry is header or (not options.overwrite and any(form.text for form in entry.forms.values())):
                 continue
-            parts = {name: list(parts_of(entry.messages[name].text)) for name in ("msgid", "msgid_plural")
-                     if name in entry.messages}  # fmt: skip
+            sources = {name: message for name, message in entry.messages.items() if name in ("msgid", "msgid_plural")}
+            parts = {name: list(parts_of(message.text)) for name, message in sources.items()}
             if any(parts.values()):
                 self.entries.append(entry)
                 self.parts.append(parts)

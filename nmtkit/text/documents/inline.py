@@ -106,12 +106,17 @@ class Inline:
 
     def _spaces(self, pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
         """Returns for each word-like code, by its identity, whether white space stands before and after it."""
-        found = {}
-        for index, piece in enumerate(pieces):
+        found: dict[int, tuple[bool, bool]] = {}
+        before = ""
+        last: Piece | None = None  # that no text has followed yet
+        for piece in pieces:
             if piece.spaced:
-                before = next((other.text for other in reversed(pieces[:index]) if other.text), "")
-                after = next((other.text for other in pieces[index + 1 :] if other.text), "")
-                found[id(piece)] = before[-1:].isspace(), after[:1].isspace()
+                last = piece
+                found[id(piece)] = before[-1:].isspace(), False
+            elif piece.text:
+                if last is not None:
+                    found[id(last)] = found[id(last)][0], piece.text[0].isspace()
+                before, last = piece.text, None
         return found
 
     @property

@@ -1,5 +1,6 @@
 """A document: a file in which text stands between what is no text, and its translation, which is the same file else."""
 
+import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nmtkit.text.documents.encoding import Encoding
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 Edit = tuple[int, int, str]  # from this character to that one, the file is to say this
 
@@ -63,6 +66,17 @@ def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = 
 def line_of(text: str, place: int) -> int:
     """Returns the number of the line, from 1, of a character."""
     return text.count("\n", 0, place) + 1
+
+
+def lines_of(text: str) -> list[tuple[int, int]]:
+    """Returns the places of the lines of a text, without their ends."""
+    lines = []
+    place = 0
+    while place <= len(text):
+        match = _LINE_END.search(text, place)
+        lines.append((place, match.start() if match else len(text)))
+        place = match.end() if match else len(text) + 1
+    return lines
 
 
 def newline_of(text: str) -> str:

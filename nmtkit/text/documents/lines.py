@@ -5,7 +5,7 @@ import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from nmtkit.text.documents.inline import Piece
 
@@ -72,7 +72,8 @@ def _breaks(before: str, after: str) -> bool:
 
 
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
-    """Divides words among as many parts as there are weights, in proportion, each with one at least if there are enough.
+    """Divides words among as many parts as there are weights, in proportion, each with one at least where that is
+    possible.
 
     A part rather ends after punctuation than a few words from there, where the parts still fit into `limit` columns.
     """
@@ -94,7 +95,7 @@ def divided(words: Sequence[Word], weights: Sequence[float], limit: float = floa
                 break
         cuts.append(best)
     cuts.append(len(words))
-    return [words[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [words[start:end] for start, end in pairwise(cuts)]
 
 
 def joined(words: Sequence[Word]) -> str:

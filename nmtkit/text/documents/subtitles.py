@@ -1,7 +1,7 @@
 """Subtitles: SubRip (.srt) and WebVTT (.vtt, the W3C's).
 
-Read here and not by a library: srt, webvtt-py and pysubs2 make objects of cues and write these anew, with other numbers,
-times, line ends and blank lines, or without notes, styles and tags. Here only the lines of text change.
+Read here and not by a library: srt, webvtt-py and pysubs2 make objects of cues and write these anew, with other
+numbers, times, line ends and blank lines, or without notes, styles and tags. Here only the lines of text change.
 
 A line break within a cue, or the end of one, is seldom the end of a sentence. So the lines of a cue are translated
 together, and cues in which one sentence runs too; the translation is divided among the cues in proportion to
@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from nmtkit.text.alignment import UNSPACED
 from nmtkit.text.documents.encoding import Encoding, decode
 from nmtkit.text.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
-from nmtkit.text.documents.interface import Document, Edit, ReadOptions, line_of, newline_of, without_white_space
+from nmtkit.text.documents.interface import (
+    Document,
+    Edit,
+    ReadOptions,
+    line_of,
+    lines_of,
+    newline_of,
+    without_white_space,
+)
 from nmtkit.text.documents.lines import Word, divided, ends_sentence, goes_on, words_of, wrapped
 
 WIDTH = 42  # columns of a line, as most guides for subtitles ask for; or what the longest line before had
@@ -26,7 +34,6 @@ GAP = 2000  # milliseconds between cues, above which no sentence goes on
 _CLOCK = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
 _TIMING = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}(?:[ \t].*)?")
 _NUMBER = re.compile(r"[ \t]*\d+[ \t]*")
-_LINE = re.compile(r"[^\r\n]*")
 _DASH = re.compile(r"\s*[-–—‐][ \u00a0]?(?=\S)")
 _SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*>|\{\\[^{}\r\n]*\}|\{[A-Za-z]:[^{}\r\n]*\}|[♪♫]+")
 _VTT_CODE = re.compile(r"<[^<>\r\n]*>|[♪♫]+")
@@ -61,18 +68,6 @@ class Block:
     @property
     def plain(self) -> bool:
         return all(piece.role == "text" for piece in self.pieces)
-
-
-def lines_of(text: str) -> list[tuple[int, int]]:
-    """Returns the places of the lines of a text, without their ends."""
-    lines = []
-    place = 0
-    while place <= len(text):
-        match = _LINE.match(text, place)
-        assert match is not None
-        lines.append(match.span())
-        place = match.end() + (2 if text.startswith("\r\n", match.end()) else 1)
-    return lines
 
 
 def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
@@ -137,7 +132,7 @@ class Subtitles(Document):
         return text
 
     def blocks(self, number: int, cue: Cue) -> Iterator[Block]:
-        """Yields the lines of a cue in groups: a new one begins with a speaker's dash, or after the end of a sentence."""
+        """Yields the lines of a cue in groups: one begins with a speaker's dash, or after the end of a sentence."""
         groups: list[list[tuple[int, int]]] = []
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
@@ -223,7 +218,7 @@ class SubRip(Subtitles):
     def read_cues(self) -> Iterator[Cue]:
         lines = lines_of(self.text)
         times = [(index, found) for index, line in enumerate(lines) if (found := timing(self.text, *line)) is not None]
-        for (index, (start, end)), following in zip(times, [*times[1:], None], strict=True):
+        for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
             last = len(lines)
             if following is not None:
                 last = following[0] - bool(_NUMBER.fullmatch(self.text, *lines[following[0] - 1]))
@@ -243,7 +238,9 @@ class WebVTT(Subtitles):
             if line is not None and self.text[slice(*line)].strip(" \t"):
                 block.append(line)
                 continue
-            if not re.match(r"(?:WEBVTT|NOTE|STYLE|REGION)(?![^ \t\r\n])", self.text[slice(*block[0])] if block else ""):
+            if not re.match(
+                r"(?:WEBVTT|NOTE|STYLE|REGION)(?![^ \t\r\n])", self.text[slice(*block[0])] if block else ""
+            ):
                 found = [timing(self.text, *place) for place in block[:2]]
                 at = next((at for at, times in enumerate(found) if times is not None), None)
                 if at is not None:
@@ -282,5 +279,3 @@ def _without_dash(pieces: list[Piece]) -> list[Piece]:
 
 def _columns(line: str) -> int:
     return Word(text=re.sub(r"<[^<>]*>|\{[^{}]*\}", "", line)).width
-
-

@@ -3,9 +3,9 @@
 Read by a tokenizer of its own, after the HTML standard (section 13.2.5), as far as it takes to tell text, tags,
 attributes, comments and raw text apart. Parsers of the trade (html5lib, lxml, selectolax) build a tree and write
 another file: entities, quotes, omitted tags and white space come out their way. `html.parser` knows places in the text,
-but what it takes for a tag changed with patch releases of Python, and damaged input may cost it quadratic time. Here the
-page is cut at places of the text and nothing but translations is put in, so that it is otherwise byte for byte
-what it was, and each regular expression is linear (atomic groups).
+but what it takes for a tag changed with patch releases of Python, and damaged input may cost it quadratic time. Here a
+page is cut at places of the text and nothing but translations is put in, so that all else is byte for byte what it was,
+and each regular expression is linear (atomic groups).
 """
 
 import html
@@ -20,31 +20,34 @@ from nmtkit.text.documents.inline import MAX_CODES, Inline, Piece, has_words, tr
 from nmtkit.text.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
 from nmtkit.text.documents.lines import goes_on
 
-INLINE = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+INLINE = _names(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
-    "samp small span strike strong sub sup svg time tt u var wbr".split()
+    "samp small span strike strong sub sup svg time tt u var wbr"
 )
-VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
-RAW = frozenset("iframe noembed noframes plaintext script style textarea title xmp".split())  # no tags within
+VOID = _names("area base br col embed hr img input link meta param source track wbr")
+RAW = _names("iframe noembed noframes plaintext script style textarea title xmp")  # no tags within
 # Their text is not translated, unless they say translate="yes".
-UNTRANSLATED = frozenset("code kbd math pre rp rt rtc samp svg var".split()) | (RAW - {"title"})
+UNTRANSLATED = _names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
 # What ends an element whose end tag may be left out (section 13.1.2.4).
 ENDED_BY = {
-    "p": frozenset(
-        "address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header "
-        "hgroup hr main menu nav ol p pre section table ul".split()
-    ),
+    "p": _names("address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 "
+        "h6 header hgroup hr main menu nav ol p pre section table ul"),
     "li": frozenset(["li"]), "dt": frozenset(["dt", "dd"]), "dd": frozenset(["dt", "dd"]),
     "td": frozenset(["td", "th", "tr", "tbody", "tfoot"]), "th": frozenset(["td", "th", "tr", "tbody", "tfoot"]),
     "tr": frozenset(["tr", "tbody", "tfoot"]), "option": frozenset(["option", "optgroup"]),
 }  # fmt: skip
-ATTRIBUTES = frozenset("abbr alt aria-description aria-label aria-placeholder placeholder summary title".split())
-LABELLED = frozenset("optgroup option track".split())  # whose label is shown
+ATTRIBUTES = _names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
+LABELLED = _names("optgroup option track")  # whose label is shown
 BUTTONS = frozenset(["button", "reset", "submit"])  # types of input whose value is shown
-DESCRIPTIONS = frozenset(
-    "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt".split()
+DESCRIPTIONS = _names(
+    "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
 )
-RIGHT_TO_LEFT = frozenset("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid".split())
+RIGHT_TO_LEFT = _names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
 _TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+)>")
 _ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")

@@ -1,0 +1,111 @@
+"""`nmtkit generate` on documents, as a user types it."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from testing import save_tiny_transformer, tiny_tokenizer
+
+from nmtkit.cli import main
+
+# Each text as what stays of it; what stands between is translated.
+WHOLE = {
+    "page.html": (
+        '<!DOCTYPE html>\n<html lang="en"><title>', "the dog", '</title>\n<p title="', "a cat", '">', "a ", "<b>",
+        "dog", "</b>", " runs .", "<script>a < b</script>\n",
+    ),
+    "film.srt": (
+        "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>", "a dog runs in",
+        "</i>\r\n\r\n2\r\n00:00:02,100 --> 00:00:03,000\r\n<i>", "the park .", "</i>\r\n",
+    ),
+    "film.vtt": ("WEBVTT\n\nNOTE a dog\n\n00:01.000 --> 00:02.000 line:0\n<v Mary>", "two men\nin the park .", "\n"),
+    "app.po": (
+        '#, c-format\nmsgid "a dog %s"\nmsgstr "', "", '"\n\nmsgid "the cat"\nmsgstr "die Katze"\n\n#~ msgid "a"\n'
+        '#~ msgstr "b"\n',
+    ),
+    "app.xlf": (
+        '<xliff version="1.2"><file source-language="en"><body><trans-unit id="1"><source>a <g id="1">dog</g></source>',
+        "", '</trans-unit><trans-unit id="2"><source>a cat</source><target>eine Katze</target></trans-unit></body>'
+        "</file></xliff>",
+    ),
+}  # fmt: skip
+MARKED = {
+    "app.po": [("#, c", "#, fuzzy, c"), ('msgstr ""', 'msgstr "')],
+    "app.xlf": [("</source>", '</source><target state="needs-review-translation" state-qualifier="mt-suggestion">')],
+}
+FORMATS = {"html": "html", "srt": "srt", "vtt": "vtt", "po": "po", "xlf": "xliff"}
+PAGE = "".join(WHOLE["page.html"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("documents")
+    save_tiny_transformer(path / "model.pt", tiny_tokenizer(), decoder_layers=1)
+    for name, parts in WHOLE.items():
+        (path / name).write_bytes("".join(parts).encode())
+    return path
+
+
+def run(folder: Path, *arguments: object, text: bytes | None = None) -> Result:
+    command = ["generate", "--device", "cpu", "--max-len-a", "0", "--max-len-b", "6", "--path", folder / "model.pt"]
+    return CliRunner().invoke(main, [str(part) for part in (*command, *arguments)], input=text)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_document_goes_in_and_comes_out(folder, name):
+    result = run(folder, "--input", folder / name, "--output", folder / f"out.{name}")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    assert f"{name} is read as {FORMATS[name.split('.')[1]]};" in result.stderr
+    found = (folder / f"out.{name}").read_bytes().decode()
+    stays = list(WHOLE[name][::2])
+    for old, new in MARKED.get(name, []):
+        stays[0] = stays[0].replace(old, new, 1)
+    place = 0
+    for part in stays:
+        assert part in found[place:], found
+        place = found.index(part, place) + len(part)
+    assert found != "".join(WHOLE[name])
+
+
+def test_a_document_from_a_pipe_equals_one_from_a_file(folder):
+    file = run(folder, "--input", folder / "page.html")
+    pipe = run(folder, "--input-format", "html", text=PAGE.encode())
+    assert pipe.exit_code == 0 and pipe.stderr == ""
+    assert pipe.stdout == file.stdout != PAGE
+
+
+def test_its_lines_are_translated_where_text_is_asked_for(folder):
+    result = run(folder, "--input", folder / "page.html", "--input-format", "text")
+    assert result.stdout.count("\n") == PAGE.count("\n") and result.stderr == ""
+
+
+def test_text_goes_to_a_file_too(folder):
+    lines = "a dog runs .\n\nthe cat\n"
+    assert run(folder, "--output", folder / "text.de", text=lines.encode()).stdout == ""
+    assert (folder / "text.de").read_text() == run(folder, text=lines.encode()).stdout
+
+
+def test_a_catalogue_can_be_translated_anew(folder):
+    result = run(folder, "--input", folder / "app.po", "--overwrite-translations")
+    assert "die Katze" not in result.stdout and result.stdout.count("fuzzy") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--input", "page.html", "--format", "jsonl"], "--format jsonl and a document cannot be combined"),
+        (["--input", "page.html", "--input", "film.srt"], "a document and several --input cannot be combined"),
+        (["--input", "page.html", "--prefix", "page.html"], "a document and --prefix cannot be combined"),
+        (["--input", "page.html", "--markup", "html"], "a document and --markup cannot be combined"),
+        (["--input", "page.html", "--overwrite-translations"], "does nothing without a catalogue (PO or XLIFF)"),
+        (["--input", "app.po", "--input-format", "srt"], "app.po: it has no subtitle"),
+        (["--input", "none.html"], "none.html"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_and_nothing_is_written(folder, arguments, message):
+    output = folder / "refused"
+    named = [folder / argument if "." in argument else argument for argument in arguments]
+    result = run(folder, *named, "--output", output)
+    assert result.exit_code == 2 and message in result.stderr.replace("\n", " ")
+    assert not output.exists() and not list(folder.glob(".refused*"))
