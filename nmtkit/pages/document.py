@@ -23,7 +23,8 @@ def document(title: str, *body: str, linked: bool = False) -> str:
 
     The style sheet and the script of charts are inside, unless a server has it `linked`, as static/style.css.
     """
-    style = '<link rel="stylesheet" href="static/style.css">' if linked else f"<style>\n{asset('style.css')}</style>"
+    links = '<link rel="stylesheet" href="static/style.css"><link rel="icon" href="static/icon.svg">'
+    style = links if linked else f"<style>\n{asset('style.css')}</style>"
     script = f"<script>\n{asset('charts.js')}</script>" if any("<polyline" in part for part in body) else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

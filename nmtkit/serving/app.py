@@ -16,10 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from nmtkit.serving import openapi, reading
+from nmtkit.pages.document import asset
+from nmtkit.serving import openapi, reading, web
 from nmtkit.serving.config import ServeConfig
 from nmtkit.serving.fair_queue import Found, Kind, Pair, QueueFull, TranslationError
 from nmtkit.serving.languages import name_of
@@ -89,8 +90,10 @@ class Service:
             ("/metrics", "GET", self.show_metrics),
             ("/openapi.json", "GET", self.openapi),
             ("/docs", "GET", self.docs),
-            ("/", "GET", self.index),
+            ("/static/{name}", "GET", self.static),
         ]
+        if not self.config.disable_web_ui:
+            routes += [("/", "GET", self.index), ("/frontend/settings", "GET", self.settings)]
         middleware = []
         if self.config.cors_origin:
             middleware.append(
@@ -292,11 +295,34 @@ class Service:
         return JSONResponse(openapi.document(self.pool.pairs, needs_key=bool(self.keys)))
 
     async def docs(self, request: Request) -> Response:
-        policy = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
-        return HTMLResponse(openapi.page(openapi.document(self.pool.pairs, needs_key=bool(self.keys))), headers=policy)
+        return web.page(request, openapi.page(openapi.document(self.pool.pairs, needs_key=bool(self.keys))))
 
     async def index(self, request: Request) -> Response:
-        return RedirectResponse("docs")
+        return web.page(request, asset(web.TRANSLATOR))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in web.FILES:
+            raise Refusal(404, "Not Found")
+        return web.file(request, name)
+
+    async def settings(self, request: Request) -> Response:
+        """Answers with what the page must know, under LibreTranslate's names."""
+        source, target = next(iter(self.pool.pairs), ("", ""))
+        return JSONResponse(
+            {
+                "apiKeys": bool(self.keys),
+                "keyRequired": bool(self.keys),
+                "charLimit": self.config.char_limit,
+                "filesTranslation": True,
+                "supportedFilesFormat": [".txt"],
+                "suggestions": False,
+                "language": {
+                    "source": {"code": source, "name": name_of(source)},
+                    "target": {"code": target, "name": name_of(target)},
+                },
+            }
+        )
 
 
 def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:

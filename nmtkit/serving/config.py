@@ -46,6 +46,7 @@ class ServeConfig(Config):
         "cut lines into sentences by the rules of each pair's source language, and put them together again with the "
         "white space between them",
     )
+    disable_web_ui: bool = option(False, "no translator at /; the interface and its page /docs stay")
     cors_origin: tuple[str, ...] = option(
         (), "origins of web pages that may read answers, such as https://example.org; * is all", metavar="URL,…"
     )

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 import nmtkit
+from nmtkit.pages import document as pages
 
 Json = dict[str, Any]
 
@@ -13,10 +14,11 @@ Json = dict[str, Any]
 def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
     """Returns the OpenAPI 3.1 document."""
     sources, targets = sorted({source for source, _ in pairs}), sorted({target for _, target in pairs})
+    example = next(iter(pairs), ("", ""))
     key: Json = {"api_key": _text("one of the server's keys")}
     languages: Json = {
-        "source": _text("language of the text", enum=sources),
-        "target": _text("language to translate to", enum=targets),
+        "source": _text("language of the text", enum=sources, example=example[0]),
+        "target": _text("language to translate to", enum=targets, example=example[1]),
     }
     q = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "description": "text, or texts"}
     translation = {
@@ -78,41 +80,34 @@ def _operation(summary: str, answer: Json | None, body: Json | None = None) -> J
     return {"summary": summary, "responses": responses, **({"requestBody": body} if body else {})}
 
 
-STYLE = """
-:root { color-scheme: light dark; font: 1rem/1.5 system-ui, sans-serif }
-body { max-width: 48rem; margin: 2rem auto; padding: 0 1rem }
-h2 { font-size: 1.1rem; margin: 2rem 0 .3rem } code, pre { font-family: ui-monospace, monospace }
-pre { overflow-x: auto; padding: .8rem; border: 1px solid #8886; border-radius: .4rem }
-table { border-collapse: collapse; width: 100% } td { padding: .2rem .8rem .2rem 0; vertical-align: top }
-"""
-
-
 def page(contents: Json) -> str:
-    """Returns the document as a web page."""
-    rows = []
+    """Returns the document as a web page, whose style sheet the server has."""
+    sections = []
     for path, operations in contents["paths"].items():
         for method, operation in operations.items():
-            rows.append(f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>")
+            sections.append(
+                f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>"
+            )
             types = operation.get("requestBody", {}).get("content", {})
             if types:
                 schema = next(iter(types.values()))["schema"]
-                fields = "".join(
-                    f"<tr><td><code>{escape(name)}</code>{' *' if name in schema['required'] else ''}"
-                    f"<td>{escape(value.get('description', ''))}<td>{escape(', '.join(value.get('enum', [])))}"
-                    for name, value in schema["properties"].items()
-                )
-                rows.append(f"<p>As {escape(' or '.join(types))}; * must be given:</p><table>{fields}</table>")
-    pair = contents["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    example = {
-        "q": "…",
-        "source": next(iter(pair["source"]["enum"]), ""),
-        "target": next(iter(pair["target"]["enum"]), ""),
-    }
-    body = json.dumps(example, ensure_ascii=False)
-    return (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>nmtkit: interface</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body><h1>nmtkit</h1>'
-        '<p>LibreTranslate’s interface; <a href="openapi.json">openapi.json</a> describes it for programs.'
-        f"</p><pre>curl …/translate -H 'Content-Type: application/json' -d '{escape(body)}'</pre>"
-        f"{''.join(rows)}</body></html>"
+                rows = [_field(name, value, name in schema["required"]) for name, value in schema["properties"].items()]
+                sections.append(f'<p class="soft">As {escape(" or ".join(types))}:</p>')
+                sections.append(pages.table(["field", "", "meaning", "values"], rows))
+    fields = contents["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"][
+        "properties"
+    ]
+    languages = {name: fields[name]["example"] for name in ("source", "target")}
+    body = json.dumps({"q": "…", **languages}, ensure_ascii=False)
+    return pages.document(
+        "nmtkit: interface",
+        '<p class="lead">LibreTranslate’s interface. <a href="openapi.json">openapi.json</a> is for programs.</p>',
+        f"<pre>curl …/translate -H 'Content-Type: application/json' -d '{escape(body)}'</pre>",
+        *sections,
+        linked=True,
     )
+
+
+def _field(name: str, value: Json, required: bool) -> tuple[str, str, str, str]:
+    values = ", ".join(value.get("enum", []))
+    return pages.Html(f"<code>{escape(name)}</code>"), "required" * required, value.get("description", ""), values

@@ -1,0 +1,125 @@
+// What the translator's page does without a page. Run by test_pages.py: node logic.mjs FOLDER_OF_THE_MODULES
+import assert from "node:assert/strict";
+import { pathToFileURL } from "node:url";
+
+const folder = pathToFileURL(process.argv[2] + "/");
+const text = await import(new URL("text.js", folder)), client = await import(new URL("client.js", folder));
+
+const tests = {
+  "sentences and the white space between them are the text"() {
+    for (const [given, expected] of [
+      ["", []],
+      ["  \n ", []],
+      ["One. Two!  Three?\r\n\n  Four", ["One.", "Two!", "Three?", "Four"]],
+      ["Dr. Smith and J. Doe came. They left.", ["Dr. Smith and J. Doe came.", "They left."]],
+      ["他来了。她走了。", ["他来了。", "她走了。"]],
+    ]) {
+      const found = text.sentences(given, "en");
+      assert.deepEqual(found.sentences.map(sentence => sentence.text), expected);
+      assert.equal(found.sentences.map(sentence => sentence.before + sentence.text).join("") + found.after, given);
+    }
+    assert.equal(text.sentences("Am 3. Oktober kam er.", "de").sentences.length, 1);
+    assert.equal(text.sentences("It was 3. He left.", "en").sentences.length, 2);
+  },
+  "only what lies between the first and the last change is new"() {
+    const of = words => words.split("").map(word => ({ before: "", text: word }));
+    assert.deepEqual(text.changed(of("abcde"), of("abXde")), { start: 2, oldEnd: 3, newEnd: 3 });
+    assert.deepEqual(text.changed(of("abc"), of("abXbc")), { start: 2, oldEnd: 2, newEnd: 4 });
+    assert.deepEqual(text.changed(of("aaa"), of("aa")), { start: 2, oldEnd: 3, newEnd: 2 });
+    assert.deepEqual(text.changed([], of("a")), { start: 0, oldEnd: 0, newEnd: 1 });
+  },
+  "links of code points become places in UTF-16, of texts that are no normal form too"() {
+    const source = "😀 cafe\u0301 x", target = "un 😀 𝒙";  // code points of NFC: 😀0 c2 a3 f4 é5 x7
+    const words = text.linkedWords(source, target, [[2, 6, 0, 2], [0, 1, 3, 4], [7, 8, 5, 6], [2, 6, 5, 6], [9, 12, 0, 2]]);
+    const show = (all, of) => all.map(word => [of.slice(word.start, word.end), word.to]);
+    assert.deepEqual(show(words.source, source), [["😀", [1]], ["cafe\u0301", [0, 2]], ["x", [2]]]);
+    assert.deepEqual(show(words.target, target), [["un", [1]], ["😀", [0]], ["𝒙", [2, 1]]]);
+    assert.equal(text.pieces(target, words.target).map(piece => piece.text).join(""), target);
+    assert.deepEqual(text.pieces("ab", []), [{ text: "ab" }]);
+  },
+  "what differs from another translation is told by words"() {
+    const found = text.differences("the dog runs", "the big dog walks");
+    assert.deepEqual(found.filter(piece => piece.changed).map(piece => piece.text.trim()), ["big", "walks"]);
+    assert.equal(found.map(piece => piece.text).join(""), "the big dog walks");
+    assert.deepEqual(text.differences("a b", "a b").filter(piece => piece.changed), []);
+  },
+  "languages know their direction"() {
+    for (const code of ["ar", "he", "fa-IR", "heb_Hebr", "uz_Arab", "ur"]) assert.equal(text.directionOf(code), "rtl", code);
+    for (const code of ["en", "de_DE", "eng_Latn", "ku_Latn", "zh-Hant", ""]) assert.equal(text.directionOf(code), "ltr", code);
+    assert.equal(text.tagOf("pt_BR"), "pt-BR");
+    assert.equal(text.tagOf("no language"), "");
+  },
+  "characters are counted as the server does"() {
+    for (const one of ["", "abc", "😀é", "a\u{1d499}b"]) assert.equal(text.characters(one), [...one].length);
+  },
+  "a server that is busy is asked again, later and later"() {
+    assert.equal(client.pause(1, "2", 0.5), 2);
+    assert.ok(client.pause(3, "2", 0.5) > client.pause(1, "2", 0.5));
+    assert.deepEqual([1, 2, 3, 9].map(attempt => client.pause(attempt, null, 0.5)), [1, 2, 4, 30]);
+    assert.ok(client.pause(9, null, 0.99) < 40);
+  },
+  async "429 and a server that is gone are waited for, other errors are told"() {
+    const answers = [[429, { error: "later" }], null, [200, { ok: 1 }], [403, { error: "no key" }], [400, { error: "wrong" }]];
+    const told = [], pauses = [];
+    globalThis.fetch = async () => {
+      const next = answers.shift();
+      if (!next) throw new TypeError("fetch failed");
+      return { ok: next[0] < 400, status: next[0], json: async () => next[1], headers: new Map([["Retry-After", "2"]]) };
+    };
+    const options = { body: {}, waiting: reason => told.push(reason?.kind ?? "over"), again: async seconds => pauses.push(seconds) };
+    assert.deepEqual(await client.ask("translate", options), { ok: 1 });
+    assert.deepEqual(told, ["busy", "gone", "over"]);
+    assert.equal(pauses.length, 2);
+    await assert.rejects(client.ask("translate", options), { kind: "key", message: "no key" });
+    await assert.rejects(client.ask("translate", options), { kind: "refused", message: "wrong" });
+  },
+  async "a sentence is asked for once, and no more when nobody wants it"() {
+    const asked = [], arrived = [];
+    const request = (texts, signal) => new Promise((resolve, reject) => {
+      asked.push({ texts, resolve, signal });
+      signal.addEventListener("abort", () => reject(signal.reason));
+    });
+    const translations = new client.Translations({ request, arrived: texts => arrived.push(...texts), failed: assert.fail });
+    translations.want(["a", "b"]);
+    translations.want(["a", "b", "c"]);
+    assert.deepEqual(asked.map(one => one.texts), [["a", "b"], ["c"]]);
+    translations.want(["a", "b", "d"]);  // c is wanted no more
+    assert.deepEqual(asked.map(one => one.signal.aborted), [false, true, false]);
+    assert.deepEqual(asked[2].texts, ["d"]);
+    asked[0].resolve(["A", "B"]);
+    asked[2].resolve(["D"]);
+    await new Promise(resolve => setTimeout(resolve));
+    assert.deepEqual(arrived, ["a", "b", "d"]);
+    translations.want(["b", "d"]);
+    assert.equal(asked.length, 3);
+    assert.equal(translations.known.get("d"), "D");
+  },
+  async "of a portion that fails each sentence is tried alone, and a missing key stops all"() {
+    const asked = [], failed = [];
+    const request = async texts => {
+      asked.push(texts.join());
+      if (texts.includes("bad")) throw new client.Refusal("refused", "no", 500);
+      return texts;
+    };
+    const translations = new client.Translations({ request, arrived() {}, failed: (error, texts) => failed.push(...texts) });
+    translations.want(["a", "bad", "b"]);
+    await new Promise(resolve => setTimeout(resolve, 5));
+    assert.deepEqual(asked, ["a,bad,b", "a", "bad", "b"]);
+    assert.deepEqual(failed, ["bad"]);
+    const secrets = Array.from({ length: 20 }, (_, index) => `secret ${index}`);
+    asked.length = 0;
+    const keyless = new client.Translations({
+      request: async texts => { asked.push(texts); throw new client.Refusal("key", "no", 403); }, arrived() {}, failed() {},
+    });
+    keyless.want(secrets.flatMap(secret => [secret, secret.padEnd(900, "x")]));
+    await new Promise(resolve => setTimeout(resolve, 5));
+    assert.equal(asked.length, 2);  // those that were on the way
+    assert.deepEqual(keyless.missing, []);
+  },
+};
+
+let failures = 0;
+for (const [name, test] of Object.entries(tests)) {
+  try { await test(); } catch (error) { failures++; console.log(`${name}\n${error.stack}\n`); }
+}
+process.exit(failures ? 1 : 0);

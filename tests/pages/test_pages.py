@@ -1,0 +1,112 @@
+"""Pages need nothing but themselves: charts, documents, and the translator's files, which node tries where it is."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from fnmatch import fnmatch
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import nmtkit
+from nmtkit.pages import charts
+from nmtkit.pages.document import Html, asset, document, table
+
+FOLDER = Path(nmtkit.__file__).parent / "pages"
+
+
+def test_every_file_of_the_pages_is_in_the_package() -> None:
+    project = tomllib.loads((FOLDER.parent.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["nmtkit"]
+    files = [file for file in FOLDER.iterdir() if file.is_file() and file.suffix != ".py"]
+    assert len(files) >= 8
+    assert [
+        file.name for file in files if not any(fnmatch(f"pages/{file.name}", pattern) for pattern in patterns)
+    ] == []
+
+
+@pytest.mark.parametrize("name", ["style.css", "translator.css"])
+def test_every_colour_is_a_variable_of_the_scheme(name: str) -> None:
+    """So that dark is dark everywhere. Shadows and the arrow of the language pickers are grey on both."""
+    rules = re.sub(
+        r"/\*.*?\*/|url\(.*?\)\s*;|(?:box-shadow|background): [^;]*#000\w*;", "", asset(name), flags=re.DOTALL
+    )
+    outside = re.sub(r":root\s*\{.*?\}", "", rules, flags=re.DOTALL)
+    assert re.findall(r"#[0-9a-fA-F]{3,8}\b", outside) == []
+    used = set(re.findall(r"var\((--[\w-]+)\)", outside))
+    assert used <= set(re.findall(r"(--[\w-]+):", asset("style.css") + asset("translator.css")))
+
+
+def luminance(colour: str) -> float:
+    """By WCAG 2.2, relative luminance."""
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    red, green, blue = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_text_has_a_contrast_of_four_and_a_half_in_both_schemes() -> None:
+    blocks = re.findall(r":root \{(.*?)\}", asset("style.css"), re.DOTALL)
+    light, dark = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in blocks[:2]]
+    pairs = [(ink, ground) for ink in ("ink", "soft", "accent") for ground in ("page", "card", "shade", "accent-soft")]
+    pairs += [("on-accent", "accent"), ("bad", "bad-soft"), ("bad", "card")]
+    for scheme in (light, dark):
+        for ink, ground in pairs:
+            one, other = sorted((luminance(scheme[ink]), luminance(scheme[ground])))
+            assert (other + 0.05) / (one + 0.05) >= 4.5, (ink, ground, scheme[ink], scheme[ground])
+
+
+def test_a_document_escapes_its_title_and_closes_what_it_opens() -> None:
+    page = document("a <b>", table(["x", "<y>"], [["<i>", 1234], [Html("<b>z</b>"), 5]]))
+    assert "<title>a &lt;b&gt;</title>" in page and "&lt;i&gt;" in page and "<b>z</b>" in page and ">1,234<" in page
+    opened: list[str] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "link"):
+                opened.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert opened.pop() == tag
+
+    Tags().feed(page)
+    assert opened == []
+
+
+def ticks(figure: str) -> list[str]:
+    svg = ElementTree.fromstring(figure).find("svg")
+    assert svg is not None
+    return [text.text or "" for text in svg.iter("text") if text.get("text-anchor") == "end"]
+
+
+def test_axes_have_round_numbers_and_a_logarithmic_one_powers_of_ten() -> None:
+    falling = [(float(x), 5.3 - x / 100) for x in range(0, 500, 50)]
+    assert ticks(charts.line_chart("loss", {"train": falling})) == ["0", "2", "4", "6"]
+    steep = [(1.0, 30_000.0), (2.0, 20.0), (3.0, 3.0)]
+    assert ticks(charts.line_chart("perplexity", {"train": steep}, logarithmic=True)) == ["10", "100", "1000", "10k"]
+    assert ticks(charts.line_chart("flat", {"train": [(5.0, 0.25)]})) == ["0.25"]
+    assert ticks(charts.line_chart("zero", {"train": [(1.0, 0.0), (2.0, 0.0)]}, logarithmic=True)) == ["0"]
+
+
+def test_bars_are_as_high_as_their_counts() -> None:
+    svg = ElementTree.fromstring(charts.bar_chart("en", "sentences", [0, 5, 10], "tokens")).find("svg")
+    assert svg is not None
+    bars = [(float(bar.get("height", "")), bar.findtext("title")) for bar in svg.iter("rect")]
+    assert [title for _, title in bars] == ["1 tokens: 5", "2 tokens: 10"]
+    assert bars[1][0] == pytest.approx(2 * bars[0][0], abs=0.02)
+    assert bars[1][0] == pytest.approx(charts.HEIGHT - charts.TOP - charts.BOTTOM)
+
+
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_the_translators_logic(tmp_path: Path) -> None:
+    for name in ("text.js", "client.js"):
+        shutil.copy(FOLDER / name, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    script = Path(__file__).with_name("logic.mjs")
+    result = subprocess.run([NODE, script, tmp_path], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
