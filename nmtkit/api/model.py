@@ -99,7 +99,7 @@ class Model:
         thousands of lines before it yields the first, to sort them by length.
 
         `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …, and
-        what is done to the text: `split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`.
+        what is done to the text: `split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`.
         Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
         neither a text nor a request.
         """
@@ -111,8 +111,9 @@ class Model:
             raise ValueError("score_reference is the method score of a model")
         if search.mbr is not None and nbest is None:
             raise ValueError("mbr chooses among nbest translations; give nbest")
-        if text.active and search.alignment is not None:
-            raise ValueError(f"alignment is that of the text a model reads; leave it out with {', '.join(text.names)}")
+        if text.rewriting and search.alignment is not None:
+            names = ", ".join(text.rewriting)
+            raise ValueError(f"alignment is that of the text a model reads; leave it out with {names}")
         if source_tag is not None:
             self.tokenizer.check_tag(source_tag)
         alone = isinstance(source, str | Request)

@@ -59,6 +59,9 @@ class GenerateConfig(registry.Config):
     overwrite_translations: bool = registry.option(
         False, "translate also what is translated in a catalogue (PO, XLIFF), but nothing final"
     )
+    glossary_report: Path | None = registry.option(
+        None, "write what became of each term of --glossary in each line: a table with tabs", metavar="FILE"
+    )
     workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
 
 
@@ -196,6 +199,7 @@ def generate(
         from nmtkit import busy_cores
         from nmtkit.generation import inputs
         from nmtkit.generation.lines import LineProcessor
+        from nmtkit.generation.line_reports import GlossaryReport
         from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.generation.translator import WINDOW, Translator
 
@@ -236,12 +240,17 @@ def generate(
             decoder = stack.enter_context(worker_processes(translator, search, config.workers))
         processes = max(ranks, config.workers)
         requests = processor.requests(inputs.with_fields(requests, beside), config.source_tag)
-        translations = translator.run(requests, search, decoder, processes)
-        translations = processor.translations(translations)
+        translations = processor.translations(translator.run(requests, search, decoder, processes))
+        report = None
+        if text.glossary is not None:
+            report = stack.enter_context(GlossaryReport(config.glossary_report))
+            translations = report.observe(translations)
         if document is not None:
             out.write(document.encoded(document.render([found.text for found in counted(translations)])))
         else:
             write(translations, config.format, search.score_reference, out)
+        if report is not None:
+            stderr.print(report.totals, markup=False, highlight=False)
 
 
 def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: Path) -> "Split":

@@ -14,7 +14,7 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.generation.beam_search import BeamSearch, Candidates, topk
-from nmtkit.generation.constraints import NONE, Constraints, Phrase
+from nmtkit.generation.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
 
@@ -22,53 +22,75 @@ from nmtkit.packed import Packed
 
 READINGS = 64  # of a hypothesis that are followed, the most advanced; with fewer than 7 phrases there are hardly more
 
-Reading = tuple[int, int, int]  # phrases held (a bit for each), the phrase under way, its tokens so far (0: none is)
+Reading = tuple[int, int, Phrase]  # phrases held (a bit for each), the phrase under way, its tokens so far (): none is
 
 
 class PhraseAutomaton:
     """How much of the required phrases a hypothesis holds; its states are numbered as they are first met, from 0.
 
     A hypothesis may be read in several ways: "4 4 3" holds "4 3" from its second token on, and with "3 5" required as
-    well, a 3 may end one phrase or begin the other. A state is the set of these readings (a subset construction).
+    well, a 3 may end one phrase or begin the other. A state is the set of these readings (a subset construction), and
+    whether a letter came last. `edges` are needed for phrases of whole words: a reading that has come to the end of
+    such a phrase holds it unless the next token goes on with the word.
     """
 
-    def __init__(self, phrases: Sequence[Phrase], ordered: bool) -> None:
+    def __init__(self, phrases: Sequence[RequiredPhrase], ordered: bool, edges: PieceEdges | None = None) -> None:
         self.phrases, self.ordered = phrases, ordered
-        self.total = sum(map(len, phrases))
-        self.alphabet = {token for phrase in phrases for token in phrase}
-        self.numbers: dict[frozenset[Reading], int] = {}
-        self.states: list[frozenset[Reading]] = []
-        self.progress: list[int] = []  # of each state, the required tokens that its best reading holds
+        self.edges = edges if any(phrase.whole_words for phrase in phrases) else None
+        self.beginnings = [
+            {alternative[:end] for alternative in phrase.alternatives for end in range(1, len(alternative) + 1)}
+            for phrase in phrases
+        ]
+        self.shortest = [self.least(phrase) for phrase in phrases]
+        self.total = sum(self.shortest)
+        self.alphabet = {token for beginnings in self.beginnings for beginning in beginnings for token in beginning}
+        self.numbers: dict[tuple[frozenset[Reading], bool], int] = {}
+        self.states: list[tuple[frozenset[Reading], bool]] = []
+        self.remaining: list[int] = []  # of each state, the tokens that its best reading still needs
         self.wanted: list[list[int]] = []  # of each state, the tokens that a phrase begins or goes on with
         self.transitions: list[dict[int, int]] = []
-        self.number_of({(0, 0, 0)})
+        self.number_of({(0, 0, ())}, False)
+
+    def least(self, phrase: RequiredPhrase) -> int:
+        """Returns the tokens of the shortest alternative that may follow any token, a letter too."""
+        joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
+        free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
+        return min(map(len, free or phrase.alternatives))
 
     def next(self, state: int, token: int) -> int:
         """Returns the state after one more token."""
-        if token not in self.alphabet:
-            token = NONE
+        key = token
+        if token not in self.alphabet:  # all of these that have the same edges do the same
+            key = NONE if self.edges is None else NONE - self.edges.begins[token] - 2 * self.edges.ends[token]
         known = self.transitions[state]
-        if token not in known:
-            known[token] = self.number_of(
-                {after for reading in self.states[state] for after in self.readings_after(reading, token)}
-            )
-        return known[token]
+        if key not in known:
+            readings, inside = self.states[state]
+            joined = inside and self.edges is not None and self.edges.begins[token]
+            after = {after for reading in readings for after in self.readings_after(reading, token, joined)}
+            known[key] = self.number_of(after, self.edges is not None and self.edges.ends[token])
+        return known[key]
 
-    def number_of(self, readings: set[Reading]) -> int:
-        best = sorted(readings, key=lambda reading: (reading[2] == 0, self.tokens(reading)))
+    def number_of(self, readings: set[Reading], inside: bool) -> int:
+        best = sorted(readings, key=lambda reading: (not reading[2], -self.needed(reading)))
         kept = frozenset([reading for reading in best if not self.dominated(reading, readings)][-READINGS:])
-        if kept not in self.numbers:
-            self.numbers[kept] = len(self.states)
-            self.states.append(kept)
-            self.progress.append(max(map(self.tokens, kept)))
+        if (kept, inside) not in self.numbers:
+            self.numbers[kept, inside] = len(self.states)
+            self.states.append((kept, inside))
+            self.remaining.append(min(map(self.needed, kept)))
             self.wanted.append(sorted({token for reading in kept for token in self.wanted_by(reading)}))
             self.transitions.append({})
-        return self.numbers[kept]
+        return self.numbers[kept, inside]
 
-    def tokens(self, reading: Reading) -> int:
-        """Returns the required tokens that a reading holds, those of the phrase under way included."""
-        held, _, position = reading
-        return position + sum(len(phrase) for index, phrase in enumerate(self.phrases) if held >> index & 1)
+    def needed(self, reading: Reading) -> int:
+        """Returns the fewest tokens that complete a reading."""
+        held, index, begun = reading
+        others = sum(n for i, n in enumerate(self.shortest) if not held >> i & 1 and not (begun and i == index))
+        return others + min((len(rest) for rest in self.rests(index, begun)), default=0)
+
+    def rests(self, index: int, begun: Phrase) -> list[Phrase]:
+        """Returns what is missing of each alternative that begins so; nothing of one that is complete."""
+        alternatives = self.phrases[index].alternatives if begun else ()
+        return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
 
     def dominated(self, reading: Reading, readings: set[Reading]) -> bool:
         """Returns whether another reading is as far in the same phrase and holds more phrases."""
@@ -77,7 +99,7 @@ class PhraseAutomaton:
 
     def startable(self, held: int) -> Iterator[int]:
         """Yields the phrases that may begin: the first missing one if they are ordered; of equal ones, one."""
-        seen: set[Phrase] = set()
+        seen: set[RequiredPhrase] = set()
         for index, phrase in enumerate(self.phrases):
             if not held >> index & 1 and phrase not in seen:
                 yield index
@@ -85,28 +107,50 @@ class PhraseAutomaton:
                     return
                 seen.add(phrase)
 
-    def wanted_by(self, reading: Reading) -> list[int]:
-        held, index, position = reading
-        return [self.phrases[index][position]] if position else [self.phrases[i][0] for i in self.startable(held)]
+    def wanted_by(self, reading: Reading) -> Iterator[int]:
+        held, index, begun = reading
+        rests = self.rests(index, begun)
+        yield from (rest[0] for rest in rests if rest)
+        if () in rests or not begun:
+            for start in self.startable(held | 1 << index if begun else held):
+                yield from (alternative[0] for alternative in self.phrases[start].alternatives)
 
-    def readings_after(self, reading: Reading, token: int) -> Iterator[Reading]:
-        held, index, position = reading
-        if not position:
-            yield reading
-        for phrase in [index] if position else self.startable(held):
-            if self.phrases[phrase][position] == token:
-                whole = position + 1 == len(self.phrases[phrase])
-                yield (held | 1 << phrase, 0, 0) if whole else (held, phrase, position + 1)
+    def readings_after(self, reading: Reading, token: int, joined: bool) -> Iterator[Reading]:
+        """Yields the readings after one more token, which goes on with the word before if `joined`."""
+        held, index, begun = reading
+        if begun:
+            yield from self.begun_with(held, index, (*begun, token))
+            if joined or begun not in self.phrases[index].alternatives:
+                return
+            held |= 1 << index
+        yield held, 0, ()
+        for start in self.startable(held):
+            if not (joined and self.phrases[start].whole_words):
+                yield from self.begun_with(held, start, (token,))
+
+    def begun_with(self, held: int, index: int, tokens: Phrase) -> Iterator[Reading]:
+        """Yields the reading in which these are the tokens of a phrase so far, if one of its alternatives begins so."""
+        phrase = self.phrases[index]
+        if tokens in phrase.alternatives and not phrase.whole_words:
+            yield held | 1 << index, 0, ()
+        elif tokens in self.beginnings[index]:
+            yield held, index, tokens
 
 
 class ConstrainedBeamSearch(BeamSearch):
     """Every hypothesis that ends holds every required phrase; in their order, if `options.ordered_constraints`."""
 
     def __init__(
-        self, models: Sequence[Architecture], source: Packed, options: SearchOptions, constraints: Sequence[Constraints]
+        self,
+        models: Sequence[Architecture],
+        source: Packed,
+        options: SearchOptions,
+        constraints: Sequence[Constraints],
+        edges: PieceEdges | None = None,
     ) -> None:
         super().__init__(models, source, options, constraints)
-        self.automata = [PhraseAutomaton(sentence.required, options.ordered_constraints) for sentence in constraints]
+        ordered = options.ordered_constraints
+        self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
         self.states = [[0] * options.rows for _ in constraints]  # of each open hypothesis: B R
 
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
@@ -119,13 +163,15 @@ class ConstrainedBeamSearch(BeamSearch):
         doubled = (tokens[:, :, :, None] == wanted[:, :, None, :]).any(3)
         values = torch.cat([values.masked_fill(doubled, -math.inf), wanted_values], 2)
         tokens = torch.cat([tokens, wanted.clamp_min(0)], 2)
-        progress = self.progress_after(tokens)
+        remaining = self.remaining_after(tokens)
         total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
         # tokens that may follow this one
         room = (self.logits_processor.max_length - self.history.shape[2] - 1)[:, None, None]
-        forbidden = torch.where(tokens == EOS, progress < total, total - progress > room)
+        forbidden = torch.where(tokens == EOS, remaining > 0, remaining > room)
         totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
-        best = round_robin(totals, progress.flatten(1), min(2 * rows, totals.shape[1]))
+        # a long alternative may need more tokens than the shortest of all did before it began
+        banks = (total - remaining).clamp_min(0).flatten(1)
+        best = round_robin(totals, banks, min(2 * rows, totals.shape[1]))
         beam_index = torch.arange(rows)[None, :, None].expand_as(tokens).flatten(1)
         return Candidates(totals.gather(1, best), beam_index.gather(1, best), tokens.flatten(1).gather(1, best))
 
@@ -139,17 +185,18 @@ class ConstrainedBeamSearch(BeamSearch):
         padded = [[tokens + [NONE] * (width - len(tokens)) for tokens in rows] for rows in lists]
         return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
 
-    def progress_after(self, tokens: Tensor) -> Tensor:
-        """Returns the required tokens that each hypothesis holds after each of `tokens` [B, R, C]; eos adds none."""
-        return torch.tensor(
-            [
-                [
-                    [automaton.progress[state if token == EOS else automaton.next(state, token)] for token in row]
-                    for state, row in zip(states, rows, strict=True)
-                ]
-                for automaton, states, rows in zip(self.automata, self.states, tokens.tolist(), strict=True)
-            ]
-        )
+    def remaining_after(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens that each hypothesis still needs after each of `tokens` [B, R, C]; eos changes nothing."""
+        remaining = torch.zeros_like(tokens)
+        for sentence, (automaton, states) in enumerate(zip(self.automata, self.states, strict=True)):
+            if automaton.total:
+                remaining[sentence] = torch.tensor(
+                    [
+                        [automaton.remaining[state if token == EOS else automaton.next(state, token)] for token in row]
+                        for state, row in zip(states, tokens[sentence].tolist(), strict=True)
+                    ]
+                )
+        return remaining
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         parents, tokens = super().advance(log_probs)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,20 +19,39 @@ Phrase = tuple[int, ...]
 NONE, ANY = -1, -2  # no token; matches every token
 
 
+class PieceEdges(NamedTuple):
+    """Which target pieces begin and end in a letter that goes on with a word: two that meet so are in one word."""
+
+    begins: Sequence[bool]
+    ends: Sequence[bool]
+
+
+@dataclass(frozen=True)
+class RequiredPhrase:
+    """A phrase that a translation must hold in one of several `alternatives`.
+
+    With `whole_words`, one with letters beside it does not count: "▁Hund e" does not hold "▁Hund".
+    """
+
+    alternatives: tuple[Phrase, ...]
+    whole_words: bool = False
+
+
 @dataclass(frozen=True)
 class Constraints:
     """Target ids, without eos. An avoided phrase is avoided as these pieces; others may spell the same text."""
 
     prefix: Phrase = ()  # the translation begins with it
     given: int = 0  # the first tokens of the prefix that are no part of the text and cost nothing: of a language
-    required: tuple[Phrase, ...] = ()  # it holds each of these, without overlap
+    required: tuple[RequiredPhrase, ...] = ()  # it holds each of these, without overlap
     avoided: tuple[Phrase, ...] = ()  # it holds none of these
 
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError when the constraints contradict each other or `options`, naming both."""
-        if any(not phrase for phrase in (*self.required, *self.avoided)):
+        required = [alternative for phrase in self.required for alternative in phrase.alternatives]
+        if any(not phrase for phrase in (*required, *self.avoided)):
             raise ValueError("a required or avoided phrase is empty")
-        if any(UNK in phrase for phrase in (self.prefix, *self.required)):
+        if any(UNK in phrase for phrase in (self.prefix, *required)):
             raise ValueError("a prefix or required phrase has characters that the target vocabulary does not know")
         if self.required:
             if self.avoided:
@@ -48,7 +68,10 @@ class LogitsProcessor:
 
     def __init__(self, options: SearchOptions, max_length: Sequence[int], constraints: Sequence[Constraints]) -> None:
         self.options = options
-        needed = [len(sentence.prefix) + sum(map(len, sentence.required)) for sentence in constraints]
+        needed = [
+            len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
+            for sentence in constraints
+        ]
         # B: the most tokens, without eos; raised where the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)

@@ -11,7 +11,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.beam_search import BeamSearch, Hypothesis, length_penalty, mean_log_probabilities
 from nmtkit.generation.constrained_search import ConstrainedBeamSearch
-from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints
+from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import Sampling
 from nmtkit.packed import Packed
@@ -36,9 +36,16 @@ BatchDecoder = Callable[[Iterable[SentenceBatch]], Iterator[tuple[int, BatchHypo
 
 
 def decode(
-    models: Sequence[Architecture], batch: SentenceBatch, options: SearchOptions, device: torch.device
+    models: Sequence[Architecture],
+    batch: SentenceBatch,
+    options: SearchOptions,
+    device: torch.device,
+    edges: PieceEdges | None = None,
 ) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence of a batch, with everything that `options` ask for."""
+    """Returns the hypotheses of each sentence of a batch, with everything that `options` ask for.
+
+    `edges` of the target pieces are for required phrases of whole words.
+    """
     if not batch:
         return []
     source = Packed.from_lists([sentence.ids for sentence in batch], device)
@@ -48,7 +55,7 @@ def decode(
         found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen, given)]
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
-        found = beam_search(models, source, options, constraints, seeds)
+        found = beam_search(models, source, options, constraints, seeds, edges)
     return align(models, source, found) if options.alignment or options.replace_unknown else found
 
 
@@ -59,6 +66,7 @@ def beam_search(
     options: SearchOptions,
     constraints: Sequence[Constraints] | None = None,
     seeds: Sequence[int] | None = None,
+    edges: PieceEdges | None = None,
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
@@ -70,7 +78,7 @@ def beam_search(
     if options.sampling:
         return Sampling(models, source, options, constraints, seeds or range(len(constraints))).run()
     if any(sentence.required for sentence in constraints):
-        return ConstrainedBeamSearch(models, source, options, constraints).run()
+        return ConstrainedBeamSearch(models, source, options, constraints, edges).run()
     return BeamSearch(models, source, options, constraints).run()
 
 

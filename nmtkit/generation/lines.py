@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.generation.constraints import RequiredPhrase
 from nmtkit.generation.inputs import tagged_request
-from nmtkit.generation.options import SearchOptions, TextOptions
+from nmtkit.generation.options import GLOSSARY_RULE, SearchOptions, TextOptions
 from nmtkit.generation.requests import Output, Request, Translation
+from nmtkit.generation.terms import TermPhrases
+from nmtkit.registry import changed_flags, check_flags
 from nmtkit.text.alignment import Link, Span, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
+from nmtkit.text.glossary import Occurrence, Term, TermResult, load, term_results, without
 from nmtkit.text.markup import Marked, marked
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.sentences import sentences, splitter
@@ -24,16 +28,22 @@ class _Sentence:
     end: int
     protected: Protected
     capitals: bool
-    tag: int  # characters of the tag before the text that the model reads
+    terms: list[Occurrence]  # of the glossary, in the text that the model reads
+    tag: int = 0  # characters of the tag before that text
 
-    def restored(self, output: Output) -> tuple[str, list[Link]]:
-        """Returns the translation of the sentence, with its links."""
+    def restored(self, output: Output) -> tuple[str, list[Link], list[TermResult]]:
+        """Returns the translation of the sentence, with its links and what became of its terms."""
         links = [Link(*(int(place) for place in link)) for link in output.alignment or []]
         links = [link.moved(-self.tag, 0) for link in links if link.source_start >= self.tag]
         text = output.text
         if self.capitals:
             text, links = capitals(text, links)
-        return self.protected.restore(text, links)
+        text, links = self.protected.restore(text, links, self.term_results(text)[1])
+        return text, links, self.term_results(text)[0]
+
+    def term_results(self, text: str) -> tuple[list[TermResult], list[Span]]:
+        """Returns what became of the terms in a translation, and where those stand that it holds."""
+        return term_results(text, [found.term for found in self.terms], self.capitals)
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class _Line:
     markup: Marked | None
     sentences: list[_Sentence]
     links: bool  # wanted, of words
+    glossary: bool
+    rewritten: bool
 
     def translation(self, id: int, found: Sequence[Translation]) -> Translation:
         """Returns the translation of the line from those of its sentences; a rank has those of this rank."""
@@ -57,13 +69,17 @@ class _Line:
 
     def _joined(self, outputs: Sequence[Output]) -> Output:
         """Returns the translations of the sentences with the white space that was between them."""
+        if not self.rewritten:
+            return replace(outputs[0], terms=self.sentences[0].term_results(outputs[0].text)[0])
         text, end = "", 0
         links: list[Link] = []
+        terms: list[TermResult] = []
         for sentence, output in zip(self.sentences, outputs, strict=True):
             text += self.text[end : sentence.start]
-            translated, own = sentence.restored(output)
+            translated, own, results = sentence.restored(output)
             links += [link.moved(sentence.start, len(text)) for link in own]
             text += translated
+            terms += results
             end = sentence.end
         text += self.text[end:]
         if self.markup is not None:
@@ -75,6 +91,7 @@ class _Line:
             log_probability=sum(output.log_probability for output in outputs),
             alignment=[[*astuple(link)] for link in links] if self.links and self.markup is None else None,
             utility=outputs[0].utility if len(outputs) == 1 else None,
+            terms=terms if self.glossary else None,
         )
 
 
@@ -88,18 +105,26 @@ class LineProcessor:
 
     One processor serves one stream of lines. With `links` the translations have the alignment "words", of the lines as
     they were in Unicode's normal form NFC, unless these hold markup. Raises ValueError for a pattern that is no regular
-    expression, ImportError for an extra that is not installed.
+    expression and for a line of a glossary that is no term, OSError for a glossary that cannot be read, ImportError for
+    an extra that is not installed.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions, links: bool = False) -> None:
         self.tokenizer, self.options, self.links = tokenizer, options, links
         self.patterns = compiled([*(PATTERNS if options.protect_spans else ()), *options.protect])
         self.split = splitter() if options.split_sentences is not None else None
+        self.glossary = None if options.glossary is None else load(options.glossary)
+        self.phrases = TermPhrases(tokenizer)
         self.waiting: deque[_Line] = deque()
 
     def search_options(self, search: SearchOptions) -> SearchOptions:
-        """Returns the options of a search with the alignment that putting things back needs."""
-        return replace(search, alignment="words") if self.options.active or self.links else search
+        """Returns the options of a search with the alignment that putting things back needs.
+
+        Raises ValueError for a search that cannot require the terms of a glossary.
+        """
+        if self.glossary is not None:
+            check_flags((GLOSSARY_RULE,), changed_flags(search), {GLOSSARY_RULE.flag})
+        return replace(search, alignment="words") if self.options.rewriting or self.links else search
 
     def requests(self, windows: Iterable[Sequence[Request]], tag: str | None = None) -> Iterator[list[Request]]:
         """Yields a window of requests for each window of lines, with `tag` before those that are not empty."""
@@ -121,9 +146,19 @@ class LineProcessor:
             sentence, text = self._sentence(line, start, end)
             tagged = tagged_request(text, tag).source
             waiting.append(replace(sentence, tag=len(tagged) - len(text)))
-            requests.append(replace(request, source=tagged, ids=None))
-        self.waiting.append(_Line(request.source, line, markup, waiting, self.links))
+            terms = [
+                (len(tagged) - len(text) + found.start, phrase)
+                for found in sentence.terms
+                if (phrase := self._phrase(found.term, sentence.protected)) is not None
+            ]
+            requests.append(replace(request, source=tagged, ids=None, terms=terms))
+        glossary, rewritten = self.glossary is not None, bool(self.options.rewriting)
+        self.waiting.append(_Line(request.source, line, markup, waiting, self.links, glossary, rewritten))
         return requests
+
+    def _phrase(self, term: Term, protected: Protected) -> RequiredPhrase | None:
+        """Returns what a term requires: a target that holds a protected text would be one too many of that."""
+        return self.phrases.phrase(without(term.targets, protected.strings))
 
     def _sentence(self, line: str, start: int, end: int) -> tuple[_Sentence, str]:
         """Returns a sentence, and its text as the model is to read it."""
@@ -135,7 +170,10 @@ class LineProcessor:
             spans = protected_spans(text, self.patterns, unknown)
         protected = protect(text, spans, self.tokenizer.knows)
         text = protected.text if protected.plain else ""
-        return _Sentence(start, end, protected, upper, 0), sentence_case(text) if upper else text
+        text = sentence_case(text) if upper else text
+        terms = [] if self.glossary is None else self.glossary.find(text, upper)
+        terms = [found for found in terms if protected.is_whole(found.start, found.end)]
+        return _Sentence(start, end, protected, upper, terms), text
 
     def _unknown_words(self, text: str) -> list[Span]:
         """Returns the words and emoji that the model's vocabulary does not know; punctuation is left to the model."""

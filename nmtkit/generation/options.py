@@ -1,6 +1,7 @@
 """Settings of generation, flags of `nmtkit generate` and keywords in Python, and the table of what goes together."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from nmtkit.registry import Config, FlagRule, changed_flags, check_flags, option
@@ -31,9 +32,16 @@ CTRANSLATE2_RULE = FlagRule(
     excludes=(
         *("--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen", "--min-len"),
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
-        *("--source-lang", "--target-lang"),
+        *("--source-lang", "--target-lang", "--glossary"),
     ),
     reason="CTranslate2 does not have it, or means something else by it",
+)
+
+# The terms of a glossary are phrases that the search requires.
+GLOSSARY_RULE = FlagRule(
+    "--glossary",
+    excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram", "--score-reference"),
+    reason="its terms are phrases that a beam search requires",
 )
 
 # `nmtkit generate` has more flags than a search has options.
@@ -55,6 +63,14 @@ GENERATE_RULES = (
         FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
         for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")
     ),
+    GLOSSARY_RULE,
+    FlagRule("--glossary", excludes=("DATA",), reason="its terms are looked for in text; give the raw text"),
+    FlagRule(
+        "--glossary",
+        excludes=("--avoid", "--ordered-constraints"),
+        reason="terms are required wherever the translation has them",
+    ),
+    FlagRule("--glossary-report", needs=("--glossary",)),
     FlagRule(
         "--split-sentences",
         excludes=("--prefix", "--constraints", "--avoid"),
@@ -177,19 +193,25 @@ class TextOptions(Config):
         (), "copy also what this regular expression matches; repeatable", metavar="REGEX", repeatable=True
     )
 
+    glossary: Path | None = option(
+        None,
+        "translate these terms so: a line has a source term, a tab, and a target term or several separated by |",
+        metavar="FILE",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.split_sentences is not None and not is_language(self.split_sentences):
             raise ValueError(f"--split-sentences {self.split_sentences!r} is no code of a language, as en or zh-Hant")
 
     @property
-    def names(self) -> list[str]:
-        """The options that are on."""
-        return sorted(flag[2:].replace("-", "_") for flag in changed_flags(self))
+    def rewriting(self) -> list[str]:
+        """Names of the options that are on and change the text before or after the search."""
+        return sorted(flag[2:].replace("-", "_") for flag in changed_flags(self) - {"--glossary"})
 
     @property
     def active(self) -> bool:
-        return bool(self.names)
+        return bool(self.rewriting) or self.glossary is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is do
 
 from nmtkit import distributed
 from nmtkit.generation.beam_search import Hypothesis
-from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.constraints import Constraints, RequiredPhrase
 from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.translator import Translator
@@ -186,6 +186,10 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
 def sentence_from(fields: dict[str, Any]) -> Sentence:
     """Returns the sentence of which `fields` are `dataclasses.asdict` after a journey through JSON."""
     constraints = fields["constraints"]
-    phrases = {name: tuple(map(tuple, constraints[name])) for name in ("required", "avoided")}
+    required = tuple(
+        RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])
+        for phrase in constraints["required"]
+    )
+    avoided = tuple(map(tuple, constraints["avoided"]))
     prefix, given = tuple(constraints["prefix"]), constraints["given"]
-    return Sentence(**{**fields, "constraints": Constraints(prefix=prefix, given=given, **phrases)})
+    return Sentence(**{**fields, "constraints": Constraints(prefix, given, required, avoided)})

@@ -2,6 +2,7 @@
 
 import logging
 import unicodedata
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,11 @@ from typing import Literal
 
 from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.generation.beam_search import Hypothesis
-from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.constraints import Constraints, RequiredPhrase
 from nmtkit.generation.decoding import Sentence
 from nmtkit.generation.options import SearchOptions
 from nmtkit.text.alignment import piece_spans, word_links
+from nmtkit.text.glossary import TermResult
 
 SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 
@@ -31,6 +33,8 @@ class Request:
     required: Sequence[str] = ()
     avoided: Sequence[str] = ()
     reference: str | None = None  # for SearchOptions.score_reference
+    # of a glossary: phrases that are required too, and the character of the source at which the term of each begins
+    terms: Sequence[tuple[int, RequiredPhrase]] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Output:
     # text is in Unicode's normal form NFC.
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # with SearchOptions.mbr, which sorts by it: 0 to 100
+    terms: list[TermResult] | None = None  # with a glossary: what became of each of its terms in the source, in order
 
 
 @dataclass(frozen=True)
@@ -124,16 +129,36 @@ class Preprocessor:
         constraints = Constraints(
             prefix=(*begin, *self.target_ids(request.prefix)),
             given=len(begin),
-            required=tuple(tuple(self.target_ids(phrase)) for phrase in request.required),
+            required=tuple(RequiredPhrase((tuple(self.target_ids(phrase)),)) for phrase in request.required),
             avoided=tuple(tuple(self.target_ids(phrase)) for phrase in request.avoided),
         )
-        constraints.check(self.options)
-        # of a line in parts, the first part begins it and holds the phrases
+        # of a line in parts, the first part begins it and holds the phrases, and each the terms that stand in it
         later = replace(constraints, prefix=tuple(begin), required=())
-        return [
-            Sentence([*part, EOS], later if index else constraints, seed=id + (index << 40))
-            for index, part in enumerate(self.cut(ids, id))
-        ]
+        parts = self.cut(ids, id)
+        terms = self.terms_of_parts(request, parts)
+        sentences = []
+        for index, (part, phrases) in enumerate(zip(parts, terms, strict=True)):
+            of_part = later if index else constraints
+            if phrases:
+                of_part = replace(of_part, required=(*of_part.required, *phrases))
+            of_part.check(self.options)
+            sentences.append(Sentence([*part, EOS], of_part, seed=id + (index << 40)))
+        return sentences
+
+    def terms_of_parts(self, request: Request, parts: Sequence[list[int]]) -> list[list[RequiredPhrase]]:
+        """Returns the phrases of the glossary's terms in each part of a line; a term that is cut off has none."""
+        if len(parts) == 1 or not request.terms:
+            return [[phrase for _, phrase in request.terms], *([] for _ in parts[1:])]
+        source = unicodedata.normalize("NFC", request.source)
+        pieces = [end for _, end in piece_spans(self.tokenizer.source_encoding(source), source)]
+        first, tags = len(self.language_ids[0]), self.tags([*parts[0], EOS])
+        ends = list(accumulate(len(part) - (tags if index else first) for index, part in enumerate(parts)))
+        phrases: list[list[RequiredPhrase]] = [[] for _ in parts]
+        for start, phrase in request.terms:
+            part = bisect_right(ends, sum(end <= start for end in pieces))
+            if part < len(parts):
+                phrases[part].append(phrase)
+        return phrases
 
     def tags(self, ids: list[int]) -> int:
         begin = self.tokenizer.source_tags.union(self.tokenizer.languages.values())

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +15,14 @@ from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.background import OrderedCalls, prefetched, short_switch_interval
+from nmtkit.generation.constraints import PieceEdges
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.ctranslate2 import CTranslate2Engine
 from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, decode
 from nmtkit.generation.graph_search import supports
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
+from nmtkit.generation.terms import piece_edges
 from nmtkit.layers.prepack import prepack
 
 __all__ = ["Output", "Request", "Translation", "Translator"]
@@ -124,7 +126,12 @@ class Translator:
 
     def decode(self, batch: SentenceBatch, options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of each sentence of a batch, best first."""
-        return decode(self.models, batch, options, self.device)
+        required = any(sentence.constraints.required for sentence in batch)
+        return decode(self.models, batch, options, self.device, self.edges if required else None)
+
+    @cached_property
+    def edges(self) -> PieceEdges:
+        return piece_edges(self.tokenizer)
 
     def run(
         self, windows: Iterable[Sequence[Request]], options: SearchOptions, decoder: BatchDecoder, processes: int = 1

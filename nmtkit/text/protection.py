@@ -145,11 +145,17 @@ class Protected:
         protected = {index for span in self.spans for index in range(*span)}
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
-    def restore(self, target: str, links: Sequence[Link]) -> tuple[str, list[Link]]:
+    def is_whole(self, start: int, end: int) -> bool:
+        """Returns whether these characters of `text` stand so in the source, and none of them is protected."""
+        first, last = self.kept[start], self.kept[end - 1]
+        return last - first == end - 1 - start and not any(span[0] <= last and first < span[1] for span in self.spans)
+
+    def restore(self, target: str, links: Sequence[Link], fixed: Sequence[Span] = ()) -> tuple[str, list[Link]]:
         """Returns the translation of `source`, from that of `text`, with its links.
 
         It holds every span as often as the source does: an occurrence in `target` counts, one too many goes, and one
-        that is missing replaces the words that attend to it, or else is put where it belongs.
+        that is missing replaces the words that attend to it, but none of what is `fixed`, or else is put where it
+        belongs.
         """
         if not self.spans:
             return target, list(links)
@@ -163,7 +169,7 @@ class Protected:
             if span is not None:
                 missing.remove(span)
         for span in missing:
-            start, end = self._place(span, target, links, edits)
+            start, end = self._place(span, target, links, [*edits, *(_Edit(*place, "", None) for place in fixed)])
             edits.append(_Edit(start, end, self.source[slice(*span)], span))
         result, moved = _edited(target, edits, [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):

@@ -11,7 +11,7 @@ from testing import tiny_transformer
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import UNK
-from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.constraints import Constraints, RequiredPhrase
 from nmtkit.generation.decoding import beam_search, score_references
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import draw
@@ -53,28 +53,34 @@ def holds(phrases: tuple[tuple[int, ...], ...], output: list[int]) -> bool:
     return any(holds_in_order(order, output) for order in itertools.permutations(phrases))
 
 
+def exactly(*phrases: tuple[int, ...]) -> tuple[RequiredPhrase, ...]:
+    return tuple(RequiredPhrase((phrase,)) for phrase in phrases)
+
+
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_every_translation_holds_its_required_phrases(model, beam, ordered):
     phrases = ids(3 * CASES, 3, 2)
-    constraints = [Constraints(required=tuple(phrases[3 * i : 3 * i + i % 4])) for i in range(CASES)]
+    wanted = [tuple(phrases[3 * i : 3 * i + i % 4]) for i in range(CASES)]
+    constraints = [Constraints(required=exactly(*of_case)) for of_case in wanted]
     options = SearchOptions(beam=beam, nbest=beam, max_len_b=4, ordered_constraints=ordered)
-    for constraint, found in zip(constraints, beam_search([model], SOURCE, options, constraints), strict=True):
+    for of_case, found in zip(wanted, beam_search([model], SOURCE, options, constraints), strict=True):
         for hypothesis in found:
             assert math.isfinite(hypothesis.score)
-            assert (holds_in_order if ordered else holds)(constraint.required, hypothesis.tokens)
+            assert (holds_in_order if ordered else holds)(of_case, hypothesis.tokens)
 
 
 def test_required_phrases_that_share_a_beginning_are_all_held(model):
-    constraints = [Constraints(required=((5, 6, 7), (5, 6, 8), (5,), (5, 6, 7)))] * 20
+    wanted = ((5, 6, 7), (5, 6, 8), (5,), (5, 6, 7))
+    constraints = [Constraints(required=exactly(*wanted))] * 20
     source = SOURCE.select(torch.arange(20))
     for found in beam_search([model], source, SearchOptions(max_len_a=0, max_len_b=3), constraints):
-        assert holds(constraints[0].required, found[0].tokens)
+        assert holds(wanted, found[0].tokens)
 
 
 def test_without_required_phrases_the_neighbours_translations_are_as_ever(model):
     plain = beam_search([model], SOURCE, SearchOptions())
-    constraints = [Constraints(required=((5, 6),)) if i % 2 else Constraints() for i in range(CASES)]
+    constraints = [Constraints(required=exactly((5, 6))) if i % 2 else Constraints() for i in range(CASES)]
     for i, found in enumerate(beam_search([model], SOURCE, SearchOptions(), constraints)):
         if not i % 2:
             assert found[0].tokens == plain[i][0].tokens
@@ -212,11 +218,11 @@ def test_options_that_cannot_be_combined_are_refused_by_name(settings, message):
 @pytest.mark.parametrize(
     ("constraint", "settings", "message"),
     [
-        (Constraints(required=((5,),)), {"sampling": True}, "--constraints and --sampling"),
-        (Constraints(required=((5,),)), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
-        (Constraints(required=((5,),)), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
-        (Constraints(required=((5,),), avoided=((6,),)), {}, "required phrases and avoided phrases"),
-        (Constraints(required=((5, 0),)), {}, "does not know"),
+        (Constraints(required=exactly((5,))), {"sampling": True}, "--constraints and --sampling"),
+        (Constraints(required=exactly((5,))), {"diverse_groups": 2}, "--constraints and --diverse-groups"),
+        (Constraints(required=exactly((5,))), {"no_repeat_ngram": 2}, "--constraints and --no-repeat-ngram"),
+        (Constraints(required=exactly((5,)), avoided=((6,),)), {}, "required phrases and avoided phrases"),
+        (Constraints(required=exactly((5, 0))), {}, "does not know"),
         (Constraints(avoided=((),)), {}, "is empty"),
     ],
 )

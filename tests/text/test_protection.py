@@ -46,6 +46,17 @@ def word_by_word(source: str, target: str) -> list[Link]:
     return [Link(*one, *other) for one, other in zip(words(source), words(target), strict=False)]
 
 
+def test_what_is_fixed_gives_way_to_no_span():
+    source, target = "the {x} dog", "der Hund"
+    protected = protect(source, protected_spans(source, BUILT_IN), lambda span: True)
+    links = [Link(0, 3, 0, 3), Link(4, 7, 4, 8), Link(8, 11, 4, 8)]
+    assert protected.restore(target, links)[0] == "der {x}"
+    assert sorted(protected.restore(target, links, [(4, 8)])[0].split()) == ["Hund", "der", "{x}"]
+    assert [protected.is_whole(*span) for span in ((0, 3), (2, 5), (4, 7), (8, 11))] == [True, False, False, True]
+    cut = protect(source, protected_spans(source, BUILT_IN), lambda span: False)
+    assert cut.text == "the dog" and not cut.is_whole(0, 7) and cut.is_whole(4, 7)
+
+
 @pytest.mark.parametrize(
     ("source", "text", "target", "expected"),
     [

@@ -1,0 +1,61 @@
+"""Reports of a translation line by line: tables with tabs, beside its text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from nmtkit.files import atomic_write
+from nmtkit.generation.requests import Translation
+from nmtkit.text.glossary import ALTERNATIVES
+
+
+class Table:
+    """A file of rows with tabs, under their names; it appears whole when the `with` block ends, or not at all."""
+
+    def __init__(self, path: Path | None, names: Sequence[str]) -> None:
+        self.path, self.names = path, names
+        self.stack = ExitStack()
+        self.file: BinaryIO | None = None
+
+    def __enter__(self) -> "Table":
+        if self.path is not None:
+            self.file = self.stack.enter_context(atomic_write(self.path))
+            self.write(self.names)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.__exit__(kind, error, trace)
+
+    def write(self, row: Sequence[object]) -> None:
+        if self.file is not None:
+            self.file.write("\t".join(map(str, row)).encode() + b"\n")
+
+
+class GlossaryReport(Table):
+    """What became of the terms of a glossary, a row for each occurrence in the source, in the best translation."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path, ("line", "result", "term", "targets", "found"))
+        self.lines = self.lines_with_terms = self.hits = self.misses = 0
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            terms = translation.hypotheses[0].terms or []
+            for term in terms:
+                result = "miss" if term.found is None else "hit"
+                self.write((translation.id + 1, result, term.source, ALTERNATIVES.join(term.targets), term.found or ""))
+            met = sum(term.found is not None for term in terms)
+            self.hits, self.misses = self.hits + met, self.misses + len(terms) - met
+            self.lines, self.lines_with_terms = self.lines + 1, self.lines_with_terms + bool(terms)
+            yield translation
+
+    @property
+    def totals(self) -> str:
+        return (
+            f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
+            f"{self.hits:,} translated as asked for, {self.misses:,} not"
+        )
