@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
-from nmtkit.generation.beam_search import BeamSearch, Candidates, topk
+from nmtkit.generation.beam_search import BeamSearch, Candidates, Hypothesis, topk
 from nmtkit.generation.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.generation.options import SearchOptions
 from nmtkit.packed import Packed
@@ -69,6 +69,13 @@ class PhraseAutomaton:
             after = {after for reading in readings for after in self.readings_after(reading, token, joined)}
             known[key] = self.number_of(after, self.edges is not None and self.edges.ends[token])
         return known[key]
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Returns whether a whole output holds the phrases."""
+        state = 0
+        for token in tokens:
+            state = self.next(state, token)
+        return self.remaining[state] == 0
 
     def number_of(self, readings: set[Reading], inside: bool) -> int:
         best = sorted(readings, key=lambda reading: (not reading[2], -self.needed(reading)))
@@ -137,6 +144,44 @@ class PhraseAutomaton:
             yield held, index, tokens
 
 
+def lacking(
+    constraints: Sequence[Constraints],
+    found: Sequence[Sequence[Hypothesis]],
+    options: SearchOptions,
+    edges: PieceEdges | None,
+) -> list[int]:
+    """Returns the sentences of which too few hypotheses hold every required phrase."""
+    result = []
+    for index, (sentence, hypotheses) in enumerate(zip(constraints, found, strict=True)):
+        if sentence.required:
+            automaton = PhraseAutomaton(sentence.required, options.ordered_constraints, edges)
+            if sum(automaton.holds(hypothesis.tokens) for hypothesis in hypotheses) < options.nbest:
+                result.append(index)
+    return result
+
+
+def with_required(
+    models: Sequence[Architecture],
+    source: Packed,
+    options: SearchOptions,
+    constraints: Sequence[Constraints],
+    edges: PieceEdges | None,
+    found: list[list[Hypothesis]],
+) -> list[list[Hypothesis]]:
+    """Returns what a beam search without required phrases has `found`, and of sentences that lack some, what holds them.
+
+    What a free search finds and what holds the phrases is the best there is: banks, which take places of the beam from
+    the best hypotheses before a phrase begins, are for those sentences only that need them.
+    """
+    missing = lacking(constraints, found, options, edges)
+    if missing:
+        rest = source.select(torch.tensor(missing, device=source.values.device))
+        search = ConstrainedBeamSearch(models, rest, options, [constraints[index] for index in missing], edges)
+        for index, hypotheses in zip(missing, search.run(), strict=True):
+            found[index] = hypotheses
+    return found
+
+
 class ConstrainedBeamSearch(BeamSearch):
     """Every hypothesis that ends holds every required phrase; in their order, if `options.ordered_constraints`."""
 
@@ -187,16 +232,15 @@ class ConstrainedBeamSearch(BeamSearch):
 
     def remaining_after(self, tokens: Tensor) -> Tensor:
         """Returns the tokens that each hypothesis still needs after each of `tokens` [B, R, C]; eos changes nothing."""
-        remaining = torch.zeros_like(tokens)
-        for sentence, (automaton, states) in enumerate(zip(self.automata, self.states, strict=True)):
-            if automaton.total:
-                remaining[sentence] = torch.tensor(
-                    [
-                        [automaton.remaining[state if token == EOS else automaton.next(state, token)] for token in row]
-                        for state, row in zip(states, tokens[sentence].tolist(), strict=True)
-                    ]
-                )
-        return remaining
+        return torch.tensor(
+            [
+                [
+                    [automaton.remaining[state if token == EOS else automaton.next(state, token)] for token in row]
+                    for state, row in zip(states, rows, strict=True)
+                ]
+                for automaton, states, rows in zip(self.automata, self.states, tokens.tolist(), strict=True)
+            ]
+        )
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         parents, tokens = super().advance(log_probs)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.beam_search import BeamSearch, Hypothesis, length_penalty, mean_log_probabilities
-from nmtkit.generation.constrained_search import ConstrainedBeamSearch
+from nmtkit.generation.constrained_search import with_required
 from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import Sampling
@@ -71,15 +71,15 @@ def beam_search(
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
     They are distinct as piece sequences, except for samples. `constraints` and `seeds` (of samples; by default the
-    index of the sentence) are one for each sentence. A sentence whose every hypothesis overflowed gets one empty
+    index of the sentence) are one for each sentence. `edges` of the target pieces are for required phrases of whole
+    words. A sentence whose every hypothesis overflowed gets one empty
     translation with score -inf, and a warning is logged.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
     if options.sampling:
         return Sampling(models, source, options, constraints, seeds or range(len(constraints))).run()
-    if any(sentence.required for sentence in constraints):
-        return ConstrainedBeamSearch(models, source, options, constraints, edges).run()
-    return BeamSearch(models, source, options, constraints).run()
+    found = BeamSearch(models, source, options, constraints).run()
+    return with_required(models, source, options, constraints, edges, found)
 
 
 @torch.inference_mode()

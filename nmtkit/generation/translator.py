@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -15,6 +16,7 @@ from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.generation.background import OrderedCalls, prefetched, short_switch_interval
+from nmtkit.generation.constrained_search import lacking
 from nmtkit.generation.constraints import PieceEdges
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.ctranslate2 import CTranslate2Engine
@@ -116,7 +118,7 @@ class Translator:
                 slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
                 fallback = partial(self.decode, options=options)
                 self.continuous = ContinuousBatching(self.models, options, slots, fallback, self.device)
-            return self.continuous.decode
+            return partial(self.decode_in_slots, self.continuous, options)
 
         def decode_in_turn(batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
             for number, batch in enumerate(batches):
@@ -128,6 +130,26 @@ class Translator:
         """Returns the hypotheses of each sentence of a batch, best first."""
         required = any(sentence.constraints.required for sentence in batch)
         return decode(self.models, batch, options, self.device, self.edges if required else None)
+
+    def decode_in_slots(
+        self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SentenceBatch]
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Searches in slots without required phrases, and once more those sentences whose translation lacks one."""
+        under_way: dict[int, SentenceBatch] = {}
+
+        def free() -> Iterator[SentenceBatch]:
+            for number, batch in enumerate(batches):
+                under_way[number] = batch
+                yield [without_required(sentence) for sentence in batch]
+
+        for number, found in continuous.decode(free()):
+            batch = under_way.pop(number)
+            constraints = [sentence.constraints for sentence in batch]
+            required = any(sentence.required for sentence in constraints)
+            missing = lacking(constraints, found, options, self.edges) if required else []
+            for index, hypotheses in zip(missing, self.decode([batch[i] for i in missing], options), strict=True):
+                found[index] = hypotheses
+            yield number, found
 
     @cached_property
     def edges(self) -> PieceEdges:
@@ -221,6 +243,12 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
         cost = (low + high) // 2
         low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
     return ends_within(low)
+
+
+def without_required(sentence: Sentence) -> Sentence:
+    if not sentence.constraints.required:
+        return sentence
+    return replace(sentence, constraints=replace(sentence.constraints, required=()))
 
 
 def padded_tokens(sentence: Sentence) -> int:
