@@ -198,8 +198,8 @@ def generate(
 
         from nmtkit import busy_cores
         from nmtkit.generation import inputs
-        from nmtkit.generation.lines import LineProcessor
         from nmtkit.generation.line_reports import GlossaryReport
+        from nmtkit.generation.lines import LineProcessor
         from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.generation.translator import WINDOW, Translator
 

@@ -168,7 +168,7 @@ def with_required(
     edges: PieceEdges | None,
     found: list[list[Hypothesis]],
 ) -> list[list[Hypothesis]]:
-    """Returns what a beam search without required phrases has `found`, and of sentences that lack some, what holds them.
+    """Returns what a search without required phrases has `found`, or for a sentence that lacks one, what holds all.
 
     What a free search finds and what holds the phrases is the best there is: banks, which take places of the beam from
     the best hypotheses before a phrase begins, are for those sentences only that need them.

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from nmtkit.files import atomic_write
 from nmtkit.generation.requests import Translation
@@ -19,7 +19,7 @@ class Table:
         self.stack = ExitStack()
         self.file: BinaryIO | None = None
 
-    def __enter__(self) -> "Table":
+    def __enter__(self) -> Self:
         if self.path is not None:
             self.file = self.stack.enter_context(atomic_write(self.path))
             self.write(self.names)

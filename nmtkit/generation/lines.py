@@ -10,7 +10,7 @@ from nmtkit.generation.constraints import RequiredPhrase
 from nmtkit.generation.inputs import tagged_request
 from nmtkit.generation.options import GLOSSARY_RULE, SearchOptions, TextOptions
 from nmtkit.generation.requests import Output, Request, Translation
-from nmtkit.generation.terms import TermPhrases
+from nmtkit.generation.terms import term_phrases
 from nmtkit.registry import changed_flags, check_flags
 from nmtkit.text.alignment import Link, Span, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
@@ -114,7 +114,7 @@ class LineProcessor:
         self.patterns = compiled([*(PATTERNS if options.protect_spans else ()), *options.protect])
         self.split = splitter() if options.split_sentences is not None else None
         self.glossary = None if options.glossary is None else load(options.glossary)
-        self.phrases = TermPhrases(tokenizer)
+        self.phrases = term_phrases(tokenizer)
         self.waiting: deque[_Line] = deque()
 
     def search_options(self, search: SearchOptions) -> SearchOptions:

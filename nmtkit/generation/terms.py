@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
@@ -31,6 +32,12 @@ def _surface(piece: str) -> str:
 
 def _inside(char: str) -> bool:
     return char not in ("", SPACE_SYMBOL) and is_letter(char) and not UNSPACED.match(char)
+
+
+@lru_cache(maxsize=8)
+def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
+    """Returns the phrases of a tokenizer, so that lines that come one by one share them."""
+    return TermPhrases(tokenizer)
 
 
 class TermPhrases:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmtkit.generation.options import CTRANSLATE2_RULE, SEARCH_RULES
+from nmtkit.generation.options import CTRANSLATE2_RULE, GLOSSARY_RULE, SEARCH_RULES
 from nmtkit.registry import Config, FlagRule, option
 
 # Those of SearchOptions that are the same for every request.
@@ -19,6 +19,7 @@ OWN_TEXT_FIELDS = ("markup", "split_sentences")
 RULES = (
     *(rule for rule in SEARCH_RULES if rule.flag == "--diversity"),
     CTRANSLATE2_RULE,
+    GLOSSARY_RULE,
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
 )
 

@@ -85,8 +85,8 @@ class ServedModel:
     def check(self) -> None:
         """Raises ValueError or ImportError for a treatment of text that cannot be had."""
         LineProcessor(self.translator.tokenizer, self.text)
-        if self.text.active and not self.aligns:
-            flags = ", ".join(sorted(changed_flags(self.text)))
+        if self.text.rewriting and not self.aligns:
+            flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
             raise ValueError(f"{flags}: the model has no cross-attention to align by; leave it out")
 
 

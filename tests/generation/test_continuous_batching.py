@@ -1,17 +1,20 @@
 """The search over slots against the plain search: the same translations and scores, whenever sentences are inserted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from testing import tiny_model
+from testing import tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
 from nmtkit.generation import continuous_batching, graph_search
-from nmtkit.generation.constraints import Constraints
+from nmtkit.generation.constraints import Constraints, RequiredPhrase
 from nmtkit.generation.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
 from nmtkit.generation.decoding import Sentence, beam_search
 from nmtkit.generation.graph_search import Eager, GraphBeamSearch, StepRunner, supports
 from nmtkit.generation.options import SearchOptions
+from nmtkit.generation.translator import Translator
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.packed import Packed
 
@@ -187,6 +190,25 @@ def test_constraints_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_be
     found = dict(runner.decode([sentences, [required]]))
     assert_same(found[0], expected)
     assert found[1][0][0].tokens[:2] == [7, 8]
+
+
+def test_required_phrases_are_searched_for_where_the_slots_have_not_found_them():
+    tokenizer = tiny_tokenizer()
+    model, options = tiny(tokenizer.target_size), SearchOptions(max_len_b=10)
+    translator = Translator([model], tokenizer)
+    free = sources(12, 60, 8)
+    expected = beam_search([model], Packed.from_lists([sentence.ids for sentence in free]), options)
+    common = RequiredPhrase(((expected[0][0].tokens[0],), (300, 301)))
+    batch = [replace(sentence, constraints=Constraints(required=(common,))) for sentence in free[:6]] + free[6:]
+    searched = []
+    translator.decode = lambda batch, options: searched.extend(batch) or Translator.decode(translator, batch, options)
+    (found,) = dict(translator.decode_in_slots(continuous([model], options, 5), options, [batch])).values()
+    assert 0 < len(searched) < 6
+    wanted = beam_search([model], Packed.from_lists([sentence.ids for sentence in batch]), options,
+                         [sentence.constraints for sentence in batch])  # fmt: skip
+    assert_same(found, wanted)
+    assert all(set(common.alternatives[0]) & set(hypotheses[0].tokens) or 300 in hypotheses[0].tokens
+               for hypotheses in found[:6])  # fmt: skip
 
 
 def test_modes_and_models_it_does_not_know_are_refused():

@@ -46,9 +46,7 @@ def test_every_hypothesis_holds_every_term_as_often_as_the_line_has_it(path, ter
                 sum(text.count(form) for form in ("men in", "Men in")),
                 words.count("cat") + words.count("Cat"),
             ]
-            wanted = [
-                len(re.findall(term, translation.source)) for term in ("dog", "the park", "[tT]wo men", "cat")
-            ]
+            wanted = [len(re.findall(term, translation.source)) for term in ("dog", "the park", "[tT]wo men", "cat")]
             assert all(count >= number for count, number in zip(counts, wanted, strict=True)), output.text
     assert [[result.source for result in translation.hypotheses[0].terms] for translation in found] == [
         ["dog", "the park"], ["dog", "dog"], [], ["two men"], [], ["cat"] * 3]  # fmt: skip
