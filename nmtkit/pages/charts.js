@@ -14,8 +14,8 @@ for (const figure of document.querySelectorAll(".chart")) {
   reading.className = "reading";
   const hide = () => { cursor.remove(); reading.remove(); };
   svg.addEventListener("pointermove", event => {
-    const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
-    const x = (event.clientX - box.left) / box.width * view.width;
+    const view = svg.viewBox.baseVal, { a: scale, e: left } = svg.getScreenCTM();  // a pixel is left + scale * x
+    const x = (event.clientX - left) / scale;
     const nearest = curves.map(curve => {
       const distance = spot => Math.abs(spot[0] - x);
       const index = curve.spots.reduce((best, spot, at) => distance(spot) < distance(curve.spots[best]) ? at : best, 0);
@@ -32,9 +32,9 @@ for (const figure of document.querySelectorAll(".chart")) {
       return row;
     }));
     figure.append(reading);
-    const at = first.column / view.width * box.width, right = at > box.width / 2;
-    reading.style.left = right ? "" : `${at + 26}px`;
-    reading.style.right = right ? `${box.width - at + 26}px` : "";
+    const box = figure.getBoundingClientRect(), at = left + scale * first.column - box.left, right = at > box.width / 2;
+    reading.style.left = right ? "" : `${at + 12}px`;
+    reading.style.right = right ? `${box.width - at + 12}px` : "";
   });
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("click", () => { hide(); figure.classList.toggle("large"); });
