@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from nmtkit.architectures import Architecture
+from nmtkit.architectures.interface import layer_index
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, Tokenizer
 from nmtkit.generation.constraints import Constraints
 from nmtkit.generation.decoding import beam_search
@@ -42,13 +43,13 @@ class Attention:
     def alignment(self) -> list[tuple[int, int]]:
         """Pairs of a source and a target piece: for each of the target the one that it attends to most, eos aside.
 
-        By the cross-attention that `nmtkit generate --alignment` goes by: the mean of the heads of the last layer but
-        one. Raises ValueError where there is none.
+        By the cross-attention that `nmtkit generate --alignment` goes by: the mean of the heads of one layer, see
+        `layer_index`. Raises ValueError where there is none.
         """
         layers = self.weights.get("cross")
         if not layers:
             raise ValueError("the model has no cross-attention to align by")
-        weights = layers[max(0, len(layers) - 2)].mean(0)[:-1, :-1]  # H L M -> L M
+        weights = layers[layer_index(None, len(layers))].mean(0)[:-1, :-1]  # H L M -> L M
         return [(int(row.argmax()), target) for target, row in enumerate(weights)] if weights.shape[1] else []
 
 

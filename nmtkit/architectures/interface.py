@@ -83,7 +83,7 @@ class Architecture(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns features [T, D], and the cross-attention weights B H L M of a decoder layer, with gradients.
 
-        `layer` counts from 1; None takes the one below the top. The weights are None where this update leaves the layer
+        `layer` counts from 1; None takes that of `layer_index`. The weights are None where this update leaves the layer
         out. Raises ValueError for a layer that does not exist, or an architecture without attention.
         """
         raise ValueError(f"{type(self).__name__} has no cross-attention to supervise")
@@ -127,10 +127,15 @@ class Architecture(nn.Module, ABC):
 
 
 def layer_index(layer: int | None, layers: int) -> int:
-    """Returns the index of the decoder layer that `forward_with_attention` is asked for."""
+    """Returns the index of a decoder layer, counted from 1; None is that by whose cross-attention words are aligned.
+
+    It is the last layer but one (Garg et al. 2019, "Jointly Learning to Align and Translate"), of two layers the last.
+    """
     if layer is not None and layer > layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last is {layers}")
-    return max(0, layers - 2) if layer is None else layer - 1
+    if layer is None:
+        return layers - 2 if layers > 2 else layers - 1
+    return layer - 1
 
 
 class DecoderState(Protocol):

@@ -20,7 +20,10 @@ from nmtkit.registry import option
 class GuidedAlignmentConfig(LabelSmoothedConfig):
     alignment_weight: float = option(0.05, "Weight of the alignment loss beside the cross-entropy.", min=0)
     alignment_layer: int | None = option(
-        None, "Decoder layer to supervise, counted from 1; none: the one below the top.", min=1, max=1000
+        None,
+        "Decoder layer to supervise, counted from 1; none: the one below the top, of two the top.",
+        min=1,
+        max=1000,
     )
     alignment_head: int | None = option(
         1, "Head of that layer to supervise, counted from 1; none: the mean of its heads.", min=1, max=1000

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
+from nmtkit.architectures.interface import layer_index
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.generation.beam_search import BeamSearch, Hypothesis, length_penalty, mean_log_probabilities
 from nmtkit.generation.constrained_search import with_required
@@ -109,8 +110,8 @@ def score_references(
 def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses) -> BatchHypotheses:
     """Returns the hypotheses of each sentence with their `alignment`.
 
-    It is the cross-attention of the last layer but one (of the only one, if there is but one), the mean of its heads
-    and of the models: there it follows words best (Garg et al. 2019, "Jointly Learning to Align and Translate").
+    It is the cross-attention of the layer where it follows words best (`layer_index`), the mean of its heads and of the
+    models.
 
     Raises ValueError for an architecture without attention.
     """
@@ -132,7 +133,7 @@ def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Ten
     layers = model.attention_weights(source, inputs).get("cross")
     if not layers:
         raise ValueError(f"{type(model).__name__} has no cross-attention to align by")
-    return layers[max(0, len(layers) - 2)].float().mean(1)
+    return layers[layer_index(None, len(layers))].float().mean(1)
 
 
 def _packed(sentences: list[list[int]], like: Packed) -> Packed:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from testing import TINY_CONFIGS, tiny_tokenizer, tiny_transformer, write_corpus
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.interface import layer_index
 from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.guided_alignment import GuidedAlignment
@@ -78,6 +79,11 @@ def test_the_loss_is_the_cross_entropy_of_attention_with_the_links(
         float(smoothed.sum.detach()) + 0.3 * expected(net, layer, head), rel=1e-5
     )
     assert float(loss.counts["nll"]) == pytest.approx(float(smoothed.counts["nll"]), rel=1e-6)
+
+
+def test_words_are_aligned_by_the_last_layer_but_one_and_of_two_by_the_last() -> None:
+    assert [layer_index(None, layers) for layers in (1, 2, 3, 6)] == [0, 1, 1, 4]
+    assert layer_index(1, 6) == 0
 
 
 def test_its_gradient_reaches_the_attention_of_that_layer_and_none_above() -> None:
