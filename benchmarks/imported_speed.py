@@ -17,6 +17,7 @@ that the rounds may be spread over several runs.
 import argparse
 import json
 import statistics
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,7 +26,6 @@ from pathlib import Path
 
 import sentencepiece
 import torch
-from turns import in_turns
 
 from nmtkit import checkpoint
 from nmtkit.formats import ctranslate2 as ctranslate2_export
@@ -112,7 +112,7 @@ def transformers_system(folder: Path, precision: str, batch: int, lines: list[st
     @torch.inference_mode()
     def run() -> list[str]:
         torch.set_num_threads(CORES)
-        found = {}
+        found: dict[int, str] = {}
         for start in range(0, len(order), batch):
             chosen = order[start : start + batch]
             source = tokenizer([lines[line] for line in chosen], return_tensors="pt", padding=True)
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("-s", "--source-lang", required=True)
     parser.add_argument("-t", "--target-lang", required=True)
     parser.add_argument("--source", type=Path, required=True, help="lines to translate")
-    parser.add_argument("--sentences", type=int, default=128, help="of them, drawn evenly")
+    parser.add_argument("--sentences", type=int, default=64, help="of them, drawn evenly")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=lambda text: [int(size) for size in text.split(",")])
     parser.add_argument("--only", help="comma-separated names of systems")
@@ -187,10 +187,14 @@ def main() -> None:
     kept = arguments.folder / "seconds.json"
     seconds: dict[str, list[float]] = json.loads(kept.read_text()) if kept.is_file() else {}
     with ExitStack() as stack:
-        outputs, measured = in_turns(dict(systems(arguments, stack, lines)), arguments.rounds)
-    for name, values in measured.items():
-        seconds.setdefault(name, []).extend(values)
-    kept.write_text(json.dumps(seconds))
+        running = dict(systems(arguments, stack, lines))
+        outputs = {name: run() for name, run in running.items()}  # warm
+        for _ in range(arguments.rounds):
+            for name, run in running.items():
+                started = time.perf_counter()
+                run()
+                seconds.setdefault(name, []).append(time.perf_counter() - started)
+            kept.write_text(json.dumps(seconds))
     first = next(iter(outputs.values()))
     for name, found in outputs.items():
         same = sum(one == other for one, other in zip(first, found, strict=True))

@@ -17,6 +17,7 @@ from testing import REAL_LINES, save_ending_transformer, save_transformer, tiny_
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data.spm_model import pieces_of, renumbered
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.formats import marian
@@ -148,4 +149,14 @@ def test_a_model_of_several_languages_is_refused(tmp_path: Path) -> None:
     }
     checkpoint.save(tmp_path / "model.pt", contents | {"config": config, "model": model})
     with pytest.raises(ValueError, match="several languages"):
+        save(tmp_path / "model.pt", tmp_path / "folder")
+
+
+def test_two_bpe_models_over_one_table_are_refused(tmp_path: Path) -> None:
+    models = tiny_tokenizer().source_model, train_model(REAL_LINES, 350)
+    rest = {piece.text for model in models for piece in pieces_of(model)[3:]}
+    tokenizer = Tokenizer(*(renumbered(model, ["<unk>", "<s>", "</s>", *sorted(rest)]) for model in models))
+    model = tiny_transformer(vocabulary_of(tokenizer), positions="sinusoidal_fairseq")
+    checkpoint.save(tmp_path / "model.pt", to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
+    with pytest.raises(ValueError, match="two BPE models"):
         save(tmp_path / "model.pt", tmp_path / "folder")
