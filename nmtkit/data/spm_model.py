@@ -127,6 +127,19 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in table) + rest
 
 
+def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> bytes:
+    """Returns a model file of <unk>, <s>, </s> and `pieces`, with the table of a normaliser (empty: none).
+
+    Scores of a unigram model are log probabilities; in a BPE model, the higher one is merged first.
+    """
+    table = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL), *pieces]
+    number = {name: number for number, name in MODEL_TYPES.items()}[model_type]
+    trainer = bytes([MODEL_TYPE << 3, number])
+    normalizer = _bytes_field(CHARSMAP, charsmap) if charsmap else b""
+    parts = [_bytes_field(PIECES, _piece_message(piece)) for piece in table]
+    return b"".join([*parts, _bytes_field(TRAINER_SPEC, trainer), _bytes_field(NORMALIZER_SPEC, normalizer)])
+
+
 def _piece_message(piece: Piece) -> bytes:
     score = bytes([SCORE << 3 | 5]) + struct.pack("<f", piece.score)
     return _bytes_field(PIECE, piece.text.encode()) + score + bytes([TYPE << 3, piece.type])

@@ -17,6 +17,7 @@ from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.data.spm_model import pieces_of, renumbered
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.formats.tokenizer_json import sentencepiece_model
 from nmtkit.formats.transformer_names import stacks
 from nmtkit.formats.vocabulary import HIDDEN, Table, is_language, read_model, table_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
@@ -133,13 +134,17 @@ def m2m_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Table, Tab
             "language after the source, which is not supported"
         )
     if about.get("legacy_behaviour"):
-        raise ValueError(f"{folder / TOKENIZER_FILE}: legacy_behaviour, a language after the source, is not supported")
-    model = read_model(folder / "sentencepiece.bpe.model")
+        raise ValueError(
+            f"{folder / TOKENIZER_FILE}: legacy_behaviour, a language after the source, is not supported. NLLB "
+            "itself was trained with the language before it: unless this model was trained otherwise, set it to false"
+        )
+    if (folder / "sentencepiece.bpe.model").is_file() or not (folder / "tokenizer.json").is_file():
+        model = read_model(folder / "sentencepiece.bpe.model")
+        by_id = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in pieces_of(model)[3:])]))
+    else:
+        model, by_id = sentencepiece_model(read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
     if (folder / "vocab.json").is_file():
         by_id = pieces_by_id(folder / "vocab.json")
-    else:
-        pieces = [piece.text for piece in pieces_of(model)][3:]
-        by_id = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces]))
     size = len(by_id)
     by_id |= added_tokens(folder, set(by_id.values()), size)
     if about.get("language_codes") == "m2m100" and "__af__" not in by_id.values():

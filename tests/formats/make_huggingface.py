@@ -3,7 +3,7 @@
     python tests/formats/make_huggingface.py      (with the package transformers)
 
 The folders are as `save_pretrained` writes them, but for weights in half precision, which halves their size. Each has
-an expected.json: sources, and the pieces and scores that greedy and beam search find for them.
+an expected.json: sources, and the pieces and scores that greedy and beam search find for them, and n-best lists.
 """
 
 import gzip
@@ -145,6 +145,32 @@ def make_mbart(folder: Path, seed: int) -> None:
     save_multilingual(MBartForConditionalGeneration(config), folder, seed)
 
 
+def make_nllb(folder: Path, seed: int) -> None:
+    """NLLB: M2M-100's model, with ids of fairseq, tokens of 202 languages as eng_Latn, and entries that nothing has."""
+    from transformers import M2M100Config, M2M100ForConditionalGeneration, NllbTokenizer
+    from transformers.models.nllb.tokenization_nllb import FAIRSEQ_LANGUAGE_CODES
+
+    folder.mkdir(parents=True)
+    model = sentencepiece_model([*REAL_LINES, *OTHER_LINES], kind="bpe")
+    (folder / "sentencepiece.bpe.model").write_bytes(model)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    pieces = [processor.id_to_piece(id) for id in range(3, len(processor))]
+    table = {piece: id for id, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
+    for token in (*FAIRSEQ_LANGUAGE_CODES, "<mask>"):
+        table[token] = len(table)
+    splits = [(piece[:cut], piece[cut:]) for piece in pieces for cut in range(1, len(piece))]
+    tokenizer = NllbTokenizer(
+        vocab=table, merges=[parts for parts in splits if set(parts) <= set(table)],
+        extra_special_tokens=FAIRSEQ_LANGUAGE_CODES, src_lang="eng_Latn",
+    )  # fmt: skip
+    config = M2M100Config(
+        **SHAPE, vocab_size=len(tokenizer) + 3, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+        decoder_start_token_id=2, activation_function="relu", scale_embedding=True,
+    )  # fmt: skip
+    save_multilingual(M2M100ForConditionalGeneration(config), folder, seed)
+    tokenizer.save_pretrained(folder)
+
+
 def save_multilingual(model: Any, folder: Path, seed: int) -> None:
     """Saves a model of random weights whose translations end, as the row of eos is near the bias of the last norm."""
     randomise(model.eval(), seed)
@@ -161,16 +187,19 @@ def save_multilingual(model: Any, folder: Path, seed: int) -> None:
 MODELS = {
     "marian_languages": partial(make_marian, languages=(">>deu<<", ">>nld<<")),
     "m2m_100": make_m2m,
+    "nllb": make_nllb,
     "mbart_50": make_mbart,
     "marian": make_marian,
     "marian_separate": partial(make_marian, separate=True),
 }
+SEEDS = {"nllb": 10}  # with which some translations end
 # settings of each model's translations: languages, and what stands before a source line instead
 LANGUAGES: dict[str, list[tuple[str | None, str | None]]] = {
     "marian": [(None, None)],
     "marian_separate": [(None, None)],
     "marian_languages": [(None, "deu"), (None, "nld")],
     "m2m_100": [("en", "de"), ("de", "fr")],
+    "nllb": [("eng_Latn", "deu_Latn"), ("deu_Latn", "fra_Latn"), ("zho_Hans", "eng_Latn")],
     "mbart_50": [("en_XX", "de_DE"), ("de_DE", "fr_XX")],
 }
 
@@ -287,6 +316,29 @@ class Original:
         return {"pieces": self.pieces(tokens), "score": round(score, 5)}
 
     @torch.inference_mode()
+    def nbest(
+        self, line: str, source: str | None, target: str | None, longest: int = LONGEST
+    ) -> list[dict[str, Any]] | None:
+        """Returns the four translations of a beam search of four, best first, without what was given. None where one
+        of them did not end by itself: transformers takes what is cut at the longest length for finished, or forces its
+        end free of charge, and nmtkit lets every hypothesis pay for its end."""
+        forced = {} if source is None else {"forced_bos_token_id": self.language_id(target)}
+        begun = 1 if source is None else 2
+        found = self.model.generate(
+            self.encode(line, source, target), num_beams=4, num_return_sequences=4, do_sample=False,
+            length_penalty=0.0, max_new_tokens=longest + begun, early_stopping=False, return_dict_in_generate=True,
+            output_scores=True, **forced,
+        )  # fmt: skip
+        eos = self.model.config.eos_token_id
+        sequences = [tokens[begun:] for tokens in found.sequences.tolist()]
+        if not all(eos in tokens[: longest - 1] for tokens in sequences):
+            return None
+        return [
+            {"pieces": self.pieces(tokens[: tokens.index(eos)]), "score": round(score, 5)}
+            for tokens, score in zip(sequences, found.sequences_scores.tolist(), strict=True)
+        ]
+
+    @torch.inference_mode()
     def log_probabilities(self, line: str, source: str | None, target: str | None, ids: list[int]) -> Tensor:
         """Returns those of all tokens after each of the decoder's tokens `ids`, the first one included: T V."""
         found = self.model(input_ids=self.encode(line, source, target), decoder_input_ids=torch.tensor([ids]))
@@ -295,10 +347,11 @@ class Original:
     def expected(
         self, lines: Sequence[str], source: str | None, target: str | None, longest: int = LONGEST
     ) -> list[dict[str, Any]]:
-        """Returns what is expected of lines: what greedy and beam search find."""
+        """Returns what is expected of lines: what greedy and beam search find, and the n-best list of the latter."""
         searches = (("greedy", 1), ("beam", 4))
         return [
-            {"source": line} | {name: self.translate(line, source, target, beams, longest) for name, beams in searches}
+            {"source": line, "nbest": self.nbest(line, source, target, longest)}
+            | {name: self.translate(line, source, target, beams, longest) for name, beams in searches}
             for line in lines
         ]
 
@@ -307,7 +360,7 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     for name, make in MODELS.items():
         folder = FOLDER / name
-        make(folder, 1)
+        make(folder, SEEDS.get(name, 1))
         original = Original(folder)
         results = [{"languages": pair, "lines": original.expected(LINES, *pair)} for pair in LANGUAGES[name]]
         text = json.dumps(results, ensure_ascii=False, separators=(",", ":"))

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from make_huggingface import FOLDER, LANGUAGES, LONGEST, Original, real_lines
+from make_huggingface import FOLDER, LANGUAGES, LINES, LONGEST, Original, real_lines
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
+from nmtkit.data.spm_model import pieces_of
 from nmtkit.data.tokenizer import BOS
 from nmtkit.formats import huggingface
 from nmtkit.generation.requests import Request
 from nmtkit.generation.translator import Translator
-from nmtkit.models import from_checkpoint
+from nmtkit.models import from_checkpoint, tokenizer_of
 from nmtkit.packed import Packed
 
 Languages = tuple[str | None, str | None]
@@ -61,11 +62,28 @@ def compare(
             assert best.log_probability == pytest.approx(line[name]["score"], rel=1e-5, abs=2e-4)
 
 
+def compare_nbest(
+    translator: Translator, expected: list[dict[str, Any]], languages: Languages, longest: int = LONGEST
+) -> int:
+    """Compares the n-best lists of which every hypothesis ended by itself; returns how many these are."""
+    source, target = languages
+    lines = [line for line in expected if line["nbest"] is not None]
+    options = {"lenpen": 0.0, "unkpen": 0.0, "max_len_a": 0.0, "max_len_b": longest + (source is not None)}
+    options |= {"source_lang": source, "target_lang": target, "beam": 4, "nbest": 4}
+    found = translator.translate([line["source"] for line in lines], **options)
+    for translation, line in zip(found, lines, strict=True):
+        assert [it.pieces for it in translation.hypotheses] == [it["pieces"] for it in line["nbest"]], line["source"]
+        scores = [it["score"] for it in line["nbest"]]
+        assert [it.log_probability for it in translation.hypotheses] == pytest.approx(scores, rel=1e-5, abs=2e-4)
+    return len(lines)
+
+
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_an_imported_model_translates_as_the_original_did(name: str, tmp_path: Path) -> None:
     translator = imported(name, tmp_path)
     for found in json.loads((FOLDER / name / "expected.json").read_text()):
         compare(translator, found["lines"], found["languages"])
+        compare_nbest(translator, found["lines"], found["languages"])
 
 
 @pytest.mark.parametrize(
@@ -84,6 +102,7 @@ def test_log_probabilities_and_translations_are_those_of_transformers(
     assert sum(line["beam"] is not None for line in expected) > 0.75 * len(lines)
     assert len({tuple(line["greedy"]["pieces"]) for line in expected}) > len(lines) // 5
     compare(translator, expected, languages, longest=40)
+    assert compare_nbest(translator, expected, languages, longest=40) > 0.75 * len(lines)
     (model,), tokenizer = translator.models, translator.tokenizer
     before, begin = tokenizer.language_ids(*languages)
     ours_of = {piece: id for id, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
@@ -192,6 +211,69 @@ def test_mbart_before_50_is_refused(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "mbart_50", folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "MBartTokenizer"}')
     assert "mBART-50" in refused(folder)
+
+
+def test_nllb_has_the_language_before_the_source_and_at_the_beginning_of_the_target(tmp_path: Path) -> None:
+    tokenizer = imported("nllb", tmp_path).tokenizer
+    assert len(tokenizer.languages) == 202
+    before, begin = tokenizer.language_ids("deu_Latn", "fra_Latn")
+    assert tokenizer.source_pieces(before) == ["deu_Latn"] and tokenizer.target_pieces(begin) == ["fra_Latn"]
+    template = json.loads((FOLDER / "nllb/tokenizer.json").read_text())["post_processor"]["single"]
+    kinds = [next(iter(part)) for part in template]  # the original's: language, text, end
+    assert kinds == ["SpecialToken", "Sequence", "SpecialToken"] and template[0]["SpecialToken"]["id"] == "eng_Latn"
+
+
+def tokenizer_json(name: str) -> dict[str, Any]:
+    """Returns what transformers writes for a fixture: for mBART-50, which was saved without, by hand."""
+    if (FOLDER / name / "tokenizer.json").is_file():
+        found: dict[str, Any] = json.loads((FOLDER / name / "tokenizer.json").read_text())
+        return found
+    names = json.loads((FOLDER / name / "special_tokens_map.json").read_text())["additional_special_tokens"]
+    special = [["<s>", 0.0], ["<pad>", 0.0], ["</s>", 0.0], ["<unk>", 0.0]]
+    pieces = pieces_of((FOLDER / name / "sentencepiece.bpe.model").read_bytes())[3:]
+    vocabulary = [*special, *([it.text, it.score] for it in pieces), *([token, 0.0] for token in [*names, "<mask>"])]
+    ids = {piece: id for id, (piece, _) in enumerate(vocabulary)}
+    return {
+        "model": {"type": "Unigram", "vocab": vocabulary, "unk_id": 3, "byte_fallback": False},
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
+        ]},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "added_tokens": [{"id": ids[token], "content": token} for token in ["<s>", "<pad>", *names, "<mask>"]],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nllb", "mbart_50"])
+def test_tokenizer_json_does_for_the_sentencepiece_model_that_it_was_made_from(name: str, tmp_path: Path) -> None:
+    expected = imported(name, tmp_path)
+    folder = tmp_path / "folder"
+    shutil.copytree(FOLDER / name, folder)
+    (folder / "sentencepiece.bpe.model").unlink()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(name)))
+    contents = huggingface.load(folder)
+    assert all(
+        torch.equal(contents["model"][key], it) for key, it in checkpoint.load(tmp_path / f"{name}.pt")["model"].items()
+    )
+    tokenizer = tokenizer_of(contents, folder)
+    lines = [*LINES, "  two   spaces, and none at the end", "unknown: Ω ЖЖ Ω", "", "ab" * 40]
+    ours, theirs = tokenizer.encode_source(lines), expected.tokenizer.encode_source(lines)
+    assert ours.ids.tolist() == theirs.ids.tolist()
+    assert list(tokenizer.languages) == list(expected.tokenizer.languages)
+    for part, value in (
+        ("normalizer", {"type": "Lowercase"}),
+        ("pre_tokenizer", {"type": "ByteLevel"}),
+        ("model", {"type": "WordPiece", "vocab": {}}),
+    ):
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(name) | {part: value}))
+        assert "copy sentencepiece.bpe.model into the folder" in refused(folder)
+
+
+def test_a_language_after_the_source_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "nllb"
+    shutil.copytree(FOLDER / "nllb", folder)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"legacy_behaviour": True}))
+    assert "legacy_behaviour, a language after the source, is not supported" in refused(folder)
 
 
 def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:
