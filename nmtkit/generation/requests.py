@@ -247,17 +247,20 @@ class Postprocessor:
 
     def word_alignment(self, line: Line, tokens: list[int], text: str, weights: list[list[float]]) -> list[list[int]]:
         source = unicodedata.normalize("NFC", line.source)
-        ends = {end - 1 for end in accumulate(part_widths(line))}
-        rows = [[weight for index, weight in enumerate(row) if index not in ends] for row in weights]
+        others = {end - 1 for end in accumulate(part_widths(line))} | set(range(self.language_tokens(line)))
+        rows = [[weight for index, weight in enumerate(row) if index not in others] for row in weights]
         source_pieces = piece_spans(self.tokenizer.source_encoding(source), source)[: len(rows[0]) if rows else 0]
         target_pieces = piece_spans(self.tokenizer.target_pieces(tokens), text)
         links = word_links(source, text, source_pieces, target_pieces, rows)
         return [[link.source_start, link.source_end, link.target_start, link.target_end] for link in links]
 
+    def language_tokens(self, line: Line) -> int:
+        """Returns how many tokens without text begin the source: one, of a language, in a model of several."""
+        return int(line.parts[0].ids[0] in self.tokenizer.languages.values())
+
     def with_source_pieces(self, line: Line, tokens: list[int], weights: list[list[float]]) -> str:
         """Returns the text with each <unk> replaced by the source piece that it attends to most."""
-        languages = self.tokenizer.languages.values()  # whose token begins the source, and has no text
-        surfaces = [""] * (line.parts[0].ids[0] in languages) + self.tokenizer.source_surfaces(line.source)
+        surfaces = [""] * self.language_tokens(line) + self.tokenizer.source_surfaces(line.source)
         words: list[str] = []
         known: list[int] = []
         for token, row in zip(tokens, weights, strict=True):

@@ -20,6 +20,7 @@ from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
 from nmtkit.serving.workers import SlotWorker, answer_to
+from nmtkit.text.alignment import words
 
 IMPORTED = Path(__file__).parent.parent / "formats" / "huggingface"
 PAIR = ("en", "de")
@@ -131,6 +132,21 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
         assert found == [Translator.load(file).translate(["right"], **SHORT, **each)[0].text for each in codes]
         with pytest.raises(ValueError, match="no language 'xx'; known"):
             load_models(job((("en", "xx"), file)))
+
+
+def test_words_are_linked_in_a_model_of_several_languages(tmp_path):
+    pytest.importorskip("safetensors")
+    checkpoint.save(tmp_path / "m2m.pt", huggingface.load(IMPORTED / "m2m_100"))
+    line, languages = "right to life", {"source_lang": "en", "target_lang": "de"}
+    translator = Translator.load(tmp_path / "m2m.pt")
+    soft = translator.translate([line], alignment="soft", **SHORT, **languages)[0].hypotheses[0]
+    # columns: the language, right, to, life in four pieces, eos; what is translated is one word
+    totals = [sum(row[index] for row in soft.alignment for index in columns) for columns in ([1], [2], [3, 4, 5, 6])]
+    best = [(0, 5), (6, 8), (9, 13)][totals.index(max(totals))]
+    models, _ = load_models(job((("en", "de"), tmp_path / "m2m.pt")))
+    (((found,),),) = [answer_to(models, task([line], alignment=True))["lines"]]
+    assert words(found["text"]) == [(0, len(found["text"]))]
+    assert found["alignment"] == [[*best, 0, len(found["text"])]]
 
 
 # --- the worker of a GPU, with the same search on the CPU -------------------------------------------------------------
