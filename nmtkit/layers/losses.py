@@ -25,6 +25,7 @@ CHUNK_BYTES_GPU = 1 << 30
 # Of a chunk on a CPU, at least: each reads and writes the gradient of the weight, V x D in fp32. At V = 37,000, 1,024
 # tokens then take 0.9 s of a core in bf16 for 1.5 s, and in fp32 1.6 to 1.8 for 2.6 to 2.9.
 MIN_CHUNK_TOKENS = 400
+ADDED_AT_ONCE = 1 << 19  # elements of a gradient
 
 
 def output_cross_entropy(
@@ -113,18 +114,34 @@ class _Gradients:
             features.mul_(mask[:, None])
             x = x * mask[:, None]
             rows = rows if self.bias is None else rows * mask[:, None]
-        self.weight.add_(rows.t() @ x)
+        _add_(self.weight, rows.t() @ x)
         if self.bias is not None:
             self.bias += rows.sum(0, dtype=torch.float32)
 
 
-def _scaled(gradients: _Gradients, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    """Returns the gradients times that of the loss, `scale`; the features' as `dtype`.
+    def scaled(self, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+        """Returns the gradients times that of the loss, `scale`; the features' as `dtype`. To be called once.
 
-    In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
+        In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
+        """
+        features = tuple((part.float() * scale).to(dtype) for part in self.features)
+        weight, bias = self.weight, self.bias
+        if torch.compiler.is_compiling():
+            return *features, weight * scale, None if bias is None else bias * scale
+        del self.weight, self.bias  # scaled in place: a second backward pass fails
+        return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
+
+
+def _add_(total: Tensor, part: Tensor) -> None:
+    """Adds `part` to `total`, both [V, D]. On a CPU torch copies all of a part of another type before it adds it, here
+    so many rows that the copy stays in the cache.
     """
-    features = ((part.float() * scale).to(dtype) for part in gradients.features)
-    return *features, gradients.weight * scale, None if gradients.bias is None else gradients.bias * scale
+    if part.dtype == total.dtype or part.device.type != "cpu" or torch.compiler.is_compiling():
+        total.add_(part)
+        return
+    rows = max(ADDED_AT_ONCE // total.shape[1], 1)
+    for into, rows_of_part in zip(total.split(rows), part.split(rows), strict=True):
+        into.add_(rows_of_part)
 
 
 def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -188,7 +205,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = loss + ((1 - label_smoothing) * token_nll + label_smoothing * token_uniform).sum()
             if gradients is not None:
                 at_label = log_p.exp() - (1 - label_smoothing)
-                p.scatter_(1, labels, at_label[:, None].to(dtype))
+                # torch's scatter_ on a CPU would copy all of p to fp32 and back
+                p.index_put_((torch.arange(len(p), device=p.device), labels[:, 0]), at_label.to(dtype))
                 gradients.add(0, chunk, p, x[chunk], w, mask[chunk])
         ctx.gradients = gradients
         ctx.mark_non_differentiable(nll)
@@ -196,7 +214,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        return *_scaled(ctx.gradients, gradient, ctx.feature_dtype), None, None, None
+        return *ctx.gradients.scaled(gradient, ctx.feature_dtype), None, None, None
 
 
 class _LinearRDropLoss(torch.autograd.Function):
@@ -252,4 +270,4 @@ class _LinearRDropLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        return *_scaled(ctx.gradients, gradient, ctx.feature_dtype), None, None, None, None
+        return *ctx.gradients.scaled(gradient, ctx.feature_dtype), None, None, None, None
