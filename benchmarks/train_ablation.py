@@ -69,7 +69,7 @@ def separate_nodes(x: Tensor, change: Tensor, norm: nn.LayerNorm, p: float) -> T
     return norm(x + dropout(change, p))
 
 
-RESIDUAL, DROPOUT = "nmtkit.architectures.transformer.add_and_norm", "nmtkit.layers.dropout.uses_bit_masks"
+RESIDUAL, DROPOUT = "nmtkit.architectures.transformer.add_and_norm", "nmtkit.layers.dropout.takes_noise"
 VARIANTS = (
     Variant("all fast paths"),
     Variant("sum, dropout and norm as torch's own nodes", {RESIDUAL: separate_nodes}),

@@ -12,6 +12,7 @@ from torch import Tensor
 from nmtkit.layers.attention_cpu import bmm_attention, sliding_window_attention
 from nmtkit.layers.attention_gpu import MAX_WIDTH, sdpa_attention, varlen_attention, varlen_width
 from nmtkit.layers.attention_reference import FULL_ATTENTION, AttentionSpec, attention_weights, reference_attention
+from nmtkit.layers.dropout import MAX_P
 from nmtkit.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
@@ -83,7 +84,7 @@ def backend(
     generation or later.
     """
     if device == "cpu":
-        if compiling:
+        if compiling or dropout > MAX_P:
             return "reference"
         if window is not None and max_length > max(MAX_LENGTH_WITHOUT_BLOCKS, MIN_WINDOWS * window - 1):
             return "sliding_window"

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
-from nmtkit.layers.dropout import dropout, keep_mask, keep_scale
+from nmtkit.layers.dropout import dropout, dropped, keep_scale, noise_for
 from nmtkit.packed import Layout
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
@@ -45,29 +45,33 @@ class _BmmAttention(torch.autograd.Function):
         weights = torch.softmax(scores.mul_(scale).add_(bias), -1)
         if not query_layout.uniform:
             weights.mul_(query_layout.mask[:, None, :, None])  # so that queries beyond the end have no gradient
-        kept = (keep_mask(weights, p) < 0).float().mul_(keep_scale(p)) if p else None
-        used = weights if kept is None else weights * kept
+        noise = noise_for(weights) if p else None
+        used = weights if noise is None else _dropout(weights, noise, p)
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
-        ctx.save_for_backward(q, k, v, weights, kept)
-        ctx.layouts, ctx.scale = (query_layout, key_layout), scale
+        ctx.save_for_backward(q, k, v, weights, noise)
+        ctx.layouts, ctx.scale, ctx.p = (query_layout, key_layout), scale, p
         return _to_packed(attended, query_layout, heads)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        q, k, v, weights, kept = ctx.saved_tensors
+        q, k, v, weights, noise = ctx.saved_tensors
         query_layout, key_layout = ctx.layouts
         heads, dtype = weights.shape[1], v.dtype
         attended_gradient = _to_padded(gradient, query_layout, q.shape[1])
-        used = weights if kept is None else weights * kept
+        used = weights if noise is None else _dropout(weights, noise, ctx.p)
         value_gradient = torch.bmm(used.flatten(0, 1).to(dtype).transpose(1, 2), attended_gradient)
         weights_gradient = torch.bmm(attended_gradient, v.transpose(1, 2)).float().view_as(weights)
-        if kept is not None:
-            weights_gradient.mul_(kept)
+        if noise is not None:
+            weights_gradient = _dropout(weights_gradient, noise, ctx.p)
         scores_gradient = torch._softmax_backward_data(weights_gradient, weights, -1, torch.float32)
         scores_gradient = scores_gradient.mul_(ctx.scale).to(dtype).flatten(0, 1)
         query_gradient, key_gradient = torch.bmm(scores_gradient, k), torch.bmm(scores_gradient.transpose(1, 2), q)
         of_keys = (_to_packed(x, key_layout, heads) for x in (key_gradient, value_gradient))
         return _to_packed(query_gradient, query_layout, heads), *of_keys, None, None, None, None
+
+
+def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
+    return dropped(x, noise, p).mul_(keep_scale(p, x.dtype))
 
 
 def sliding_window_attention(

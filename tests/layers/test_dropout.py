@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.layers.dropout import STEPS, Dropout, add_and_norm, keep_mask, keep_scale, masked
+from nmtkit.layers.dropout import MAX_P, PATTERNS, Dropout, add_and_norm, dropped, keep_scale, noise_for, threshold
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -22,30 +22,52 @@ def test_dropout_drops_at_its_rate_and_keeps_the_mean(p: float, dtype: torch.dty
 
 def test_each_lane_of_a_random_word_decides_alike_often() -> None:
     torch.manual_seed(2)
-    mask = keep_mask(torch.empty(400_000), 0.25)
-    assert set(mask.unique().tolist()) == {-1, 0}
-    rates = (mask.view(-1, 4) == 0).double().mean(0)
+    ones = torch.ones(400_000, dtype=torch.bfloat16)
+    drops = dropped(ones, noise_for(ones), 0.25) == 0
+    rates = drops.view(-1, 4).double().mean(0)
     assert ((rates - 0.25).abs() < 0.01).all()
     # neighbours decide for themselves: both drop at the square of the rate
-    both = ((mask[:-1] == 0) & (mask[1:] == 0)).double().mean()
+    both = (drops[:-1] & drops[1:]).double().mean()
     assert abs(both - 0.0625) < 0.003
 
 
-@pytest.mark.parametrize("p", [1e-9, 0.1, 1 / 3, 0.999999])
+@pytest.mark.parametrize("p", [1e-9, 0.1, 1 / 3, 0.498, 0.4981, 0.5, 0.7, MAX_P])
 def test_the_scale_inverts_the_exact_rate(p: float) -> None:
-    kept = round(STEPS / keep_scale(p))
-    assert 1 <= kept <= STEPS - 1
-    assert abs(kept / STEPS - (1 - p)) <= 1 / STEPS
-    assert keep_scale(p) == STEPS / kept
+    every = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    limit, scale = threshold(p, torch.bfloat16)
+    drops = int((every.float() <= limit).sum())
+    assert int((dropped(torch.ones_like(every), every, p) == 0).sum()) == drops
+    assert abs(drops / (1 << 16) - p) <= 1 / (1 << 16)
+    assert scale == (1 << 16) / ((1 << 16) - drops)
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.1, 1 / 3, 0.5, 0.7, MAX_P])
+def test_in_fp32_the_rate_is_that_of_the_patterns_up_to_the_threshold(p: float) -> None:
+    limit, scale = threshold(p, torch.float32)
+    bits = int(torch.tensor(limit).abs().view(torch.int32))
+    negative = PATTERNS[torch.float32][1] + 1  # with -0
+    drops = negative - bits if limit < 0 else negative + bits + 1
+    assert float(torch.tensor(limit)) == limit
+    assert abs(drops / (1 << 32) - p) <= 1 / (1 << 32)
+    assert scale == (1 << 32) / ((1 << 32) - drops)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 5)])
-def test_a_mask_is_zero_or_the_value_itself(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_what_is_kept_is_the_value_itself_not_finite_ones_too(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     x = torch.randn(shape).to(dtype)
-    mask = keep_mask(x, 0.5)
-    assert torch.equal(masked(x, mask), torch.where(mask < 0, x, torch.zeros_like(x)))
+    x.view(-1)[:2] = torch.tensor([float("nan"), float("inf")])
+    noise = noise_for(x)
+    assert noise.shape == x.shape and noise.dtype == dtype
+    expected = torch.where(noise <= threshold(0.5, dtype)[0], torch.zeros_like(x), x)
+    torch.testing.assert_close(dropped(x, noise, 0.5), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_dropout_of_nearly_all_takes_the_plain_path() -> None:
+    torch.manual_seed(8)
+    result = Dropout(0.999)(torch.ones(100_000))
+    assert 0 < (result != 0).sum() < 200
 
 
 def test_the_gradient_passes_where_the_value_did() -> None:
@@ -55,7 +77,7 @@ def test_the_gradient_passes_where_the_value_did() -> None:
     weight = torch.randn(1000)
     (result * weight).sum().backward()
     assert x.grad is not None
-    expected = torch.where(result == 0, torch.zeros(()), weight * keep_scale(0.3))
+    expected = torch.where(result == 0, torch.zeros(()), weight * keep_scale(0.3, torch.float32))
     torch.testing.assert_close(x.grad, expected)
 
 
@@ -94,8 +116,9 @@ def test_fused_residual_equals_the_plain_one(p: float) -> None:
     torch.manual_seed(1)
     fused = add_and_norm(inputs[0], inputs[1], norm, p)
     torch.manual_seed(1)
-    kept = masked(inputs[1].detach(), keep_mask(inputs[1], p)) != 0 if p else torch.ones(50, 24, dtype=torch.bool)
-    scale = keep_scale(p) if p else 1.0
+    change = inputs[1].detach()
+    kept = dropped(change, noise_for(change), p) != 0 if p else torch.ones(50, 24, dtype=torch.bool)
+    scale = keep_scale(p, torch.float32) if p else 1.0
     plain = norm(inputs[0] + inputs[1] * kept * scale)
     torch.testing.assert_close(fused, plain)
     for ours, theirs in zip(gradients(fused), gradients(plain), strict=True):
