@@ -24,6 +24,7 @@ from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.kv_cache import KVCache
+from nmtkit.layers.linear_relu import linear_relu
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
@@ -222,6 +223,8 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(config.d_ff, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.gated and self.activation is torch.relu_:
+            return self.fc2(self.dropout(linear_relu(self.fc1, x)))
         hidden = self.fc1(x)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
