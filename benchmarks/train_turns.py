@@ -38,10 +38,8 @@ def child(arguments: argparse.Namespace) -> None:
     sampler = BatchSampler(split.source.lengths, split.target.lengths, arguments.batch_tokens, seed=1)
     loader = BatchLoader(split, sampler, arguments.max_tokens or arguments.batch_tokens, 0, 1, device)
     batches = list(islice(sampler.epoch(0), arguments.updates))
-    number = 0
-    for _ in sys.stdin:
+    for number, _ in enumerate(sys.stdin):
         update = loader.update(Position(0, 0), batches[number % len(batches)], ends_epoch=False)
-        number += 1
         start, cpu_start = time.perf_counter(), time.process_time()
         metrics = trainer.step(update)
         seconds, cores = time.perf_counter() - start, time.process_time() - cpu_start
@@ -76,7 +74,11 @@ def main() -> None:
     command = [sys.executable, "-W", "ignore", __file__, *sys.argv[1:], "--child"]
     processes = {
         name: subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": str(path)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            env=os.environ | {"PYTHONPATH": str(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for name, path in (("before", arguments.before), ("after", arguments.after))
     }
