@@ -118,7 +118,6 @@ class _Gradients:
         if self.bias is not None:
             self.bias += rows.sum(0, dtype=torch.float32)
 
-
     def scaled(self, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """Returns the gradients times that of the loss, `scale`; the features' as `dtype`. To be called once.
 
