@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 import logging
-import re
 import secrets
 import time
 import traceback
@@ -20,8 +19,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nmtkit.pages.document import asset
-from nmtkit.serving import openapi, reading, web
+from nmtkit.serving import contents, openapi, reading, web
 from nmtkit.serving.config import ServeConfig
+from nmtkit.serving.contents import Content, Text
 from nmtkit.serving.fair_queue import Found, Kind, Pair, QueueFull, TranslationError
 from nmtkit.serving.languages import name_of
 from nmtkit.serving.metrics import Metrics
@@ -34,41 +34,9 @@ FILE_SECONDS = 600  # that a translated file can be fetched
 FILES_BYTES = 64 * 2**20  # of translated files that wait to be fetched
 CLOSED = 499  # status, in metrics only, of a request whose client has gone; nginx counts it so
 
-_NEWLINE = re.compile(r"(\r\n|\r|\n)")
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 logger = logging.getLogger("nmtkit")
-
-
-class Text:
-    """A text, its lines, and the white space around them, which comes out as it went in. HTML is a single line."""
-
-    def __init__(self, text: str, html: bool = False) -> None:
-        self.parts: list[str] = []  # white space and lines in turn
-        for part in [text] if html else _NEWLINE.split(text):
-            line = part.strip()
-            before, _, after = part.partition(line) if line else (part, "", "")
-            self.parts += [before, line, after]
-        self.indices = [index for index in range(1, len(self.parts), 3) if self.parts[index]]
-
-    @property
-    def lines(self) -> list[str]:
-        return [self.parts[index] for index in self.indices]
-
-    def translated(self, lines: Sequence[Found]) -> Found:
-        """Returns the text with `lines` in place of its own, and their alignments, if all have one, as that of all."""
-        parts, links = list(self.parts), []
-        for index, line in zip(self.indices, lines, strict=True):
-            parts[index] = line["text"]
-        before = [(0, 0)]  # characters before each part, of the source and of the translation
-        for old, new in zip(self.parts, parts, strict=True):
-            before.append((before[-1][0] + len(old), before[-1][1] + len(new)))
-        for index, line in zip(self.indices, lines, strict=True):
-            source, target = before[index]
-            links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
-        aligned = all("alignment" in line for line in lines)
-        return {"text": "".join(parts), **({"alignment": links} if aligned else {})}
 
 
 class Service:
@@ -77,7 +45,7 @@ class Service:
     def __init__(self, config: ServeConfig, pool: Pool, keys: Sequence[bytes]) -> None:
         self.config, self.pool, self.keys = config, pool, list(keys)
         self.metrics = Metrics()
-        self.files: dict[str, tuple[float, bytes]] = {}  # translated ones by token: until when, contents
+        self.files: dict[str, tuple[float, str, bytes]] = {}  # translated ones by token: until when, extension, bytes
 
     def application(self) -> Starlette:
         routes = [
@@ -158,7 +126,7 @@ class Service:
         if alignment and format == "html":
             raise Refusal(400, "Invalid request: alignment is of plain text; leave it out with format html")
         kind = Kind((source, target), alternatives, format == "html", alignment)
-        found = await self.unless_gone(request, self.translations(texts, kind))
+        found = await self.unless_gone(request, self.translations(await self.contents_of(texts, kind), kind))
         answer: dict[str, Any] = {"translatedText": [text[0]["text"] for text in found]}
         if alternatives:
             answer["alternatives"] = [[rank["text"] for rank in text[1:]] for text in found]
@@ -168,53 +136,74 @@ class Service:
                 answer["alternativesAlignment"] = [[rank["alignment"] for rank in text[1:]] for text in found]
         return JSONResponse(answer if is_list else {name: values[0] for name, values in answer.items()})
 
+    async def contents_of(self, texts: Sequence[str], kind: Kind) -> list[Content]:
+        """Returns what `texts` hold. Raises Refusal for too much, before it is read."""
+        self.check_characters(sum(map(len, texts)))
+        if kind.html:
+            return await asyncio.to_thread(lambda: [contents.web_page(text, kind.pair[1]) for text in texts])
+        return [Text(normalize("NFC", text) if kind.alignment else text) for text in texts]
+
     async def translate_file(self, request: Request) -> Response:
         fields = await self.fields(request)
-        text = await reading.text_file(fields)
+        extension, data = await contents.upload(fields, self.config.char_limit)
         pair = reading.string(fields, "source"), reading.string(fields, "target")
-        ((translated, *_),) = await self.unless_gone(request, self.translations([text], Kind(pair, 0)))
-        token = self.keep_file(translated["text"].encode())
+        content = await asyncio.to_thread(contents.content_of, extension, data, pair[1])
+        kind = Kind(pair, 0, html=not isinstance(content, Text), protect=content.protects)
+        ((translated, *_),) = await self.unless_gone(request, self.translations([content], kind))
+        token = self.keep_file(extension, content.encoded(translated["text"]))
         return JSONResponse({"translatedFileUrl": str(request.url_for("download_file", token=token))})
 
     async def download_file(self, request: Request) -> Response:
-        until, contents = self.files.get(request.path_params["token"], (0.0, b""))
+        """Answers with a file that no browser shows as a page of this server's, whatever is in it."""
+        until, extension, file = self.files.get(request.path_params["token"], (0.0, "", b""))
         if until < time.monotonic():
             raise Refusal(404, "no such file; it may have been removed")
-        headers = {"Content-Disposition": 'attachment; filename="translated.txt"'}
-        return Response(contents, media_type="text/plain; charset=utf-8", headers=headers)
+        headers = {
+            "Content-Disposition": f'attachment; filename="translated{extension}"',
+            "Content-Security-Policy": "sandbox",
+        }
+        kind = "text/plain; charset=utf-8" if extension == ".txt" else "application/octet-stream"
+        return Response(file, media_type=kind, headers=headers)
 
-    def keep_file(self, contents: bytes) -> str:
+    def keep_file(self, extension: str, contents: bytes) -> str:
         """Keeps a file in memory for a while; returns its token. The oldest ones make room for it."""
         now = time.monotonic()
         self.files = {token: file for token, file in self.files.items() if file[0] > now}
-        while self.files and sum(len(file) for _, file in self.files.values()) + len(contents) > FILES_BYTES:
+        while self.files and sum(len(file) for _, _, file in self.files.values()) + len(contents) > FILES_BYTES:
             del self.files[next(iter(self.files))]
         token = secrets.token_urlsafe(24)
-        self.files[token] = now + FILE_SECONDS, contents
+        self.files[token] = now + FILE_SECONDS, extension, contents
         return token
 
-    async def translations(self, texts: Sequence[str], kind: Kind) -> list[list[Found]]:
-        """Returns the translation of each text, and then its alternatives. Raises Refusal for what is too much."""
+    async def translations(self, pieces: Sequence[Content], kind: Kind) -> list[list[Found]]:
+        """Returns the translation of each piece, and then its alternatives. Raises Refusal for what is too much."""
         pair = kind.pair
         self.check_pair(pair)
-        characters = sum(map(len, texts))
-        if characters > self.config.char_limit:
-            limit = self.config.char_limit
-            raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
-        pieces = [Text(normalize("NFC", text) if kind.alignment else text, kind.html) for text in texts]
-        lines = [line for piece in pieces for line in piece.lines]
-        if max(len(lines), len(texts)) > self.config.batch_limit:
-            count, limit = max(len(lines), len(texts)), self.config.batch_limit
+        characters = self.check_characters(sum(len(piece.text) for piece in pieces))
+        lines = [line for piece in pieces for line in piece.segments]
+        if max(len(lines), len(pieces)) > self.config.batch_limit:
+            count, limit = max(len(lines), len(pieces)), self.config.batch_limit
             raise Refusal(413, f"Invalid request: request ({count}) exceeds batch limit ({limit})")
         found = iter(await self.pool.translate(kind, lines))
         self.metrics.lines[pair] += len(lines)
         self.metrics.characters[pair] += characters
         result = []
         for piece in pieces:
-            of_lines = [next(found) for _ in piece.indices]
+            of_lines = [next(found) for _ in piece.segments]
             ranks = min(map(len, of_lines), default=1)
-            result.append([piece.translated([line[rank] for line in of_lines]) for rank in range(ranks)])
+            by_rank = [[line[rank] for line in of_lines] for rank in range(ranks)]
+            if isinstance(piece, Text):
+                result.append([piece.translated(lines) for lines in by_rank])
+            else:  # a long one takes its time
+                result.append([await asyncio.to_thread(contents.rendered, piece, lines) for lines in by_rank])
         return result
+
+    def check_characters(self, characters: int) -> int:
+        """Returns the number. Raises Refusal where it is too large."""
+        if characters > self.config.char_limit:
+            limit = self.config.char_limit
+            raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
+        return characters
 
     def check_pair(self, pair: Pair) -> None:
         """Raises Refusal for languages that no model here translates."""

@@ -31,6 +31,7 @@ class Kind:
     alternatives: int
     html: bool = False
     alignment: bool = False
+    protect: bool = False  # placeholders, whatever the operator says of them
 
 
 class QueueFull(Exception):  # noqa: N818  # as queue.Full

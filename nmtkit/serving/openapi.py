@@ -7,8 +7,11 @@ from typing import Any
 
 import nmtkit
 from nmtkit.pages import document as pages
+from nmtkit.text.documents import EXTENSIONS
 
 Json = dict[str, Any]
+
+FILES = f"a file: {', '.join(['.txt', *EXTENSIONS])}"
 
 
 def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
@@ -34,7 +37,7 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
     }
     links = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
     required = ["api_key"] if needs_key else []
-    upload = {"file": {"type": "string", "format": "binary", "description": "plain text, .txt"}, **languages, **key}
+    upload = {"file": {"type": "string", "format": "binary", "description": FILES}, **languages, **key}
     paths = {
         "/translate": {"post": _operation(
             "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links},

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -129,16 +128,3 @@ def truth(fields: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise Refusal(400, f"Invalid request: {name} parameter is neither true nor false")
     return value
-
-
-async def text_file(fields: Mapping[str, Any]) -> str:
-    """Returns the text of an uploaded file. Raises Refusal for what is no plain text in UTF-8."""
-    file = fields.get("file")
-    if not isinstance(file, UploadFile) or not file.filename:
-        raise Refusal(400, "Invalid request: missing file parameter")
-    if not file.filename.lower().endswith(".txt"):
-        raise Refusal(400, "Invalid request: file format not supported; .txt is")
-    try:
-        return (await file.read()).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Refusal(400, "Invalid request: the file is not UTF-8") from error

@@ -61,7 +61,9 @@ def translate(model: ServedModel, task: Task) -> list[list[Found]]:
 
 def line_processor(model: ServedModel, task: Task) -> LineProcessor:
     """Returns the treatment of a task's lines: that of the model's pair, with markup where they are HTML."""
-    options = dataclasses.replace(model.text, markup="html") if task["html"] else model.text
+    options = model.text
+    if task["html"]:
+        options = dataclasses.replace(options, markup="html", protect_spans=options.protect_spans or task["protect"])
     return LineProcessor(model.translator.tokenizer, options, task["alignment"] and model.aligns)
 
 

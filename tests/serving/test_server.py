@@ -116,23 +116,80 @@ def test_libretranslates_own_client_works(server, expected):
     ]
 
 
-def test_a_text_file_is_translated_and_fetched(server, expected):
-    def upload(name, contents):
-        fields = "".join(
-            f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
-            for key, value in (("source", "en"), ("target", "de"))
-        )
-        file = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-        body = (fields + file).encode() + contents + b"\r\n--x--\r\n"
-        return server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x"})
+def upload(server, name, contents):
+    fields = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
+        for key, value in (("source", "en"), ("target", "de"))
+    )
+    file = f'--x\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
+    body = (fields + file).encode() + contents + b"\r\n--x--\r\n"
+    return server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x"})
 
-    status, answer = upload("../../a.txt", "\n".join(LINES[:3]).encode())
-    assert status == 200
+
+def fetch(server, answer):
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("GET", urllib.parse.urlsplit(answer["translatedFileUrl"]).path)
-    assert connection.getresponse().read().decode() == "\n".join(expected[line] for line in LINES[:3])
-    assert upload("a.docx", b"PK")[0] == upload("a.txt", b"\xff\xfe")[0] == 400
+    return connection.getresponse()
+
+
+def test_a_text_file_is_translated_and_fetched(server, expected):
+    status, answer = upload(server, "../../a.txt", "\n".join(LINES[:3]).encode())
+    assert status == 200
+    assert fetch(server, answer).read().decode() == "\n".join(expected[line] for line in LINES[:3])
+    assert upload(server, "a.docx", b"PK")[0] == upload(server, "a.txt", b"\xff\xfe")[0] == 400
     assert server.ask("/download_file/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("a.HTML", '<html lang="en"><script>1 < 2</script><p>', "</p>\r\n"),
+        ("a.srt", "1\r\n00:00:01,000 --> 00:00:02,000\r\n<i>", "</i>\r\n"),
+        ("a.vtt", "WEBVTT\n\n00:01.000 --> 00:02.000 line:0\n<v Bob>", "\n"),
+        ("a.po", 'msgid "', '"\nmsgstr ""\n'),
+        ("a.xlf", '<xliff version="1.2"><file target-language="x"><body><trans-unit id="1"><source>',
+         "</source></trans-unit></body></file></xliff>"),
+    ],
+)  # fmt: skip
+def test_documents_are_translated_and_fetched_as_files_to_save(server, name, before, after):
+    status, answer = upload(server, name, f"{before}{LINES[0]}{after}".encode())
+    assert status == 200, answer
+    response = fetch(server, answer)
+    assert response.headers["Content-Type"] == "application/octet-stream"
+    assert response.headers["Content-Disposition"] == f'attachment; filename="translated{name[1:].lower()}"'
+    assert response.headers["Content-Security-Policy"] == "sandbox"
+    found = response.read().decode()
+    assert found.startswith(before.replace('lang="en"', 'lang="de"').replace('msgid "', '#, fuzzy\nmsgid "'))
+    assert found != f"{before}{LINES[0]}{after}" and found.endswith(after.split('"')[-1].split("<")[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "status", "message"),
+    [
+        ("a.xlf", b'<!DOCTYPE a [<!ENTITY b "c">]><xliff version="1.2">&b;</xliff>', 400, "line 1: a document type"),
+        ("a.xlf", b"<a>" * 5_000, 400, "more than 200 elements"),
+        ("a.srt", b"1\n00:00:01,000 --> then\nx", 400, "the file: line 2: "),
+        ("a.html", b"<meta charset=zlib>x", 400, "its encoding is 'zlib'"),
+        ("a.html", b"<b>" * 5_000 + b"x", 200, ""),
+        ("a.html", b"<p>x " * 4_100, 413, "exceeds text limit"),
+        ("a.html", b"x" * 80_001, 413, "exceeds text limit"),
+        ("a.html", b"<p>x" * 101, 413, "exceeds batch limit"),
+    ],
+)
+def test_documents_are_bounded_as_texts_are(server, name, contents, status, message):
+    found, answer = upload(server, name, contents)
+    assert found == status and message in str(answer)
+
+
+def test_a_whole_page_is_translated_as_its_parts_are(server):
+    page = (
+        f"<!DOCTYPE html><html lang=en><title>{LINES[0]}</title><script>1<2</script><p>{LINES[1]}<p>{LINES[2]}</html>"
+    )
+    found = server.translate(page, format="html")
+    parts = [server.translate(line, format="html") for line in LINES[:3]]
+    assert found == '<!DOCTYPE html><html lang="de"><title>{}</title><script>1<2</script><p>{}<p>{}</html>'.format(
+        *parts
+    )
 
 
 @pytest.mark.parametrize(

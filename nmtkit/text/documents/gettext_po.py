@@ -31,6 +31,7 @@ _STRING = re.compile(r"[ \t]*\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*")
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CODE = re.compile(r"</?[A-Za-z](?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+>")
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 _PLACEHOLDER = re.compile(r"%(?:\(\w+\)|\d+\$)?[-+ #0]*(?:\d+|\*)?(?:\.\d+)?[a-zA-Z]|%\d|\{[^{}]*\}")
 
 
@@ -126,10 +127,10 @@ def checked(entry: Entry, text: str) -> Entry:
 
 @dataclass(frozen=True)
 class Part:
-    """Lines of a text that are translated together: `lines` of it, from the one numbered `line`."""
+    """Lines of a text that are translated together: `source`, from the one numbered `line`."""
 
     line: int
-    lines: int
+    source: list[str]
     before: str  # what stands before and after what is translated
     after: str
     width: int
@@ -138,8 +139,11 @@ class Part:
 
     def written(self, translation: str) -> list[str]:
         """Returns the lines of the translation."""
-        pieces = self.inline.restored(translation) or self.inline.own
-        lines = wrapped(words_of(pieces, self.write), self.lines, self.width) if self.lines > 1 else [
+        pieces = self.inline.restored(translation)
+        if pieces is None:
+            return self.source
+        count = len(self.source) - self.before.count("\n") - self.after.count("\n")
+        lines = wrapped(words_of(pieces, self.write), count, self.width) if count > 1 else [
             "".join(piece.raw if piece.role != "text" else self.write(piece.text) for piece in pieces)
         ]  # fmt: skip
         return (self.before + "\n".join(lines) + self.after).split("\n")
@@ -147,7 +151,7 @@ class Part:
 
 def parts_of(text: str) -> Iterator[Part]:
     """Yields the parts of a text to translate."""
-    markup = bool(_CODE.search(text))
+    markup = bool(_CODE.search(text) and _ENTITY.search(text))
     read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if markup else (str, str)
     lines = text.split("\n")
     first = 0
@@ -158,7 +162,7 @@ def parts_of(text: str) -> Iterator[Part]:
         pieces: list[Piece] = []
         for line in lines[first:last]:
             if pieces:
-                pieces.append(Piece("text", " "))
+                pieces.append(Piece("text", " ", "\n"))
             cursor = 0
             for match in [*_CODE.finditer(line), None]:
                 stop = match.start() if match else len(line)
@@ -173,7 +177,7 @@ def parts_of(text: str) -> Iterator[Part]:
             lead = opening.raw[: len(opening.raw) - len(opening.raw.lstrip())]
             trail = closing.raw[len(closing.raw.rstrip()) :] if opening.role == "text" or end - start > 1 else ""
             yield Part(
-                first, last - first, "".join(piece.raw for piece in pieces[:start]) + lead,
+                first, lines[first:last], "".join(piece.raw for piece in pieces[:start]) + lead,
                 trail + "".join(piece.raw for piece in pieces[end:]), max(map(len, lines[first:last])),
                 Inline(pieces[start:end]), write,
             )  # fmt: skip
@@ -205,7 +209,7 @@ class Plurals:
         if self.count is None:
             return form == 0
         numbers = self.numbers.get(form, set())
-        if 1 not in numbers:
+        if 1 not in numbers or self.count == 1:
             return False
         return numbers == {1} or _placeholders(singular) == _placeholders(plural)
 
@@ -257,8 +261,8 @@ class Catalogue(Document):
                 shift = 0
                 for part in found:
                     new = part.written(next(following))
-                    lines[part.line + shift : part.line + shift + part.lines] = new
-                    shift += len(new) - part.lines
+                    lines[part.line + shift : part.line + shift + len(part.source)] = new
+                    shift += len(new) - len(part.source)
                 texts[name] = "\n".join(lines)
             edits += self.form_edits(entry, texts)
             edits += self.fuzzy_edit(entry)

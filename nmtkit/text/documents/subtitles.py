@@ -136,6 +136,8 @@ class Subtitles(Document):
         groups: list[list[tuple[int, int]]] = []
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
+            if groups and len(lines_of(self.text[groups[-1][-1][1] : start])) > 2:
+                before = ""  # a blank line
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
@@ -201,13 +203,11 @@ class Subtitles(Document):
             if len(chain) > 1:
                 shares = divided(words, [float(len(block.text)) for block in chain])
             for block, share in zip(chain, shares, strict=True):
-                lines = wrapped(share, block.lines, max(WIDTH, block.width))
-                edits.append((block.start, block.end, newline.join(map(self.checked_line, lines))))
+                text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
+                if "-->" not in inline.text:
+                    text = text.replace("-->", "→")  # readers of subtitles take it for times
+                edits.append((block.start, block.end, text))
         return edits
-
-    def checked_line(self, line: str) -> str:
-        """Returns a line that no reader of subtitles takes for times."""
-        return line.replace("-->", "→")
 
 
 class SubRip(Subtitles):

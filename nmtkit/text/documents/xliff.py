@@ -72,6 +72,7 @@ def parse(text: str) -> Node:
     open_nodes: list[Node] = []
     pending: list[tuple[Node, str]] = []  # places that are where the next event is
     open_text: list[tuple[int, str]] = []
+    cdata: list[tuple[int, list[str]]] = []
 
     def place() -> int:
         here = starts(parser.CurrentByteIndex)
@@ -109,13 +110,24 @@ def parse(text: str) -> Node:
         if not text.endswith("/>", 0, node.inner):  # else expat says that it ends after its only tag
             pending.append((node, "end"))
 
+    def start_cdata() -> None:
+        cdata.append((place(), []))
+
+    def end_cdata() -> None:
+        start, parts = cdata.pop()
+        open_nodes[-1].content.append((start, starts(parser.CurrentByteIndex) + len("]]>"), "".join(parts)))
+
     def characters(said: str) -> None:
+        if cdata:
+            cdata[-1][1].append(said)
+            return
         here = place()
         if open_nodes:
             open_text.append((here, said))
 
     parser.StartElementHandler, parser.EndElementHandler = start, end
     parser.CharacterDataHandler = characters
+    parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = start_cdata, end_cdata
     parser.StartDoctypeDeclHandler = lambda *_: refuse("a document type, which XLIFF does not have, is refused")
     parser.CommentHandler = parser.DefaultHandler = lambda _: place()
     parser.ProcessingInstructionHandler = lambda *_: place()
