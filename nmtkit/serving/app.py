@@ -304,7 +304,7 @@ class Service:
                 "keyRequired": bool(self.keys),
                 "charLimit": self.config.char_limit,
                 "filesTranslation": True,
-                "supportedFilesFormat": [".txt"],
+                "supportedFilesFormat": list(contents.FILES),
                 "suggestions": False,
                 "language": {
                     "source": {"code": source, "name": name_of(source)},

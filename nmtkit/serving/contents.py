@@ -12,6 +12,8 @@ from nmtkit.serving.reading import Refusal
 from nmtkit.text.documents import EXTENSIONS, Document, ReadOptions, WebPage, format_of, read_document
 from nmtkit.text.documents.encoding import Encoding
 
+FILES = (".txt", *EXTENSIONS)  # extensions of those that are translated
+
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
 
 
@@ -68,9 +70,8 @@ async def upload(fields: Mapping[str, Any], char_limit: int) -> tuple[str, bytes
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(file.filename).suffix.lower()
-    if extension != ".txt" and extension not in EXTENSIONS:
-        known = ", ".join([".txt", *EXTENSIONS])
-        raise Refusal(400, f"Invalid request: file format not supported; known: {known}")
+    if extension not in FILES:
+        raise Refusal(400, f"Invalid request: file format not supported; known: {', '.join(FILES)}")
     data = await file.read()
     if len(data) > 4 * char_limit:  # no encoding has more bytes for a character
         raise Refusal(413, f"Invalid request: request exceeds text limit ({char_limit})")

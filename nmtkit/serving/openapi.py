@@ -7,11 +7,9 @@ from typing import Any
 
 import nmtkit
 from nmtkit.pages import document as pages
-from nmtkit.text.documents import EXTENSIONS
+from nmtkit.serving.contents import FILES
 
 Json = dict[str, Any]
-
-FILES = f"a file: {', '.join(['.txt', *EXTENSIONS])}"
 
 
 def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
@@ -37,7 +35,7 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
     }
     links = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
     required = ["api_key"] if needs_key else []
-    upload = {"file": {"type": "string", "format": "binary", "description": FILES}, **languages, **key}
+    upload = {"file": {"type": "string", "format": "binary", "description": ", ".join(FILES)}, **languages, **key}
     paths = {
         "/translate": {"post": _operation(
             "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links},

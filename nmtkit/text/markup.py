@@ -125,9 +125,14 @@ class _Placement:
                 whole = run == inside and self.covers(element)
                 place = characters if whole else (self.words[run[0]][0], self.words[run[1] - 1][1])
                 placed.append((place, index, element, run))
-        for index, element in without:
+        for index, element in sorted(without, key=lambda item: item[1].start == item[1].end):
             at = self.position(element, characters, taken)
-            placed.append(((at, at), index, element, (0, 0)))
+            run = self.nearest(element, at, inside, taken)
+            if run is None:
+                placed.append(((at, at), index, element, (0, 0)))
+            else:
+                taken.append(run)
+                placed.append((self.words[run[0]], index, element, run))
         parts, cursor = [], characters[0]
         for (start, end), _, element, run in sorted(placed, key=lambda item: item[:2]):
             parts.append(html.escape(self.target[cursor:start], quote=False))
@@ -167,6 +172,15 @@ class _Placement:
             yield start, first
             start = last
         yield start, inside[1]
+
+    def nearest(self, element: Element, place: int, inside: Span, taken: Sequence[Span]) -> Span | None:
+        """Returns the free word nearest to where an element belongs whose words none attends to: a link needs one."""
+        if not any(is_letter(char) for char in self.source[element.start : element.end]):
+            return None
+        free = (index for first, last in self.free(inside, taken) for index in range(first, last))
+        lettered = [index for index in free if is_letter(self.target[self.words[index][0]])]
+        best = min(lettered, key=lambda index: abs(self.words[index][0] - place), default=None)
+        return None if best is None else (best, best + 1)
 
     def position(self, element: Element, characters: Span, taken: Sequence[Span]) -> int:
         """Returns the character where an element without words goes: between the words of its parent."""

@@ -7,6 +7,7 @@ does not know. Here an entry that is not translated gets its msgstr and the flag
 - Plural forms are as many as the header says by Plural-Forms. A form that is for the number 1 alone is the
   translation of msgid, all others that of msgid_plural; where a form is for 1 and others too (21 in Russian), the
   former only if it has the placeholders of the latter.
+- Where a translation has the conversions of a c-format in another order, they get their numbers, as in %2$d %1$s.
 - Of a text of several lines, those in which a sentence goes on are translated together and wrapped again.
 """
 
@@ -31,6 +32,7 @@ _STRING = re.compile(r"[ \t]*\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*")
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _CODE = re.compile(r"</?[A-Za-z](?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+>")
+_CONVERSION = re.compile(r"%%|%[-+ #0']*\d*(?:\.\d+)?(?:hh?|ll?|[jztL])?[diouxXeEfFgGaAcsp]")
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 _PLACEHOLDER = re.compile(r"%(?:\(\w+\)|\d+\$)?[-+ #0]*(?:\d+|\*)?(?:\.\d+)?[a-zA-Z]|%\d|\{[^{}]*\}")
 
@@ -190,6 +192,23 @@ def _code(raw: str) -> Piece:
     return Piece(role, "", raw, name[1].lower() if name else "")  # type: ignore[arg-type]
 
 
+def numbered(source: str, target: str) -> str:
+    """Returns a translation in which conversions of C, as %s, say which argument they take, if their order changed."""
+    wanted, found = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
+    if found == wanted or sorted(found) != sorted(wanted):
+        return target
+    free = list(enumerate(wanted, 1))
+
+    def number(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%%"
+        place = next(entry for entry in free if entry[1] == match[0])
+        free.remove(place)
+        return f"%{place[0]}${match[0][1:]}"
+
+    return _CONVERSION.sub(number, target)
+
+
 class Plurals:
     """The plural forms of a language, by the header's Plural-Forms: how many, and which is for what number."""
 
@@ -264,6 +283,8 @@ class Catalogue(Document):
                     lines[part.line + shift : part.line + shift + len(part.source)] = new
                     shift += len(new) - len(part.source)
                 texts[name] = "\n".join(lines)
+                if entry.flags and re.search(r"[ ,]c-format", self.text[slice(*entry.flags)]):
+                    texts[name] = numbered(entry.messages[name].text, texts[name])
             edits += self.form_edits(entry, texts)
             edits += self.fuzzy_edit(entry)
         return edits

@@ -64,80 +64,100 @@ class Node:
 
 def parse(text: str) -> Node:
     """Returns the root element. Raises ValueError, beginning with the line."""
-    data = text.encode()
-    starts = _character_places(text)
-    parser: Any = expat.ParserCreate("utf-8", "\n")
-    parser.buffer_text = False
-    root: list[Node] = []
-    open_nodes: list[Node] = []
-    pending: list[tuple[Node, str]] = []  # places that are where the next event is
-    open_text: list[tuple[int, str]] = []
-    cdata: list[tuple[int, list[str]]] = []
+    return _Reader(text).read()
 
-    def place() -> int:
-        here = starts(parser.CurrentByteIndex)
-        for node, name in pending:
-            setattr(node, name, here)
-        pending.clear()
-        if open_text:
-            start, said = open_text.pop()
-            open_nodes[-1].content.append((start, here, said))
+
+class _Reader:
+    """Makes nodes of the events of expat, which says where one begins: it ends where the next begins."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.data = text, text.encode()
+        self.character = _character_places(text)
+        self.root: Node | None = None
+        self.open: list[Node] = []
+        self.waiting: list[tuple[Node, str]] = []  # fields that are the place of the next event
+        self.characters: tuple[int, str] | None = None  # a text that ends there
+        self.cdata: tuple[int, list[str]] | None = None  # a section: where it begins, what it says
+        parser: Any = expat.ParserCreate("utf-8", "\n")
+        parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
+        parser.CharacterDataHandler = self.text_found
+        parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = self.start_cdata, self.end_cdata
+        parser.StartDoctypeDeclHandler = self.doctype
+        parser.CommentHandler = parser.ProcessingInstructionHandler = parser.DefaultHandler = self.other
+        self.parser = parser
+
+    def read(self) -> Node:
+        try:
+            self.parser.Parse(self.data, True)
+        except expat.ExpatError as error:
+            raise ValueError(f"line {error.lineno}: it is no XML: {expat.ErrorString(error.code)}") from None
+        self.settle(len(self.text))
+        assert self.root is not None
+        return self.root
+
+    def place(self) -> int:
+        """Returns where the event is, and gives this place to what waited for it."""
+        here = self.character(self.parser.CurrentByteIndex)
+        self.settle(here)
         return here
 
-    def refuse(what: str) -> None:
-        raise ValueError(f"line {parser.CurrentLineNumber}: {what}")
+    def settle(self, here: int) -> None:
+        for node, name in self.waiting:
+            setattr(node, name, here)
+        self.waiting.clear()
+        if self.characters is not None:
+            start, said = self.characters
+            self.open[-1].content.append((start, here, said))
+            self.characters = None
 
-    def start(full: str, attributes: dict[str, str]) -> None:
-        here = place()
+    def start_element(self, full: str, attributes: dict[str, str]) -> None:
+        here = self.place()
         uri, _, name = full.rpartition("\n")
-        if len(open_nodes) >= DEPTH:
-            refuse(f"more than {DEPTH} elements within each other")
+        if len(self.open) >= DEPTH:
+            self.refuse(f"more than {DEPTH} elements within each other")
         named = {key.rpartition("\n")[2] if key.startswith("http://www.w3.org/XML/") else key: value
                  for key, value in attributes.items()}  # fmt: skip
         node = Node(name, named, not uri or bool(NAMESPACE.fullmatch(uri)), here)
-        if open_nodes:
-            node.parent = open_nodes[-1]
-            open_nodes[-1].content.append(node)
+        if self.open:
+            node.parent = self.open[-1]
+            self.open[-1].content.append(node)
         else:
-            root.append(node)
-        open_nodes.append(node)
-        pending.append((node, "inner"))
+            self.root = node
+        self.open.append(node)
+        self.waiting.append((node, "inner"))
 
-    def end(_: str) -> None:
-        here = place()
-        node = open_nodes.pop()
+    def end_element(self, _: str) -> None:
+        here = self.place()
+        node = self.open.pop()
         node.inner_end = node.end = here
-        if not text.endswith("/>", 0, node.inner):  # else expat says that it ends after its only tag
-            pending.append((node, "end"))
+        if not self.text.endswith("/>", 0, node.inner):  # else expat says that it ends after its only tag
+            self.waiting.append((node, "end"))
 
-    def start_cdata() -> None:
-        cdata.append((place(), []))
-
-    def end_cdata() -> None:
-        start, parts = cdata.pop()
-        open_nodes[-1].content.append((start, starts(parser.CurrentByteIndex) + len("]]>"), "".join(parts)))
-
-    def characters(said: str) -> None:
-        if cdata:
-            cdata[-1][1].append(said)
+    def text_found(self, said: str) -> None:
+        if self.cdata is not None:
+            self.cdata[1].append(said)
             return
-        here = place()
-        if open_nodes:
-            open_text.append((here, said))
+        here = self.place()
+        if self.open:
+            self.characters = here, said
 
-    parser.StartElementHandler, parser.EndElementHandler = start, end
-    parser.CharacterDataHandler = characters
-    parser.StartCdataSectionHandler, parser.EndCdataSectionHandler = start_cdata, end_cdata
-    parser.StartDoctypeDeclHandler = lambda *_: refuse("a document type, which XLIFF does not have, is refused")
-    parser.CommentHandler = parser.DefaultHandler = lambda _: place()
-    parser.ProcessingInstructionHandler = lambda *_: place()
-    try:
-        parser.Parse(data, True)
-    except expat.ExpatError as error:
-        raise ValueError(f"line {error.lineno}: it is no XML: {expat.ErrorString(error.code)}") from None
-    for node, name in pending:
-        setattr(node, name, len(text))
-    return root[0]
+    def start_cdata(self) -> None:
+        self.cdata = self.place(), []
+
+    def end_cdata(self) -> None:
+        assert self.cdata is not None
+        (start, parts), self.cdata = self.cdata, None
+        end = self.character(self.parser.CurrentByteIndex) + len("]]>")
+        self.open[-1].content.append((start, end, "".join(parts)))
+
+    def other(self, *_: str) -> None:
+        self.place()
+
+    def doctype(self, *_: Any) -> None:
+        self.refuse("a document type, which XLIFF does not have, is refused")
+
+    def refuse(self, what: str) -> None:
+        raise ValueError(f"line {self.parser.CurrentLineNumber}: {what}")
 
 
 def _character_places(text: str) -> Any:

@@ -156,6 +156,15 @@ def test_forms_are_as_many_as_the_language_has(rule, expected):
     assert re.findall(r"msgstr\[(\d)\] \"(.*)\"", found) == [(str(n), text) for n, text in enumerate(expected)]
 
 
+def test_conversions_of_c_in_another_order_are_numbered():
+    text = '#, c-format\nmsgid "%s has %d of %s, 100 %%"\nmsgstr ""\n'
+    document = read_document(text.encode(), "po", "app.po")
+    assert 'msgstr "%2$d hat %1$s von %3$s, 100 %%"' in document.render(["%d hat %s von %s, 100 %%"])
+    assert 'msgstr "%s: %d von %s"' in document.render(["%s: %d von %s"])
+    plain = read_document(text.replace("#, c-format\n", "").encode(), "po", "app.po")
+    assert 'msgstr "%d hat %s von %s"' in plain.render(["%d hat %s von %s"])
+
+
 def test_the_charset_of_the_header_is_that_of_the_file():
     text = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=ISO-8859-1\\n"\n\nmsgid "Grün"\nmsgstr ""\n'
     document = read_document(text.encode("latin-1"), "po", "app.po")
