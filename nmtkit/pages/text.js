@@ -42,7 +42,7 @@ function cut(line, language) {
   for (const { segment } of segmenters.get(language).segment(line)) {
     const last = parts.at(-1)?.trimEnd();
     const goesOn = last !== undefined && (ABBREVIATION.test(last) || (ORDINAL.test(last) && ORDINAL_LANGUAGES.test(language)));
-    if (goesOn || (parts.length && !segment.trim())) parts[parts.length - 1] += segment;
+    if (goesOn) parts[parts.length - 1] += segment;
     else parts.push(segment);
   }
   return parts;

@@ -1,14 +1,15 @@
 // The translator's page. Text comes into it only by textContent, so that script in a text is text.
 
 import { Translations, ask } from "./client.js";
+import { openFile, save, takeDrops } from "./files.js";
+import { $, announce, button, element, forget, notice } from "./page.js";
 import { changed, characters, differences, directionOf, linkedWords, pieces, sentences, tagOf } from "./text.js";
+import { followWords } from "./words.js";
 
 const TYPING_PAUSE = 300;  // ms without a key, after which what was typed is sent
 const ALTERNATIVES = 4;
-const OPENED = 20_000;  // characters of a text file that is opened in the page; a longer one is translated as a file
 const LONG = 600;  // characters from which the letters are smaller
 
-const $ = id => document.getElementById(id);
 const source = $("source"), mirror = $("mirror"), output = $("output"), menu = $("alternatives");
 
 const state = {
@@ -20,53 +21,22 @@ const state = {
   translations: null,  // of the two languages chosen
   chosen: new Map(),  // text -> the translation that was chosen for it
   apiKey: "",  // in memory only
-  alignment: true,  // until the server leaves it out
 };
 const pairs = new Map();  // Translations by "from to", so that going back to a pair asks for nothing again
 const itemOf = new WeakMap();  // of the elements of a sentence
-let typing = 0, composing = false, announcing = 0, opened = null;
+let typing = 0, composing = false, opened = null;
 
-function element(name, classes = "", text = undefined) {
-  const made = document.createElement(name);
-  if (classes) made.className = classes;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-const button = (text, action, classes = "") => {
-  const made = element("button", classes, text);
-  made.type = "button";
-  made.addEventListener("click", action);
-  return made;
-};
-
-/** Says something to those who hear the page. */
-function announce(text) {
-  clearTimeout(announcing);
-  announcing = setTimeout(() => { $("status").textContent = text; }, 150);
-}
-
-// --- notices ----------------------------------------------------------------------------------------------------------
-
-/** Shows what is wrong, and what can be done about it; nothing without a text. */
-function notice(text = "", bad = false, ...actions) {
-  const box = $("notice");
-  if (text === (box.dataset.text ?? "") && text) return;
-  box.dataset.text = text;
-  box.hidden = !text;
-  box.classList.toggle("bad", bad);
-  box.replaceChildren(...(text ? [element("p", "", text), ...actions] : []));
-}
+// --- what goes wrong -------------------------------------------------------------------------------------------------
 
 function waiting(reason) {
-  if (!reason) return notice();
+  if (!reason) return forget("waiting");
   const seconds = Math.max(1, Math.round(reason.seconds));
-  if (reason.kind === "busy") notice(`The server is busy. Trying again in ${seconds} s …`);
-  else notice(`The server cannot be reached. Trying again in ${seconds} s …`, true, button("Try now", retry));
+  if (reason.kind === "busy") notice("waiting", `The server is busy. Trying again in ${seconds} s …`);
+  else notice("waiting", `The server cannot be reached. Trying again in ${seconds} s …`, true, button("Try now", retry));
 }
 
 function retry() {
-  notice();
+  notice("");
   if (!state.languages.length) return begin();
   state.translations.want([]);
   state.translations.forgetFailures();
@@ -85,7 +55,7 @@ function askForKey(message) {
     source.focus();
     retry();
   });
-  notice(message, false, form);
+  notice("key", message, false, form);
 }
 
 function failed(error) {
@@ -94,7 +64,7 @@ function failed(error) {
     state.apiKey = "";
     askForKey(wrong ? "The server does not know this API key." : "This server asks for an API key. It is forgotten when you leave the page.");
   } else {
-    notice(`This could not be translated: ${error.message}`, true, button("Try again", retry));
+    notice("refused", `This could not be translated: ${error.message}`, true, button("Try again", retry));
   }
   render();
 }
@@ -149,9 +119,7 @@ function choose(from, to) {
 
 async function translationsOf(texts, from, to, signal) {
   const q = texts.map(text => text.normalize("NFC"));
-  const answer = await post("translate", { q, source: from, target: to, alignment: state.alignment }, { signal });
-  if (texts.length && !answer.alignment) state.alignment = false;
-  notice();
+  const answer = await post("translate", { q, source: from, target: to, alignment: true }, { signal });
   return texts.map((text, index) => ({ text: answer.translatedText[index], links: answer.alignment?.[index] ?? [], others: null }));
 }
 
@@ -266,9 +234,10 @@ function translate() {
   const limit = state.settings.charLimit ?? -1, count = characters(source.value);
   if (limit >= 0 && count > limit) {
     state.translations.want([]);
-    notice(`The text has ${count.toLocaleString("en")} characters; this server takes ${limit.toLocaleString("en")}. Shorten it, or translate it in parts.`, true);
+    notice("limit", `The text has ${count.toLocaleString("en")} characters; this server takes ${limit.toLocaleString("en")}. Shorten it, or translate it in parts.`, true);
   } else {
-    if ($("notice").dataset.text?.startsWith("The text has")) notice();
+    forget("limit");
+    if (!state.items.some(item => state.translations.refused.has(item.text))) forget("refused");
     state.translations.want(state.items.map(item => item.text));
   }
   render();
@@ -291,90 +260,6 @@ function typed() {
   typing = setTimeout(translate, missing && source.value.trim() ? TYPING_PAUSE : 0);
 }
 
-// --- words and what they were translated from -------------------------------------------------------------------------
-
-/** Marks a word and those linked to it, in both texts; nothing without one. */
-function mark(word) {
-  for (const marked of document.querySelectorAll(".word.on")) marked.classList.remove("on");
-  const sentence = word?.closest(".sentence"), item = sentence && itemOf.get(sentence);
-  if (!item?.words) return null;
-  const side = output.contains(word) ? "target" : "source", other = side === "target" ? "source" : "target";
-  const inOther = side === "target" ? item.mirror : item.output;
-  const { to } = item.words[side][word.dataset.word];
-  word.classList.add("on");
-  const linked = to.map(index => inOther.querySelector(`[data-word="${index}"]`)).filter(Boolean);
-  for (const one of linked) one.classList.add("on");
-  return linked.map(one => one.textContent).join(" ");
-}
-
-function near(sentence) {
-  for (const marked of document.querySelectorAll(".sentence.near")) marked.classList.remove("near");
-  const item = sentence && itemOf.get(sentence);
-  if (item) for (const side of [item.mirror, item.output]) side.lastChild.classList.add("near");
-}
-
-/** Returns the word of the text at a point of the window, which the field hides. */
-function wordUnder(x, y) {
-  return document.elementsFromPoint(x, y).find(found => mirror.contains(found) && found.classList.contains("word"));
-}
-
-/** Returns the word of the text that holds a place in it. */
-function wordAt(place) {
-  let at = 0;
-  for (const item of state.items) {
-    at += item.before.length;
-    const index = item.words?.source.findIndex(word => at + word.start <= place && place <= at + word.end) ?? -1;
-    if (index >= 0) return item.mirror.querySelector(`[data-word="${index}"]`);
-    at += item.text.length;
-    if (at > place) break;
-  }
-  return null;
-}
-
-function point(word, sentence) {
-  mark(word);
-  near(sentence);
-}
-
-output.addEventListener("pointerover", event => point(event.target.closest(".word"), event.target.closest(".sentence")));
-output.addEventListener("pointerleave", () => point(null, null));
-let pointed = 0;
-source.addEventListener("pointermove", event => {
-  cancelAnimationFrame(pointed);
-  pointed = requestAnimationFrame(() => { const word = wordUnder(event.clientX, event.clientY); point(word, word?.closest(".sentence")); });
-});
-source.addEventListener("pointerleave", () => { cancelAnimationFrame(pointed); point(null, null); });
-source.addEventListener("keyup", event => { if (/^(Arrow|Home|End|Page)/.test(event.key)) mark(wordAt(source.selectionStart)); });
-source.addEventListener("blur", () => mark(null));
-
-// --- the translation by keyboard --------------------------------------------------------------------------------------
-
-const stops = () => [...output.querySelectorAll(".word, .sentence[tabindex]")];
-
-output.addEventListener("keydown", event => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const all = stops(), at = all.indexOf(document.activeElement);
-  const sentence = stop => stop?.closest(".sentence");
-  const forward = output.dir === "rtl" ? "ArrowLeft" : "ArrowRight", backward = output.dir === "rtl" ? "ArrowRight" : "ArrowLeft";
-  let to = null;
-  if (event.key === forward) to = all[at + 1];
-  else if (event.key === backward) to = all[Math.max(0, at - 1)];
-  else if (event.key === "ArrowDown") to = all.slice(at + 1).find(stop => sentence(stop) !== sentence(all[at]));
-  else if (event.key === "ArrowUp") to = all.slice(0, Math.max(0, at)).findLast(stop => sentence(stop) !== sentence(all[at]));
-  else if (event.key === "Home") to = all[0];
-  else if (event.key === "End") to = all.at(-1);
-  else if ((event.key === "Enter" || event.key === " ") && at >= 0) { event.preventDefault(); return void openMenu(itemOf.get(sentence(all[at]))); }
-  else return;
-  event.preventDefault();
-  to?.focus();
-});
-output.addEventListener("focusin", event => {
-  const word = event.target.closest(".word");
-  point(word, event.target.closest(".sentence"));
-  if (word) announce(`${word.textContent}, from ${mark(word)}`);
-});
-output.addEventListener("focusout", () => point(null, null));
-
 // --- other translations of a sentence ---------------------------------------------------------------------------------
 
 output.addEventListener("click", event => {
@@ -396,7 +281,7 @@ async function openMenu(item) {
   try {
     if (!found.others) {
       const fields = { q: item.text.normalize("NFC"), source: state.from, target: state.to, alternatives: ALTERNATIVES };
-      const answer = await post("translate", { ...fields, alignment: state.alignment });
+      const answer = await post("translate", { ...fields, alignment: true });
       const texts = answer.alternatives.map((text, index) => ({ text, links: answer.alternativesAlignment?.[index] ?? [] }));
       const seen = new Set([found.text]);
       found.others = texts.filter(({ text }) => !seen.has(text) && seen.add(text));
@@ -449,69 +334,6 @@ document.addEventListener("pointerdown", event => {
   if (opened && !menu.contains(event.target) && itemOf.get(event.target.closest(".sentence")) !== opened) closeMenu();
 });
 
-// --- files ------------------------------------------------------------------------------------------------------------
-
-function save(contents, name) {
-  const link = element("a");
-  link.href = URL.createObjectURL(contents);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-}
-
-const translatedName = name => name.replace(/(\.[^.]*)?$/, ending => `.${state.to}${ending}`);
-
-async function openFile(file) {
-  const formats = state.settings.supportedFilesFormat ?? [".txt"], name = file.name.toLowerCase();
-  const limit = state.settings.charLimit ?? -1;
-  if (name.endsWith(".txt") && file.size <= 4 * OPENED) {
-    try {
-      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-      if (characters(text) <= Math.min(OPENED, limit < 0 ? OPENED : limit)) {
-        source.value = text;
-        read();
-        return translate();
-      }
-    } catch {
-      return notice(`${file.name} is not UTF-8. Save it as UTF-8, and drop it again.`, true);
-    }
-  }
-  if (!formats.some(ending => name.endsWith(ending))) {
-    return notice(`${file.name} cannot be translated here. These can: ${formats.join(", ")}.`, true);
-  }
-  const row = element("li"), abort = new AbortController(), result = translatedName(file.name);
-  row.append(element("span", "", `Translating ${file.name} …`), button("Cancel", () => { abort.abort(); row.remove(); }, "quiet"));
-  $("files").prepend(row);
-  try {
-    const form = new FormData();
-    for (const [field, value] of [["file", file], ["source", state.from], ["target", state.to]]) form.set(field, value);
-    const { translatedFileUrl } = await post("translate_file", form, { signal: abort.signal });
-    const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // of this page's server, whatever its proxy is
-    const answer = await fetch(path, { signal: abort.signal });
-    if (!answer.ok) throw new Error("the translation is no longer there");
-    const contents = await answer.blob();
-    row.replaceChildren(element("span", "", `${result} is ready`), button("Download", () => save(contents, result), "filled"), button("Remove", () => row.remove(), "quiet"));
-    announce(`${result} is ready`);
-  } catch (error) {
-    if (error.name === "AbortError") return;
-    if (error.kind === "key") failed(error);
-    row.replaceChildren(element("span", "bad", `${file.name}: ${error.message}`), button("Remove", () => row.remove(), "quiet"));
-  }
-}
-
-let depth = 0;  // elements that a file is being dragged over
-const dragsFile = event => event.dataTransfer?.types.includes("Files");
-addEventListener("dragenter", event => { if (dragsFile(event)) { depth++; $("drop").hidden = false; } });
-addEventListener("dragleave", event => { if (dragsFile(event) && --depth <= 0) { depth = 0; $("drop").hidden = true; } });
-addEventListener("dragover", event => { if (dragsFile(event)) event.preventDefault(); });
-addEventListener("drop", event => {
-  if (!dragsFile(event)) return;
-  event.preventDefault();
-  depth = 0;
-  $("drop").hidden = true;
-  for (const file of event.dataTransfer.files) openFile(file);
-});
-
 // --- buttons and keys -------------------------------------------------------------------------------------------------
 
 async function copy() {
@@ -532,13 +354,23 @@ async function copy() {
   setTimeout(() => { label.textContent = "Copy"; }, 1600);
 }
 
+function replaceText(text) {
+  source.value = text;
+  read();
+  translate();
+}
+
+const open = file => openFile(file, { now: () => state, show: replaceText, post, failed });
+
 function clear() {
   source.value = "";
-  notice();
+  notice("");
   typed();
   source.focus();
 }
 
+takeDrops(open);
+followWords({ source, mirror, output, items: () => state.items, itemOf, choose: openMenu });
 source.addEventListener("input", typed);
 source.addEventListener("compositionstart", () => { composing = true; clearTimeout(typing); });
 source.addEventListener("compositionend", () => { composing = false; typed(); });
@@ -549,7 +381,7 @@ $("clear").addEventListener("click", clear);
 $("copy").addEventListener("click", copy);
 $("download").addEventListener("click", () => save(new Blob([translation()], { type: "text/plain" }), `translation.${state.to}.txt`));
 $("open-file").addEventListener("click", () => $("file").click());
-$("file").addEventListener("change", () => { for (const file of $("file").files) openFile(file); $("file").value = ""; });
+$("file").addEventListener("change", () => { for (const file of $("file").files) open(file); $("file").value = ""; });
 $("help").addEventListener("click", () => $("keyboard").showModal());
 document.addEventListener("keydown", event => {
   if (event.key === "Escape" && opened) return closeMenu();
