@@ -198,6 +198,9 @@ class ConstrainedBeamSearch(BeamSearch):
         self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
         self.states = [[0] * options.rows for _ in constraints]  # of each open hypothesis: B R
 
+    def scores(self, tokens: Tensor) -> Tensor:
+        return self.scorer.step(tokens)
+
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
         sentences, rows = group.shape[:2]
         wanted = self.wanted_tokens()  # B R wanted

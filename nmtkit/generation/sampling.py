@@ -38,6 +38,9 @@ class Sampling(BeamSearch):
         self.log_probability.zero_()
         self.generators = [np.random.Generator(np.random.Philox([options.seed, seed])) for seed in seeds]
 
+    def scores(self, tokens: Tensor) -> Tensor:
+        return self.scorer.step(tokens)
+
     def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         sentences, rows = self.log_probability.shape
         uniform = np.stack([self.generators[sentence].random(rows) for sentence in self.sentence.tolist()])

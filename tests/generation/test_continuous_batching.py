@@ -54,12 +54,12 @@ def assert_same(found, expected) -> None:
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         assert [hypothesis.score for hypothesis in ours] == pytest.approx(
-            [hypothesis.score for hypothesis in theirs], abs=1e-5
+            [hypothesis.score for hypothesis in theirs], abs=1e-5, rel=2e-6
         )
         for value in ("score", "log_probability"):
             table = {tuple(hypothesis.tokens): getattr(hypothesis, value) for hypothesis in theirs}
             assert {tuple(hypothesis.tokens): getattr(hypothesis, value) for hypothesis in ours} == pytest.approx(
-                table, abs=1e-5
+                table, abs=1e-5, rel=2e-6
             )
 
 
