@@ -109,11 +109,12 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.pre_norm = config.pre_norm
 
-    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: AttentionContext) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4); pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
-            return x + self.dropout(sublayer(norm(x)))
-        return add_and_norm(x, sublayer(x), norm, self.dropout.p if self.training else 0.0)
+            change = sublayer(norm(x), *context)
+            return x + (self.dropout(change) if self.training else change)
+        return add_and_norm(x, sublayer(x, *context), norm, self.dropout.p if self.training else 0.0)
 
 
 class EncoderLayer(Layer):
@@ -127,7 +128,7 @@ class EncoderLayer(Layer):
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
+        x = self.residual(x, self.self_attention_norm, self.self_attention, context)
         return self.residual(x, self.feed_forward_norm, self.feed_forward)
 
 
@@ -144,8 +145,8 @@ class DecoderLayer(Layer):
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        x = self.residual(x, self.self_attention_norm, lambda y: self.self_attention(y, context))
-        x = self.residual(x, self.cross_attention_norm, lambda y: self.cross_attention(y, context))
+        x = self.residual(x, self.self_attention_norm, self.self_attention, context)
+        x = self.residual(x, self.cross_attention_norm, self.cross_attention, context)
         return self.residual(x, self.feed_forward_norm, self.feed_forward)
 
 
@@ -228,8 +229,10 @@ class FeedForward(nn.Module):
         hidden = self.fc1(x)
         if self.gated:
             gate, hidden = hidden.chunk(2, -1)
-            return self.fc2(self.dropout(self.activation(gate) * hidden))
-        return self.fc2(self.dropout(self.activation(hidden)))
+            hidden = self.activation(gate) * hidden
+        else:
+            hidden = self.activation(hidden)
+        return self.fc2(self.dropout(hidden) if self.training else hidden)
 
 
 # 3.4 Embeddings, 3.5 Positional encoding

@@ -209,6 +209,7 @@ class FinishedHypotheses:
         self.best: list[list[Hypothesis]] = [[] for _ in range(sentences)]
         # B, float64: the score that a further hypothesis of a sentence must beat
         self.threshold = torch.full((sentences,), -math.inf, dtype=torch.float64)
+        self.any_full = False  # whether some sentence has `size` of them
 
     def add(self, sentence: int, hypothesis: Hypothesis) -> None:
         kept = self.best[sentence]
@@ -219,6 +220,7 @@ class FinishedHypotheses:
         del kept[self.size :]
         if len(kept) == self.size:
             self.threshold[sentence] = kept[-1].score
+            self.any_full = True
 
 
 def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
@@ -262,15 +264,17 @@ class BeamSearch:
             scores = self.scores(tokens.to(self.device))
             parents, tokens = self.advance(self.logits_processor.apply(scores, self.history))
             done = self.is_done()
-            number = int(done.sum())
-            if number == len(done):
+            number = 0 if done is None else int(done.sum())
+            if number == len(self.sentence):
                 return [nonempty(hypotheses) for hypotheses in self.finished.best]
-            if number >= COMPACTION * len(done):
+            if done is None or not number:
+                pass
+            elif number >= COMPACTION * len(done):
                 kept = (~done).nonzero().flatten()
                 parents = parents[kept] - self.first_row[kept]
                 self.drop_finished(kept)
                 parents, tokens = parents + self.first_row, tokens[kept]
-            elif number:
+            else:
                 self.log_probability[done] = -math.inf  # finished sentences stay in the batch as padding
             self.scorer.reorder(parents.flatten().to(self.device))
             tokens = tokens.flatten()
@@ -292,7 +296,7 @@ class BeamSearch:
         size = rows // self.options.diverse_groups
         extended: list[Candidates] = []
         for start in range(0, rows, size):
-            group = log_probs[:, start : start + size]
+            group = log_probs if size == rows else log_probs[:, start : start + size]
             if extended:
                 counts = _token_counts([candidates.tokens for candidates in extended], log_probs)
                 group = group - self.options.diversity * counts
@@ -341,8 +345,10 @@ class BeamSearch:
             if score > self.finished.threshold[sentence]:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
-    def is_done(self) -> Tensor:
-        """Returns which sentences can find nothing better any more: B, bool."""
+    def is_done(self) -> Tensor | None:
+        """Returns which sentences can find nothing better any more: B, bool; None if all can."""
+        if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
+            return None
         threshold = self.finished.threshold[self.sentence]
         done = self.best_attainable() <= threshold
         if self.options.rows == 1:  # greedy: the first end is the end

@@ -84,7 +84,8 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         self.beams, self.projections, self.heads, self.window, self.dtype = beams, projections, heads, window, dtype
-        sentences, device, capacity = memory.layout.sentences, memory.values.device, round_up(4 * beams)
+        self.sentences = sentences = memory.layout.sentences
+        device, capacity = memory.values.device, round_up(4 * beams)
         self.used = 0  # entries, of E
         self.new = 0  # entries of the newest step
         self.steps = 0  # tokens of the oldest sentence
@@ -103,10 +104,6 @@ class KVCache:
         if window is not None:
             self.entry_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
         self.layers = [CachedContext(self, index) for index in range(len(projections))]
-
-    @property
-    def sentences(self) -> int:
-        return len(self.mask)
 
     @property
     def rows(self) -> int:
@@ -157,19 +154,26 @@ class KVCache:
 
     def append(self, layer: int, qkv: Tensor) -> Tensor:
         """Adds the keys and values of the newest tokens, from queries, keys and values N H*(2K+Kv), to a layer's
-        entries; returns the queries B H R K.
+        entries; returns the queries BH R K.
         """
         for room, (size, stride, start) in zip(self.room[layer], self.sources, strict=True):
             room.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + start))
-        key = self.widths[0]
-        strides = (self.new * self.row, key, self.row, 1)
-        return qkv.as_strided((self.sentences, self.heads, self.new, key), strides)
+        return self.by_head(qkv, (self.row, self.widths[0], 1))
+
+    def by_head(self, queries: Tensor, strides: tuple[int, int, int]) -> Tensor:
+        """Returns queries, which have these strides from row to row, head to head and element to element, as BH R K."""
+        row, head, element = strides
+        if self.sentences == 1:
+            return queries.as_strided((self.heads, self.new, self.widths[0]), (head, row, element))
+        size = (self.sentences, self.heads, self.new, self.widths[0])
+        return queries.as_strided(size, (self.new * row, head, row, element)).flatten(0, 1)
 
     def reorder(self, beam_index: Tensor) -> None:
         if self.beams > 1:
             self.mask = self.mask.flatten(0, 1).index_select(0, beam_index).view_as(self.mask)
 
     def drop_finished(self, sentences: Tensor) -> None:
+        self.sentences = len(sentences)
         self.mask, self.memory_mask, self.cross_mask = self.mask[sentences], self.memory_mask[sentences], None
         if self.started is not None:
             self.started = self.started[sentences]
@@ -260,35 +264,40 @@ class CachedContext:
         self, qkv: Tensor, split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], spec: AttentionSpec
     ) -> Tensor:
         cache = self.cache
-        rounded = qkv.to(cache.dtype)
-        query = cache.append(self.layer, rounded)
-        return cached_attention(query, *cache.entries.products[self.layer], cache.self_mask, cache.dtype).to(qkv.dtype)
+        if qkv.dtype != cache.dtype:
+            return self.self_attention(qkv.to(cache.dtype), split, spec).to(qkv.dtype)
+        query = cache.append(self.layer, qkv)
+        return cached_attention(query, *cache.entries.products[self.layer], cache.self_mask, cache.sentences)
 
     def cross_attention(self, query: Tensor, project: Projection, spec: AttentionSpec) -> Tensor:
         cache = self.cache
-        rows = query.to(cache.dtype).view(cache.sentences, cache.new, *query.shape[1:]).transpose(1, 2)
-        products = cache.memory_entries.products[self.layer]
+        if query.dtype != cache.dtype:
+            return self.cross_attention(query.to(cache.dtype), project, spec).to(query.dtype)
         assert cache.cross_mask is not None
-        return cached_attention(rows, *products, cache.cross_mask, cache.dtype).to(query.dtype)
+        row, head, element = query.stride()
+        rows = cache.by_head(query, (row, head, element))
+        return cached_attention(rows, *cache.memory_entries.products[self.layer], cache.cross_mask, cache.sentences)
 
 
-def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Attention of the rows of each sentence to its entries: B H R K, BH K E, BH E Kv -> N H*Kv.
+def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sentences: int) -> Tensor:
+    """Attention of the rows of each sentence to its entries: BH R K, BH K E, BH E Kv -> N H*Kv.
 
     `mask`, added to the scores, is BH R E, of the type of keys and values. The softmax is taken in fp32. Products are
-    those of `dtype`: if keys and values are in fp32 and it is bf16, they are summed in fp32 and rounded where a product
-    in bf16 rounds its result, so that only the order of a sum may differ. Plain batched products: with so few queries
-    the fused kernels are slower on a CPU.
+    those of the type of the queries: if keys and values are in fp32 and it is bf16, they are summed in fp32 and rounded
+    where a product in bf16 rounds its result, so that only the order of a sum may differ. Plain batched products: with
+    so few queries the fused kernels are slower on a CPU.
     """
-    sentences, heads, rows, width = query.shape
-    emulated = dtype != keys.dtype
-    query = (query[0] if sentences == 1 else query.reshape(-1, rows, width)).to(keys.dtype)
-    scores = torch.baddbmm(mask, query, keys, alpha=width**-0.5)
+    dtype = query.dtype
+    rows, width = query.shape[1:]
     if dtype == torch.float32:
+        scores = torch.baddbmm(mask, query, keys, alpha=width**-0.5)
         attended = torch.bmm(torch.softmax(scores, -1, out=scores), values)
     else:
-        weights = (scores.to(dtype) if emulated else scores).softmax(-1, dtype=torch.float32)
+        scores = torch.baddbmm(mask, query.to(keys.dtype), keys, alpha=width**-0.5)
+        weights = scores.to(dtype).softmax(-1, dtype=torch.float32)
         attended = torch.bmm(weights.to(dtype).to(values.dtype), values).to(dtype)  # BH R Kv
-    if rows > 1:
-        attended = attended.view(sentences, heads, rows, -1).transpose(1, 2)
-    return attended.reshape(sentences * rows, -1)
+    if rows == 1:
+        return attended.view(sentences, -1)
+    if sentences == 1:
+        return attended.transpose(0, 1).reshape(rows, -1)
+    return attended.view(sentences, -1, *attended.shape[1:]).transpose(1, 2).reshape(sentences * rows, -1)

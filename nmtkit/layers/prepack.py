@@ -66,6 +66,8 @@ def keep_freed_memory() -> None:
 @functools.cache
 def without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
     """Returns a subclass whose instances are called without a look for hooks: it takes 0.7 µs, fifty times a step."""
+    if kind is nn.LayerNorm:
+        return InferenceLayerNorm
     return type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
 
 
@@ -98,6 +100,15 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
         return torch.bfloat16 if short else torch.float32
     weight: Tensor = linear.weight  # type: ignore[assignment]
     return weight.dtype
+
+
+class InferenceLayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` without the Python around the operation, which takes as long again for few rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    __call__ = forward
 
 
 class InferenceLinear(nn.Module, ABC):
@@ -157,8 +168,10 @@ class Fp16Linear(InferenceLinear):
         bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias
         self.bias = bias.detach().float()
 
-    def product(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         return _fp16_linear(x, self.packed, self.bias)
+
+    product = forward
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:

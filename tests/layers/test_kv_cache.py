@@ -57,10 +57,10 @@ def test_rows_attend_as_the_reference_does_and_alike_in_either_store(sentences, 
     mask[:, :, 0] = 0.0
     scores = torch.einsum("bhqk,bhek->bhqe", query, keys) / 8**0.5 + mask.view(sentences, 3, rows, 16)
     expected = torch.einsum("bhqe,bhev->bqhv", scores.softmax(-1), values).reshape(-1, 12)
-    keys, values = keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
-    torch.testing.assert_close(cached_attention(query, keys, values, mask, torch.float32), expected)
+    query, keys, values = query.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+    torch.testing.assert_close(cached_attention(query, keys, values, mask, sentences), expected)
     short = [x.to(torch.bfloat16) for x in (query, keys, values, mask)]
     wide = [short[0], *(x.float() for x in short[1:])]  # the same numbers, in fp32
-    found = [cached_attention(*arguments, torch.bfloat16) for arguments in (short, wide)]
+    found = [cached_attention(*arguments, sentences) for arguments in (short, wide)]
     torch.testing.assert_close(found[0].float(), expected, rtol=0.05, atol=0.05)
     torch.testing.assert_close(*found, rtol=2**-7, atol=1e-6)  # alike, but for a last place of bf16
