@@ -5,6 +5,7 @@ the best as open hypotheses, until none of these can come to a better score than
 for required phrases are subclasses.
 """
 
+import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -116,6 +117,24 @@ def topk(values: Tensor, k: int, maxima: Tensor | None = None) -> tuple[Tensor, 
     return largest, best.gather(1, index // TOPK_BLOCK) * TOPK_BLOCK + index % TOPK_BLOCK
 
 
+@functools.lru_cache(64)
+def block_width(columns: int) -> int:
+    """Returns the width of the blocks in which `continuations` looks at rows: one that leaves no rest, if there is.
+
+    Maxima come 32 columns at a time; those left over in a block are slow.
+    """
+    widths = [width for width in range(64, 161) if columns % width == 0 and width % 32 <= 8]
+    return min(widths, key=lambda width: (width % 32 / width, width), default=TOPK_BLOCK)
+
+
+@functools.lru_cache(64)
+def block_starts(rows: int, columns: int, device: torch.device) -> Tensor:
+    """Returns where each block of each of `rows` begins; the last one of a row may overlap the one before."""
+    width = block_width(columns)
+    within = torch.arange(0, columns, width, device=device).clamp_max(columns - width)
+    return (torch.arange(0, rows * columns, columns, device=device)[:, None] + within).flatten()
+
+
 def continuations(scores: Tensor, before: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """Returns the largest of `scores` + `before` of each sentence, largest first, and their indices among R x V.
 
@@ -123,25 +142,26 @@ def continuations(scores: Tensor, before: Tensor, number: int) -> tuple[Tensor, 
     columns, those with the largest maxima, so that all other blocks are only read once, for their maximum.
     """
     sentences, rows, columns = scores.shape
-    whole, tail = divmod(columns, TOPK_BLOCK)
+    width = block_width(columns)
+    whole, rest = divmod(columns, width)
     if rows * whole < 4 * number:
         return (scores + before[:, :, None]).flatten(1).topk(number)
     scores = scores.contiguous()
-    maxima = scores.as_strided((sentences, rows, whole, TOPK_BLOCK), (*scores.stride()[:2], TOPK_BLOCK, 1)).amax(3)
-    if tail:
-        maxima = torch.cat([maxima, scores.narrow(2, columns - tail, tail).amax(2, keepdim=True)], 2)
-    blocks = maxima.shape[2]
+    maxima = scores.as_strided((sentences, rows, whole, width), (rows * columns, columns, width, 1)).amax(3)
+    if rest:
+        maxima = torch.cat([maxima, scores.narrow(2, columns - rest, rest).amax(2, keepdim=True)], 2)
     best = (maxima + before[:, :, None]).flatten(1).topk(number, sorted=False).indices  # B C
-    row, block = best // blocks, best % blocks
-    start = row * columns + (block * TOPK_BLOCK).clamp_max_(columns - TOPK_BLOCK)  # the last ones may overlap
-    first = torch.arange(0, scores.numel(), rows * columns, device=scores.device)[:, None]
-    windows = scores.as_strided((scores.numel() - TOPK_BLOCK + 1, TOPK_BLOCK), (1, 1))
-    picked = windows.index_select(0, (start + first).flatten()).view(sentences, number, TOPK_BLOCK)
-    if tail:
-        overlap = torch.arange(TOPK_BLOCK, device=scores.device) < TOPK_BLOCK - tail
-        picked.masked_fill_((block == whole)[:, :, None] & overlap, -math.inf)
-    largest, index = (picked + before.gather(1, row)[:, :, None]).flatten(1).topk(number)
-    return largest, start.gather(1, index // TOPK_BLOCK) + index % TOPK_BLOCK
+    start = block_starts(rows, columns, scores.device)[best]
+    begin = start
+    if sentences > 1:
+        begin = start + torch.arange(0, scores.numel(), rows * columns, device=scores.device)[:, None]
+    windows = scores.as_strided((scores.numel() - width + 1, width), (1, 1))
+    picked = windows.index_select(0, begin.flatten()).view(sentences, number, width)
+    if rest:
+        overlap = torch.arange(width, device=scores.device) < width - rest
+        picked.masked_fill_((best % (whole + 1) == whole)[:, :, None] & overlap, -math.inf)
+    largest, index = (picked + before.gather(1, start // columns)[:, :, None]).flatten(1).topk(number)
+    return largest, start.gather(1, index // width) + index % width
 
 
 def logsumexp(logits: Tensor) -> Tensor:

@@ -176,7 +176,7 @@ class Fp16Linear(InferenceLinear):
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
     """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None where it is not there, or fp16 too narrow."""
-    if weight.abs().max() > torch.finfo(torch.float16).max:
+    if _fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
         with warnings.catch_warnings():

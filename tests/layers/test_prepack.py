@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nmtkit.layers.prepack import Int8Linear, PrepackedLinear, prepack, round_up_rows
+from nmtkit.layers.prepack import Fp16Linear, Int8Linear, PrepackedLinear, prepack, prepacked_linear, round_up_rows
 
 
 def plain_int8(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -47,14 +47,39 @@ def test_int8_is_the_same_by_either_engine(inputs):
         assert torch.equal(layer(x), found)
 
 
-def test_small_products_in_bf16_are_those_of_large_ones():
+def test_small_layers_multiply_fp16_weights_in_fp32_alike_for_any_rows():
     torch.manual_seed(1)
+    linear, x = nn.Linear(128, 100), torch.randn(60, 128)
     with torch.no_grad():
-        layer, x = PrepackedLinear(nn.Linear(128, 100), "bf16"), torch.randn(5, 128)
-        assert layer.small_rows >= 5
+        layer = prepacked_linear(linear, "int8")
+        assert isinstance(layer, Fp16Linear)
         found = layer(x)
-        layer.small_rows = 0
-        torch.testing.assert_close(layer(x), found, rtol=2**-7, atol=1e-6)
+        expected = x.double() @ linear.weight.half().double().T + linear.bias.double()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+        assert torch.equal(layer(x.view(3, 20, 128)), found.view(3, 20, 100))
+        for row in (0, 7, 59):
+            assert torch.equal(layer(x[row : row + 1])[0], found[row])
+
+
+def test_weights_beyond_fp16_or_without_its_kernel_become_bf16(monkeypatch):
+    monkeypatch.setattr("nmtkit.layers.prepack.multiplies_in_bf16", lambda: True)
+    linear = nn.Linear(8, 8)
+    with torch.no_grad():
+        linear.weight[0, 0] = 1e5
+        assert isinstance(prepacked_linear(linear, "bf16"), PrepackedLinear)
+        monkeypatch.setattr("nmtkit.layers.prepack._fp16_linear", None)
+        assert isinstance(prepacked_linear(nn.Linear(8, 8), "bf16"), PrepackedLinear)
+
+
+def test_prepacked_modules_keep_their_names_and_kinds():
+    model = nn.Sequential(nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 8), nn.ReLU()))
+    with torch.no_grad():
+        x = torch.randn(3, 16)
+        expected = model(x)
+        prepack(model, "fp32")
+        torch.testing.assert_close(model(x), expected)
+    assert isinstance(model, nn.Sequential) and isinstance(model[0], nn.LayerNorm)
+    assert type(model[1]).__name__ == "Sequential"
 
 
 def test_int8_of_zeros_is_the_bias():
@@ -66,7 +91,7 @@ def test_int8_of_zeros_is_the_bias():
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 2e-2), ("int8", 3e-2)])
 def test_packing_changes_results_no_more_than_its_precision(precision, tolerance):
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(512, 128), nn.ReLU(), nn.Sequential(nn.Linear(128, 32, bias=False)))
+    model = nn.Sequential(nn.Linear(512, 160), nn.ReLU(), nn.Sequential(nn.Linear(160, 32, bias=False)))
     x = torch.randn(5, 3, 512)
     with torch.no_grad():
         expected = model(x)
@@ -80,11 +105,12 @@ def test_packing_changes_results_no_more_than_its_precision(precision, tolerance
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_int8_is_for_layers_where_it_pays(has_bf16, monkeypatch):
     monkeypatch.setattr("nmtkit.layers.prepack.multiplies_in_bf16", lambda: has_bf16)
-    model = nn.Sequential(nn.Linear(512, 8), nn.Linear(256, 8), nn.Linear(16, 4096))
+    model = nn.Sequential(nn.Linear(512, 8), nn.Linear(256, 300), nn.Linear(16, 4096), nn.Linear(256, 256))
     with torch.no_grad():
         prepack(model, "int8")
     assert isinstance(model[0], Int8Linear) and isinstance(model[2], Int8Linear)
     assert isinstance(model[1], PrepackedLinear if has_bf16 else Int8Linear)
+    assert isinstance(model[3], Fp16Linear)
 
 
 def test_numbers_of_rows_come_in_few_kinds():
