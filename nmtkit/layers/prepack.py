@@ -13,7 +13,7 @@ from torch.nn import functional as F
 Precision = Literal["fp32", "bf16", "int8"]
 
 _linear = torch.ops.mkldnn._linear_pointwise.default
-_fp16_linear = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+_fp16_linear: Any = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
 _onednn_linear = torch.ops.onednn.qlinear_pointwise.default
 _fbgemm_linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
@@ -44,7 +44,7 @@ def prepack(model: nn.Module, precision: Precision) -> None:
             if type(child) is nn.Linear:
                 setattr(module, name, prepacked_linear(child, precision))
     for module in model.modules():
-        module.__class__ = without_hooks(type(module))
+        module.__class__ = without_hooks(type(module))  # type: ignore[arg-type]  # it means its instances
         # Python finds them so at once; by nn.Module's own search it takes 0.4 µs each time, hundreds of times a step
         module.__dict__.update(module._modules)
         module.__dict__.update(module._parameters)
@@ -169,13 +169,14 @@ class Fp16Linear(InferenceLinear):
         self.bias = bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:
-        return _fp16_linear(x, self.packed, self.bias)
+        y: Tensor = _fp16_linear(x, self.packed, self.bias)
+        return y
 
     product = forward
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None where it is not there, or fp16 too narrow."""
+    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None where there is none, or fp16 is too narrow."""
     if _fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
