@@ -176,7 +176,7 @@ class Fp16Linear(InferenceLinear):
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None where there is none, or fp16 is too narrow."""
+    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None without it, or beyond the range of fp16."""
     if _fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
