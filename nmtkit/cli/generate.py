@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,12 +19,15 @@ from nmtkit.files import atomic_write
 from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
 from nmtkit.text.documents import Document, ReadOptions, format_of, read_document
+from nmtkit.text.sentences import has_several
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
     from nmtkit.generation.lines import LineProcessor
     from nmtkit.generation.requests import Request
     from nmtkit.generation.translator import Translation, Translator
+
+logger = logging.getLogger("nmtkit")
 
 # Fields of a request that come from files beside the input.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
@@ -111,6 +115,8 @@ def command(
     text: TextOptions = derived(TextOptions, given)
     if document is not None:
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or document.protects)
+        if text.split_sentences is None:
+            warn_of_paragraphs(document)
     options: TranslatorOptions = derived(TranslatorOptions, given)
     generate(data, paths, document or inputs, config, search, devices, options, text)
 
@@ -153,6 +159,16 @@ def open_document(
     data = files[0].read_bytes() if files else standard_input().read()
     language = language or model_language(checkpoint)
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+
+
+def warn_of_paragraphs(document: Document) -> None:
+    """Says how many segments have several sentences, of which a model of sentences may leave some out."""
+    count = sum(map(has_several, document.segments))
+    if count:
+        logger.warning(
+            "%d of %d segments have several sentences, and a model of sentences may leave some out; add "
+            "--split-sentences and the language, as en", count, len(document.segments),
+        )  # fmt: skip
 
 
 def model_language(checkpoint: Path) -> str | None:

@@ -5,6 +5,9 @@ from collections.abc import Callable
 
 from nmtkit.text.alignment import Span
 
+# A sentence's end and another's beginning, in a line that may have tags.
+_BETWEEN = re.compile(r"\w\w[.!?…][\"'”»)]*(?:<[^<>]*>)*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w")
+
 Splitter = Callable[[str, str], list[str]]  # language, text -> its sentences end to end
 
 
@@ -32,3 +35,8 @@ def sentences(text: str, language: str, split: Splitter) -> list[Span]:
 def is_language(code: str) -> bool:
     """Returns whether a text looks like the code of a language: de, zh-Hant, deu."""
     return re.fullmatch(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*", code) is not None
+
+
+def has_several(line: str) -> bool:
+    """Returns whether a line looks like several sentences; no package is asked, and abbreviations may deceive."""
+    return _BETWEEN.search(line) is not None
