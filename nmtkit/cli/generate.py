@@ -173,10 +173,13 @@ def warn_of_paragraphs(document: Document) -> None:
 
 def model_language(checkpoint: Path) -> str | None:
     """Returns the language that a checkpoint translates into, None where it does not say."""
-    from nmtkit.checkpoint import read
+    with imports():
+        from nmtkit.serving.loading import languages_of
 
-    languages = read(checkpoint, mmap=True).get("run", {}).get("languages")
-    return languages[1] if languages else None
+    try:
+        return languages_of(checkpoint)[1]
+    except ValueError:
+        return None
 
 
 def check_combination(
