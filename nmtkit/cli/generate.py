@@ -66,6 +66,9 @@ class GenerateConfig(registry.Config):
     glossary_report: Path | None = registry.option(
         None, "write what became of each term of --glossary in each line: a table with tabs", metavar="FILE"
     )
+    quality_report: Path | None = registry.option(
+        None, "write how good each translation may be, to sort by: a table with tabs; see --quality", metavar="FILE"
+    )
     workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
 
 
@@ -110,6 +113,7 @@ def command(
     devices: DeviceOptions = derived(DeviceOptions, given)
     format = document_format(config, inputs)
     check_combination(config, search, devices, facts_of(format, inputs), data is not None)
+    search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
     document = None if format is None else open_document(format, inputs, config, paths[0], search.target_lang)
     load_plugins(plugins)
     text: TextOptions = derived(TextOptions, given)
@@ -217,7 +221,7 @@ def generate(
 
         from nmtkit import busy_cores
         from nmtkit.generation import inputs
-        from nmtkit.generation.line_reports import GlossaryReport
+        from nmtkit.generation.line_reports import GlossaryReport, QualityReport
         from nmtkit.generation.lines import LineProcessor
         from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.generation.translator import WINDOW, Translator
@@ -264,6 +268,8 @@ def generate(
         if text.glossary is not None:
             report = stack.enter_context(GlossaryReport(config.glossary_report))
             translations = report.observe(translations)
+        if config.quality_report is not None:
+            translations = stack.enter_context(QualityReport(config.quality_report)).observe(translations)
         if document is not None:
             out.write(document.encoded(document.render([found.text for found in counted(translations)])))
         else:

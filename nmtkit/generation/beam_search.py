@@ -42,6 +42,7 @@ class Hypothesis:
     score: float
     log_probability: float  # natural logarithm, eos included
     alignment: list[list[float]] | None = None  # if asked for: of each token the weights of all source tokens and eos
+    token_log_probabilities: list[float] | None = None  # if asked for: the model's own, natural logarithms, of eos too
 
 
 @dataclass(frozen=True)

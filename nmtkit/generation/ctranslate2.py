@@ -23,9 +23,8 @@ from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.formats import ctranslate2 as ctranslate2_format
 from nmtkit.generation.beam_search import Hypothesis, length_penalty
 from nmtkit.generation.constraints import NO_CONSTRAINTS
-from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, align, decode
+from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, annotated, decode
 from nmtkit.generation.options import CTRANSLATE2_RULE, SearchOptions
-from nmtkit.packed import Packed
 from nmtkit.registry import changed_flags, check_flags
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
@@ -127,7 +126,8 @@ class CTranslate2Engine:
         return options.max_length(len(sentence.ids) - 1)
 
     def _start_group(self, group: Sequence[Sentence], options: SearchOptions) -> list[Any]:
-        assert all(sentence.constraints == NO_CONSTRAINTS for sentence in group)
+        if any(sentence.constraints != NO_CONSTRAINTS for sentence in group):
+            raise ValueError("--engine ctranslate2 has no prefixes, required and avoided phrases; leave them or it out")
         return self.translator.translate_batch(
             [[self.pieces[id] for id in sentence.ids if id != EOS] for sentence in group],
             beam_size=options.beam,
@@ -153,8 +153,7 @@ class CTranslate2Engine:
                 cut.append(index)
             score = log_probability / float(length_penalty(len(tokens) + 1, options.lenpen))
             found.append([Hypothesis(tokens, score, log_probability)])
-        if options.alignment or options.replace_unknown:
-            found = align(models, Packed.from_lists([sentence.ids for sentence in batch], device), found)
+        found = annotated(models, batch, options, device, found)
         searched = decode(models, [batch[index] for index in cut], options, device)
         for index, hypotheses in zip(cut, searched, strict=True):
             found[index] = hypotheses

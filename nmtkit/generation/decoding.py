@@ -1,6 +1,7 @@
 """Decodes a batch of sentences: searches or samples translations, or scores given ones, and aligns them."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from nmtkit.generation.constraints import NO_CONSTRAINTS, Constraints, PieceEdge
 from nmtkit.generation.options import SearchOptions
 from nmtkit.generation.sampling import Sampling
 from nmtkit.packed import Packed
+
+PROJECTED_ROWS = 1024  # tokens whose distributions are in memory together
 
 # B sentences, T target tokens of all, L and M tokens of the longest target and source
 
@@ -57,7 +60,24 @@ def decode(
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
         found = beam_search(models, source, options, constraints, seeds, edges)
-    return align(models, source, found) if options.alignment or options.replace_unknown else found
+    return annotated(models, batch, options, device, found)
+
+
+def annotated(
+    models: Sequence[Architecture],
+    batch: SentenceBatch,
+    options: SearchOptions,
+    device: torch.device,
+    found: BatchHypotheses,
+) -> BatchHypotheses:
+    """Returns what any search has found with what `options` ask to know of it: alignments, probabilities of tokens."""
+    aligned, scored = options.alignment is not None or options.replace_unknown, options.quality
+    if not batch or not (aligned or scored):
+        return found
+    source = Packed.from_lists([sentence.ids for sentence in batch], device)
+    if scored and not options.score_reference:
+        found = with_token_log_probabilities(models, source, found)
+    return align(models, source, found) if aligned else found
 
 
 @torch.inference_mode()
@@ -95,14 +115,45 @@ def score_references(
 
     The first `given` tokens of each cost nothing.
     """
-    inputs, outputs = _packed([[BOS, *ids] for ids in references], source), [[*ids, EOS] for ids in references]
-    mean = mean_log_probabilities([model.output_projection(model(source, inputs)) for model in models])  # T V
-    gained = mean.gather(1, _packed(outputs, source).values[:, None])[:, 0].double().cpu()
-    parts = zip(gained.split([len(ids) for ids in outputs]), given or [0] * len(references), strict=True)
-    totals = [float(part[free:].sum()) for part, free in parts]
+    gained = token_log_probabilities(models, source, references)
+    totals = [sum(each[free:]) for each, free in zip(gained, given or [0] * len(references), strict=True)]
     return [
-        Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total)
-        for ids, total in zip(references, totals, strict=True)
+        Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total, token_log_probabilities=each)
+        for ids, total, each in zip(references, totals, gained, strict=True)
+    ]
+
+
+def token_log_probabilities(
+    models: Sequence[Architecture], source: Packed, outputs: Sequence[list[int]]
+) -> list[list[float]]:
+    """Returns the log probability of each token of an output (ids without eos) for each sentence, and of its eos.
+
+    One pass over all tokens, whatever found the outputs; of several models, of their mean probabilities.
+    """
+    inputs, targets = _packed([[BOS, *ids] for ids in outputs], source), [[*ids, EOS] for ids in outputs]
+    features = [model(source, inputs) for model in models]  # T D of each
+    wanted = _packed(targets, source).values[:, None]
+    parts = []
+    for start in range(0, len(wanted), PROJECTED_ROWS):
+        rows = slice(start, start + PROJECTED_ROWS)
+        logits = [model.output_projection(each[rows]) for model, each in zip(models, features, strict=True)]
+        parts.append(mean_log_probabilities(logits).gather(1, wanted[rows])[:, 0].double().cpu())
+    gained = torch.cat(parts).nan_to_num_(nan=-math.inf, neginf=-math.inf)
+    return [part.tolist() for part in gained.split([len(ids) for ids in targets])]
+
+
+@torch.inference_mode()
+def with_token_log_probabilities(
+    models: Sequence[Architecture], source: Packed, found: BatchHypotheses
+) -> BatchHypotheses:
+    """Returns the hypotheses of each sentence with the log probability of each token."""
+    owner = [sentence for sentence, hypotheses in enumerate(found) for _ in hypotheses]
+    sources = source.select(torch.tensor(owner, device=source.values.device))
+    outputs = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
+    gained = iter(token_log_probabilities(models, sources, outputs))
+    return [
+        [dataclasses.replace(hypothesis, token_log_probabilities=next(gained)) for hypothesis in hypotheses]
+        for hypotheses in found
     ]
 
 

@@ -59,3 +59,21 @@ class GlossaryReport(Table):
             f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
             f"{self.hits:,} translated as asked for, {self.misses:,} not"
         )
+
+
+class QualityReport(Table):
+    """The quality of the best translation of each line, a row for each."""
+
+    NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, self.NAMES)
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            quality = translation.hypotheses[0].quality
+            assert quality is not None
+            numbers = (quality.mean_probability, quality.min_probability, quality.length_ratio, quality.copied)
+            flags = ",".join(quality.flags)
+            self.write((translation.id + 1, f"{quality.score:.4f}", flags, *(f"{number:.4f}" for number in numbers)))
+            yield translation

@@ -2,7 +2,7 @@
 
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from nmtkit.data.tokenizer import Tokenizer
@@ -17,6 +17,7 @@ from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Occurrence, Term, TermResult, load, term_results, without
 from nmtkit.text.markup import Marked, marked
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
+from nmtkit.text.quality import Quality, assess
 from nmtkit.text.sentences import sentences, splitter
 
 
@@ -54,6 +55,7 @@ class _Line:
     text: str  # without markup
     markup: Marked | None
     sentences: list[_Sentence]
+    tokenizer: Tokenizer
     links: bool  # wanted, of words
     glossary: bool
     rewritten: bool
@@ -70,10 +72,11 @@ class _Line:
     def _joined(self, outputs: Sequence[Output]) -> Output:
         """Returns the translations of the sentences with the white space that was between them."""
         if not self.rewritten:
-            return replace(outputs[0], terms=self.sentences[0].term_results(outputs[0].text)[0])
+            terms = self.sentences[0].term_results(outputs[0].text)[0]
+            return replace(outputs[0], terms=terms, quality=self._quality(outputs, outputs[0].text, terms))
         text, end = "", 0
         links: list[Link] = []
-        terms: list[TermResult] = []
+        terms = []
         for sentence, output in zip(self.sentences, outputs, strict=True):
             text += self.text[end : sentence.start]
             translated, own, results = sentence.restored(output)
@@ -82,6 +85,7 @@ class _Line:
             terms += results
             end = sentence.end
         text += self.text[end:]
+        quality = self._quality(outputs, text, terms)
         if self.markup is not None:
             text = self.markup.restore(text, links)
         return Output(
@@ -91,8 +95,39 @@ class _Line:
             log_probability=sum(output.log_probability for output in outputs),
             alignment=[[*astuple(link)] for link in links] if self.links and self.markup is None else None,
             utility=outputs[0].utility if len(outputs) == 1 else None,
+            token_log_probabilities=token_log_probabilities(outputs),
+            quality=quality,
             terms=terms if self.glossary else None,
         )
+
+    def _quality(self, outputs: Sequence[Output], text: str, terms: Sequence[TermResult]) -> Quality | None:
+        """Returns the quality of a translation without markup, if it is asked for."""
+        protected = [string for sentence in self.sentences for string in sentence.protected.strings]
+        protected += [term.found for term in terms if term.found is not None]
+        read = [sentence.protected.text for sentence in self.sentences]
+        return quality_of(self.tokenizer, self.text, read, text, outputs, protected)
+
+
+def token_log_probabilities(outputs: Sequence[Output]) -> list[float] | None:
+    """Returns those of several outputs, one after the other, or None if they are not known."""
+    each = [output.token_log_probabilities for output in outputs]
+    return None if None in each else [value for values in each for value in values or []]
+
+
+def quality_of(
+    tokenizer: Tokenizer,
+    source: str,
+    read: Sequence[str],
+    text: str,
+    outputs: Sequence[Output],
+    protected: Collection[str] = (),
+) -> Quality | None:
+    """Returns the quality of a translation, if it is asked for; `read` are the texts of which the model made it."""
+    each = token_log_probabilities(outputs)
+    if each is None:
+        return None
+    pieces = len(tokenizer.encode_source(read).ids) - len(read), sum(len(output.pieces) for output in outputs)
+    return assess(source, text, each, pieces, protected)
 
 
 class LineProcessor:
@@ -153,7 +188,9 @@ class LineProcessor:
             ]
             requests.append(replace(request, source=tagged, ids=None, terms=terms))
         glossary, rewritten = self.glossary is not None, bool(self.options.rewriting)
-        self.waiting.append(_Line(request.source, line, markup, waiting, self.links, glossary, rewritten))
+        self.waiting.append(
+            _Line(request.source, line, markup, waiting, self.tokenizer, self.links, glossary, rewritten)
+        )
         return requests
 
     def _phrase(self, term: Term, protected: Protected) -> RequiredPhrase | None:
@@ -186,7 +223,7 @@ class LineProcessor:
     def translations(self, found: Iterable[Translation]) -> Iterator[Translation]:
         """Yields the translations of the lines. Their pieces are the model's."""
         if not self.options.active:
-            yield from found
+            yield from map(self._assessed, found)
             return
         ready: list[Translation] = []
         id = 0
@@ -196,3 +233,14 @@ class LineProcessor:
                 yield self.waiting.popleft().translation(id, ready)
                 ready = []
                 id += 1
+
+    def _assessed(self, translation: Translation) -> Translation:
+        """Returns a translation with the quality of each hypothesis, if it is asked for."""
+        if translation.hypotheses[0].token_log_probabilities is None:
+            return translation
+        source = unicodedata.normalize("NFC", translation.source)
+        hypotheses = [
+            replace(output, quality=quality_of(self.tokenizer, source, [source], output.text, [output]))
+            for output in translation.hypotheses
+        ]
+        return replace(translation, hypotheses=hypotheses)

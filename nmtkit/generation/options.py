@@ -71,6 +71,7 @@ GENERATE_RULES = (
         reason="terms are required wherever the translation has them",
     ),
     FlagRule("--glossary-report", needs=("--glossary",)),
+    FlagRule("--quality", needs=("--format jsonl", "--quality-report")),
     FlagRule(
         "--split-sentences",
         excludes=("--prefix", "--constraints", "--avoid"),
@@ -140,6 +141,9 @@ class SearchOptions(Config):
     )
     target_lang: str | None = option(None, "language to translate into, for a model of several", metavar="CODE")
     score_reference: bool = option(False, "score the given reference translations instead of searching")
+    quality: bool = option(
+        False, "tell how sure the model is of each translation, and what is odd about it, so that a person can look"
+    )
     unkpen: float | None = option(
         None, "let the model produce <unk>, this much below its log probability; none: never", min=0, max=1000
     )

@@ -17,6 +17,7 @@ from nmtkit.generation.decoding import Sentence
 from nmtkit.generation.options import SearchOptions
 from nmtkit.text.alignment import piece_spans, word_links
 from nmtkit.text.glossary import TermResult
+from nmtkit.text.quality import Quality
 
 SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
 
@@ -54,6 +55,9 @@ class Output:
     # text is in Unicode's normal form NFC.
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # with SearchOptions.mbr, which sorts by it: 0 to 100
+    # with SearchOptions.quality: natural logarithms, of each piece and of eos (of each part), and what they add up to
+    token_log_probabilities: list[float] | None = None
+    quality: Quality | None = None
     terms: list[TermResult] | None = None  # with a glossary: what became of each of its terms in the source, in order
 
 
@@ -207,7 +211,8 @@ class Postprocessor:
 
     def translation(self, line: Line) -> Translation:
         if not line.parts:
-            return Translation(line.id, line.source, [Output("", [], 0.0, 0.0)])
+            nothing: list[float] | None = [] if self.options.quality else None
+            return Translation(line.id, line.source, [Output("", [], 0.0, 0.0, token_log_probabilities=nothing)])
         parts = [hypotheses for hypotheses in line.hypotheses if hypotheses is not None]
         ranks = range(max(map(len, parts)))
         outputs = [self.output(line, [part[min(rank, len(part) - 1)] for part in parts]) for rank in ranks]
@@ -243,6 +248,11 @@ class Postprocessor:
             score=sum(hypothesis.score for hypothesis in hypotheses),
             log_probability=sum(hypothesis.log_probability for hypothesis in hypotheses),
             alignment=alignment,
+            token_log_probabilities=[
+                value for hypothesis in hypotheses for value in hypothesis.token_log_probabilities or []
+            ]
+            if self.options.quality
+            else None,
         )
 
     def word_alignment(self, line: Line, tokens: list[int], text: str, weights: list[list[float]]) -> list[list[int]]:
@@ -278,8 +288,13 @@ def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
     """Returns the hypothesis without its first tokens, those that were given: they are no part of the text."""
     if not given:
         return hypothesis
-    alignment = None if hypothesis.alignment is None else hypothesis.alignment[given:]
-    return replace(hypothesis, tokens=hypothesis.tokens[given:], alignment=alignment)
+    alignment, each = hypothesis.alignment, hypothesis.token_log_probabilities
+    return replace(
+        hypothesis,
+        tokens=hypothesis.tokens[given:],
+        alignment=None if alignment is None else alignment[given:],
+        token_log_probabilities=None if each is None else each[given:],
+    )
 
 
 def joined_alignment(alignments: list[list[list[float]] | None], line: Line) -> list[list[float]] | None:

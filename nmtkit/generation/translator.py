@@ -20,7 +20,7 @@ from nmtkit.generation.constrained_search import lacking
 from nmtkit.generation.constraints import PieceEdges
 from nmtkit.generation.continuous_batching import ContinuousBatching
 from nmtkit.generation.ctranslate2 import CTranslate2Engine
-from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, decode
+from nmtkit.generation.decoding import BatchDecoder, BatchHypotheses, Sentence, SentenceBatch, annotated, decode
 from nmtkit.generation.graph_search import supports
 from nmtkit.generation.options import SearchOptions, TranslatorOptions
 from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
@@ -112,12 +112,13 @@ class Translator:
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        if self.device.type == "cuda" and supports(self.models, options):
-            if self.continuous is None or self.continuous.options != options:
+        search = replace(options, quality=False)  # what is told of translations is no matter of the search
+        if self.device.type == "cuda" and supports(self.models, search):
+            if self.continuous is None or self.continuous.options != search:
                 self.continuous = None  # frees its memory
                 slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
-                fallback = partial(self.decode, options=options)
-                self.continuous = ContinuousBatching(self.models, options, slots, fallback, self.device)
+                fallback = partial(self.decode, options=search)
+                self.continuous = ContinuousBatching(self.models, search, slots, fallback, self.device)
             return partial(self.decode_in_slots, self.continuous, options)
 
         def decode_in_turn(batches: Iterable[SentenceBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
@@ -146,6 +147,7 @@ class Translator:
             batch = under_way.pop(number)
             constraints = [sentence.constraints for sentence in batch]
             required = any(sentence.required for sentence in constraints)
+            found = annotated(self.models, batch, options, self.device, found)
             missing = lacking(constraints, found, options, self.edges) if required else []
             for index, hypotheses in zip(missing, self.decode([batch[i] for i in missing], options), strict=True):
                 found[index] = hypotheses

@@ -38,6 +38,7 @@ VALUES: dict[str, Any] = {
     "score_reference": True,
     "unkpen": 0.5,
     "replace_unknown": True,
+    "quality": True,
 }
 REQUEST_VALUES: dict[str, Any] = {
     "prefix": "the dog",
