@@ -346,11 +346,17 @@ def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
 def plain(translation: "Translation") -> dict[str, Any]:
     """Returns a translation for JSON: `id`, `source`, `hypotheses`, each with the fields of `Output` that apply.
 
-    JSON knows no infinity: the score of a hypothesis that overflowed is null.
+    JSON knows no infinity: the scores of a hypothesis that overflowed are null.
     """
     hypotheses = [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value
-         for name, value in dataclasses.asdict(output).items() if value is not None}
+        {name: finite(value) for name, value in dataclasses.asdict(output).items() if value is not None}
         for output in translation.hypotheses
-    ]  # fmt: skip
+    ]
     return {"id": translation.id, "source": translation.source, "hypotheses": hypotheses}
+
+
+def finite(value: Any) -> Any:
+    """Returns a value, or a list with its items, of which a number that is not finite is None."""
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -125,7 +125,8 @@ class Service:
         alignment = reading.truth(fields, "alignment")
         if alignment and format == "html":
             raise Refusal(400, "Invalid request: alignment is of plain text; leave it out with format html")
-        kind = Kind((source, target), alternatives, format == "html", alignment)
+        quality = reading.truth(fields, "quality")
+        kind = Kind((source, target), alternatives, format == "html", alignment, quality=quality)
         found = await self.unless_gone(request, self.translations(await self.contents_of(texts, kind), kind))
         answer: dict[str, Any] = {"translatedText": [text[0]["text"] for text in found]}
         if alternatives:
@@ -134,6 +135,8 @@ class Service:
             answer["alignment"] = [text[0]["alignment"] for text in found]
             if alternatives:
                 answer["alternativesAlignment"] = [[rank["alignment"] for rank in text[1:]] for text in found]
+        if quality:
+            answer["quality"] = [text[0]["quality"] for text in found]
         return JSONResponse(answer if is_list else {name: values[0] for name, values in answer.items()})
 
     async def contents_of(self, texts: Sequence[str], kind: Kind) -> list[Content]:
@@ -196,6 +199,8 @@ class Service:
                 result.append([piece.translated(lines) for lines in by_rank])
             else:  # a long one takes its time
                 result.append([await asyncio.to_thread(contents.rendered, piece, lines) for lines in by_rank])
+            if kind.quality:
+                result[-1][0]["quality"] = [line[0]["quality"] for line in of_lines]
         return result
 
     def check_characters(self, characters: int) -> int:

@@ -20,7 +20,7 @@ SHORT = 16  # tokens; lines up to here are similar
 MAX_DEATHS = 3  # workers that may die over one line alone
 
 Pair = tuple[str, str]
-Found = dict[str, Any]  # a translation: its text, and where asked for and possible its alignment
+Found = dict[str, Any]  # a translation: its text, and where asked for and possible its alignment and quality
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Kind:
     html: bool = False
     alignment: bool = False
     protect: bool = False  # placeholders, whatever the operator says of them
+    quality: bool = False
 
 
 class QueueFull(Exception):  # noqa: N818  # as queue.Full

@@ -31,6 +31,10 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
             "type": "boolean",
             "description": "also links of words: start, end in the text, start, end in its translation; in characters",
         },
+        "quality": {
+            "type": "boolean",
+            "description": "also, for each line of a text that is not empty, how sure the model is of its translation",
+        },
         **key,
     }
     links = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
@@ -38,7 +42,8 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
     upload = {"file": {"type": "string", "format": "binary", "description": ", ".join(FILES)}, **languages, **key}
     paths = {
         "/translate": {"post": _operation(
-            "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links},
+            "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links,
+             "quality": {"type": "array", "items": _quality()}},
             _body(translation, ["q", "source", "target", *required], "application/json",
                   "application/x-www-form-urlencoded"))},
         "/translate_file": {"post": _operation(
@@ -56,6 +61,13 @@ def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
         "info": {"title": "nmtkit", "version": nmtkit.__version__, "description": "Translation by own models."},
         "paths": paths,
     }
+
+
+def _quality() -> Json:
+    """Returns the schema of the quality of a line."""
+    numbers = ("score", "mean_probability", "min_probability", "length_ratio", "copied")
+    flags: Json = {"type": "array", "items": {"enum": ["uncertain", "too_short", "too_long", "copied"]}}
+    return {"type": "object", "properties": {**{name: {"type": "number"} for name in numbers}, "flags": flags}}
 
 
 def _text(description: str, **more: Any) -> Json:

@@ -52,6 +52,7 @@ def translate(model: ServedModel, task: Task) -> list[list[Found]]:
     translator = model.translator
     processor = line_processor(model, task)
     options = processor.search_options(with_alternatives(model.search, task["alternatives"]))
+    options = dataclasses.replace(options, quality=task["quality"])
     # CTranslate2 has no n-best lists here, and the slots of a GPU are busy with what needs neither these nor alignments
     own = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, options) if own else translator.batch_decoder(options)
@@ -81,12 +82,17 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
 
 def needs_own_search(task: Task) -> bool:
     """Returns whether a task needs what the search of all others does not find."""
-    return bool(task["alternatives"] or task["html"] or task["alignment"])
+    return bool(task["alternatives"] or task["html"] or task["alignment"] or task["quality"])
 
 
 def found_of(output: Output) -> Found:
     """Returns a translation as the server takes it."""
-    return {"text": output.text, **({} if output.alignment is None else {"alignment": output.alignment})}
+    found: Found = {"text": output.text}
+    if output.alignment is not None:
+        found["alignment"] = output.alignment
+    if output.quality is not None:
+        found["quality"] = dataclasses.asdict(output.quality)
+    return found
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:

@@ -1,5 +1,6 @@
 """The server as clients see it: LibreTranslate's interface, its limits, and requests when processes end."""
 
+import dataclasses
 import http.client
 import json
 import os
@@ -23,6 +24,7 @@ pytest.importorskip("python_multipart")
 from serving_process import serving
 from testing import REAL_LINES, save_transformer
 
+import nmtkit
 from nmtkit.generation.translator import Translator
 
 LINES = REAL_LINES * 3
@@ -87,6 +89,19 @@ def test_alignment_links_characters_of_the_whole_text_as_the_search_does(server,
     assert any(a == 1 and b == 5 for a, b, _, _ in answer["alignment"]), "no word attends to Café"
     form = urllib.parse.urlencode([("q", second), ("source", "en"), ("target", "de"), ("alignment", "true")]).encode()
     assert server.ask("/translate", form)[1]["alignment"] == two.hypotheses[0].alignment
+
+
+def test_quality_is_that_of_each_line_that_is_not_empty(server, model):
+    fields = {"q": [f"{LINES[0]}\n\n{LINES[1]}", " ", LINES[1]], "source": "en", "target": "de", "quality": True}
+    status, answer = server.ask("/translate", fields)
+    assert status == 200
+    found = nmtkit.load(model).translate(LINES[:2], max_len_b=5, nbest=1, quality=True)
+    one, two = (dataclasses.asdict(translation.hypotheses[0].quality) for translation in found)
+    assert [len(lines) for lines in answer["quality"]] == [2, 0, 1]
+    for ours, theirs in zip([*answer["quality"][0], *answer["quality"][2]], [one, two, two], strict=True):
+        assert ours.pop("flags") == theirs["flags"]
+        assert ours == pytest.approx({name: value for name, value in theirs.items() if name != "flags"}, abs=1e-5)
+    assert "quality" not in server.ask("/translate", {**fields, "quality": False})[1]
 
 
 def test_many_clients_at_once_each_get_their_own_translations(server, expected):

@@ -35,7 +35,8 @@ def path(tmp_path_factory):
 
 
 def task(texts, **fields):
-    return {"id": 1, "pair": PAIR, "alternatives": 0, "html": False, "alignment": False, "texts": texts, **fields}
+    kind = {"alternatives": 0, "html": False, "alignment": False, "quality": False}
+    return {"id": 1, "pair": PAIR, **kind, "texts": texts, **fields}
 
 
 def job(*paths, **fields):
@@ -77,6 +78,20 @@ def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
     found = texts_of(answer_to(models, task([source], html=True)))
     assert found == generated(path, dataclasses.replace(TEXT, markup="html"), [source])
     assert "#12" in found[0] and "<b>" in found[0]
+
+
+def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("law\tliberty|spirit\nrights\tequal\n")
+    text = TextOptions(glossary=terms)
+    models, _ = load_models(job((PAIR, path), text=registry.plain(text)))
+    found = texts_of(answer_to(models, task(LINES)))
+    assert found == generated(path, text) != generated(path, TextOptions())
+    assert "equal" in found[0] and any(word in found[6].lower() for word in ("liberty", "spirit"))
+    assert [texts_of(answer) for answer in slot_answers(unpacked(path, text), [task(LINES)], False).values()] == [found]
+    terms.write_text("law\n")
+    with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
+        load_models(job((PAIR, path), text=registry.plain(text)))
 
 
 def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs():
@@ -188,6 +203,7 @@ def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous)
     tasks += [
         task([], id=100), task(["", " "], id=101), task(["<b>All</b> are equal"], id=102, html=True),
         task(LINES[:2], id=103, alternatives=2), task(LINES[:2], id=104, alignment=True), task(LINES, id=105),
+        task(LINES[:2], id=106, quality=True),
     ]  # fmt: skip
     answers = slot_answers(models[PAIR], tasks, continuous)
     assert sorted(answers) == sorted(each["id"] for each in tasks)
