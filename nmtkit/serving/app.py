@@ -26,12 +26,14 @@ from nmtkit.serving.fair_queue import Found, Kind, Pair, QueueFull, TranslationE
 from nmtkit.serving.languages import name_of
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
+from nmtkit.serving.protocol import UnambiguousRequests
 from nmtkit.serving.reading import Refusal
 
 MAX_ALTERNATIVES = 10
 RETRY_SECONDS = 2  # after which a client that was answered 429 may try again
 FILE_SECONDS = 600  # that a translated file can be fetched
 FILES_BYTES = 64 * 2**20  # of translated files that wait to be fetched
+NO_STORE = {"Cache-Control": "no-store"}
 CLOSED = 499  # status, in metrics only, of a request whose client has gone; nginx counts it so
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -62,7 +64,7 @@ class Service:
         ]
         if not self.config.disable_web_ui:
             routes += [("/", "GET", self.index), ("/frontend/settings", "GET", self.settings)]
-        middleware = []
+        middleware = [Middleware(UnambiguousRequests)]
         if self.config.cors_origin:
             middleware.append(
                 Middleware(
@@ -154,7 +156,13 @@ class Service:
         kind = Kind(pair, 0, html=not isinstance(content, Text), protect=content.protects)
         ((translated, *_),) = await self.unless_gone(request, self.translations([content], kind))
         token = self.keep_file(extension, content.encoded(translated["text"]))
-        return JSONResponse({"translatedFileUrl": str(request.url_for("download_file", token=token))})
+        return JSONResponse({"translatedFileUrl": self.link(request, "download_file", token=token)}, headers=NO_STORE)
+
+    def link(self, request: Request, name: str, **parameters: str) -> str:
+        """Returns the address of a route for this client: under --public-url, or else under the Host it asked for."""
+        if self.config.public_url is None:
+            return str(request.url_for(name, **parameters))
+        return self.config.public_url.rstrip("/") + str(request.app.url_path_for(name, **parameters))
 
     async def download_file(self, request: Request) -> Response:
         """Answers with a file that no browser shows as a page of this server's, whatever is in it."""

@@ -48,9 +48,19 @@ class ServeConfig(Config):
         "white space between them",
     )
     disable_web_ui: bool = option(False, "no translator at /; the interface and its page /docs stay")
+    public_url: str | None = option(
+        None,
+        "what links in answers begin with, such as https://example.org/translator; none is the Host of each request",
+        metavar="URL",
+    )
     cors_origin: tuple[str, ...] = option(
         (), "origins of web pages that may read answers, such as https://example.org; * is all", metavar="URL,…"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.public_url is not None and not re.match(r"https?://[^/\s]+", self.public_url):
+            raise ValueError(f"--public-url {self.public_url!r} is no address, as https://example.org/translator")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from nmtkit.text.sentences import is_language
 Pair = tuple[str, str]
 
 CPU_MAX_TOKENS = 1024  # source tokens of a batch: a request that comes meanwhile waits for no more
+GUESS = 2  # times as many tokens as the server takes a batch to have: up to that a worker leaves it whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +128,8 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
     """
     load_plugins(job.plugins)
     device, options = job.device, dataclasses.asdict(job.translator)
-    if device == "cpu" and options["max_tokens"] is None:
-        options["max_tokens"] = CPU_MAX_TOKENS
+    if device == "cpu":
+        options["max_tokens"] = GUESS * (options["max_tokens"] or CPU_MAX_TOKENS)
     groups = grouped(job.paths)
     precision = job.devices.precision
     with_engine = job.devices.engine == "ctranslate2"

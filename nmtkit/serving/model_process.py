@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from nmtkit import busy_cores
-from nmtkit.serving.loading import Job, load_models
+from nmtkit.serving.loading import GUESS, Job, load_models
 from nmtkit.serving.messages import receive, send
 from nmtkit.serving.workers import work, work_on_gpu
 
@@ -45,7 +45,7 @@ def main(control: socket.socket) -> None:
             "device": str(device),
             "workers": job.worker_count if forks else 1,
             "streams": not forks,
-            "max_tokens": max(model.translator.max_tokens for model in models.values()),
+            "max_tokens": max(model.translator.max_tokens for model in models.values()) // (GUESS if forks else 1),
         },
     )
     if forks and job.worker_count == 1 and threads is None:

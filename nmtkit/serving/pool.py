@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
+import signal
 import socket
 import sys
 import time
@@ -17,7 +19,10 @@ from nmtkit.serving.fair_queue import Batch, FairQueue, Found, Job, Kind, Pair
 RESTART_SECONDS = 1.0  # between two tries to start what has ended
 STREAM_SHARE = 2  # batches of `max_tokens` that a worker which takes sentences as they come has in hand
 STREAM_PARTS = 16  # pieces that such a batch goes out in
-GATHER_SECONDS = 0.004  # that a batch waits for more lines while other workers are busy
+FEW_LINES = 8  # fewer are not shared out between workers: a step costs as much as eight lines besides its own
+ABANDONED_SECONDS = 1.0  # that a worker may go on with lines that nobody waits for any more
+GATHER_SECONDS = 0.004  # that a batch waits for the next line, while other workers are busy and it is less than a share
+GATHER_SHARE = 0.2  # of the time of the last batch, for which it waits at most
 
 logger = logging.getLogger("nmtkit")
 
@@ -88,8 +93,9 @@ class Worker:
     ) -> None:
         self.parent, self.pid, self.reader, self.writer = parent, pid, reader, writer
         self.in_hand: dict[int, Batch] = {}
+        self.begun = 0.0  # when it got its last batch
         self.task: asyncio.Task[None] | None = None
-        self.retired = False
+        self.retired = self.ended = False
 
     @property
     def batch_tokens(self) -> int:
@@ -98,6 +104,18 @@ class Worker:
             return 0 if self.in_hand else self.parent.max_tokens
         tokens = sum(item.cost for batch in self.in_hand.values() for item in batch)
         return self.parent.max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * self.parent.max_tokens else 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether all it does is for requests that have ended. One that takes lines as they come goes on."""
+        items = [item for batch in self.in_hand.values() for item in batch]
+        return bool(items) and not self.parent.streams and all(item.job.done.done() for item in items)
+
+    def end_if_abandoned(self, begun: float) -> None:
+        """Ends the process if it still has the batch that it began then, and nobody waits for that."""
+        if self.begun == begun and self.abandoned and not self.ended:
+            self.ended = True
+            os.kill(self.pid, signal.SIGKILL)
 
 
 class Pool:
@@ -113,6 +131,8 @@ class Pool:
         self.closing = False
         self.background: set[asyncio.Task[Any]] = set()
         self.dispatch_planned: asyncio.TimerHandle | None = None
+        self.waiting_since = math.inf  # when the first line came that no batch has been made of since
+        self.batch_seconds = 0.0  # that the last one took
         self.reloading, self.adding = asyncio.Lock(), asyncio.Lock()
 
     async def __aenter__(self) -> "Pool":
@@ -155,22 +175,41 @@ class Pool:
             return await job.done
         finally:
             self.queue.drop(job)
+            if job.missing:
+                self._end_abandoned_later()
 
     def _plan_dispatch(self) -> None:
-        """Hands out batches soon: at once if all workers are idle, else when a few more lines may have come."""
-        if self.dispatch_planned is None:
-            few = self.models is not None and not self.models.streams and self.queue.tokens < self.models.max_tokens
-            busy = any(worker.in_hand for worker in self.workers)
-            delay = GATHER_SECONDS if busy and few else 0
-            self.dispatch_planned = asyncio.get_running_loop().call_later(delay, self._dispatch)
+        """Hands out batches soon: at once if all workers are idle, else when a share of the lines has come in.
+
+        Clients that have an answer tend to ask again: batches that did not wait for those of the last one would stay
+        small, since a third part of the lines would always wait for the two workers that have the others.
+        """
+        now = asyncio.get_running_loop().time()
+        delay = 0.0
+        if self.queue.size and self.models is not None and not self.models.streams:
+            self.waiting_since = min(self.waiting_since, now)
+            few = self.queue.size < self._share() and self.queue.tokens < self.models.max_tokens
+            if few and any(worker.in_hand for worker in self.workers):
+                delay = min(GATHER_SECONDS, self.waiting_since + GATHER_SHARE * self.batch_seconds - now)
+        if self.dispatch_planned is not None:
+            self.dispatch_planned.cancel()
+        self.dispatch_planned = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
+
+    def _share(self) -> int:
+        """Returns the lines of a batch so that all workers have as many."""
+        if self.models is None or self.models.streams:
+            return self.queue.limit
+        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.in_hand.values())
+        return max(FEW_LINES, -(-lines // max(1, len(self.workers))))
 
     def _dispatch(self) -> None:
         self.dispatch_planned = None
+        self.waiting_since = math.inf
         open_workers = [worker for worker in self.workers if not worker.retired]
         while open_workers:
             worker = min(open_workers, key=lambda worker: len(worker.in_hand))
             tokens = worker.batch_tokens
-            batch = self.queue.next_batch(tokens) if tokens else []
+            batch = self.queue.next_batch(tokens, self._share()) if tokens else []
             if not batch:
                 return
             self._send(worker, batch)
@@ -181,7 +220,14 @@ class Pool:
         kind = batch[0].job.kind
         task = {"id": self.numbers, **dataclasses.asdict(kind), "texts": [item.text for item in batch]}
         worker.in_hand[self.numbers] = batch
+        worker.begun = time.monotonic()
         worker.writer.write(messages.packed(task))
+
+    def _end_abandoned_later(self) -> None:
+        """Ends workers, soon, whose clients have all gone: a line may take minutes. They are replaced at once."""
+        for worker in self.workers:
+            if worker.abandoned:
+                asyncio.get_running_loop().call_later(ABANDONED_SECONDS, worker.end_if_abandoned, worker.begun)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -204,6 +250,7 @@ class Pool:
         """Takes the answers of a worker until it ends."""
         while (answer := await messages.read(worker.reader)) is not None:
             batch = worker.in_hand.pop(answer["id"])
+            self.batch_seconds = time.monotonic() - worker.begun
             if "error" in answer and len(batch) > 1:
                 self.queue.give_back(batch)  # which line it was shows when it is alone
             elif "error" in answer:
@@ -218,10 +265,13 @@ class Pool:
         self.workers.remove(worker)
         if self.closing or (worker.retired and not worker.in_hand):
             return
-        self.deaths += 1
-        logger.warning(
-            "worker process %d ended unexpectedly; it is replaced, its lines are translated again", worker.pid
-        )
+        if worker.ended:
+            logger.info("worker process %d was ended and is replaced: nobody waits for its lines any more", worker.pid)
+        else:
+            self.deaths += 1
+            logger.warning(
+                "worker process %d ended unexpectedly; it is replaced, its lines are translated again", worker.pid
+            )
         for batch in worker.in_hand.values():
             self.queue.give_back(batch)
         self._plan_dispatch()

@@ -8,7 +8,7 @@ translation of the word it stood after. Both need no special training, only cros
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
@@ -18,15 +18,16 @@ _UNITS = (
     "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
     "[kKMGTP]i?[Bb]|[kMG]?bit/s|[kMG]bps|[mµn]?s|min|h|[kh]?Pa|bar|k?J|kcal|px|pt|dpi|fps|€|\\$|£|¥|EUR|USD|GBP|CHF|JPY"
 )
-_NUMBER = r"[-+−±]?\d+(?:[.,  ' ]\d{3})*(?:[.,]\d+)?"
+# Repetitions that could begin anywhere in a line are bounded, so that the time for a line grows as its length does.
+_NUMBER = r"[-+−±]?\d{1,30}(?:[.,  ' ]\d{3}){0,10}(?:[.,]\d{1,30})?"
 _CONVERSION = r"[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGaAcrsp@]"
 CLOSING = ".,;:!?…\"'-/"  # stands close to the word before
 OPENING = "([{«“„‘¿¡\"'-/"  # to the word after
 PATTERNS = (
     r"(?:https?|ftps?|file)://[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
     r"\bwww\.[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
-    r"\b(?:mailto:)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-    r"\b(?:[a-z0-9-]+\.)+[a-z]{2,}/[^\s<>\"“”«»]*(?<![.,;:!?)\]}'’…])",
+    r"\b(?:mailto:)?[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]+)+",
+    r"\b(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}/[^\s<>\"“”«»]*(?<![.,;:!?)\]}'’…])",
     r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b",  # IP addresses
     r"(?<![\w.@])@\w+",
     r"\$?\{\{?[^{}\n]*\}?\}",
@@ -64,10 +65,21 @@ def protected_spans(text: str, patterns: Sequence[re.Pattern[str]], also: Iterab
 
 def occurrences(text: str, strings: Collection[str]) -> list[Span]:
     """Returns where any of the strings stands in a text: of those that overlap the first, and then the longest."""
-    if not strings:
-        return []
-    pattern = "|".join(re.escape(string) for string in sorted(strings, key=lambda string: (-len(string), string)))
-    return [match.span() for match in re.finditer(pattern, text)]
+    lengths: dict[str, set[int]] = {}  # by first character
+    for string in strings:
+        lengths.setdefault(string[0], set()).add(len(string))
+    longest_first = {char: sorted(found, reverse=True) for char, found in lengths.items()}
+    spans = []
+    end = 0
+    for start, char in enumerate(text):
+        if start >= end and char in longest_first:
+            found = next(
+                (text[start : start + n] for n in longest_first[char] if text[start : start + n] in strings), ""
+            )
+            if found:
+                end = start + len(found)
+                spans.append((start, end))
+    return spans
 
 
 def protect(source: str, spans: Sequence[Span], known: Callable[[str], bool]) -> "Protected":
@@ -75,20 +87,23 @@ def protect(source: str, spans: Sequence[Span], known: Callable[[str], bool]) ->
 
     What is glued to such a span is cut out with it, as the s of {name}s.
     """
+    begins = {place: first for first, last in spans for place in range(first, last)}
+    ends = {place: last for first, last in spans for place in range(first, last)}
     cuts: list[Span] = []
     kept = []
     for start, end in spans:
         if known(source[start:end]):
             kept.append((start, end))
             continue
-        start, end = _widened(source, start, end, spans)
+        if cuts and end <= cuts[-1][1]:  # it was glued to the last
+            continue
+        start, end = _widened(source, start, end, begins, ends)
         if cuts and start <= cuts[-1][1]:
             start = cuts.pop()[0]
         cuts.append((start, end))
-    kept = [span for span in kept if not any(start < span[1] and span[0] < end for start, end in cuts)]
-    removed: set[int] = set()
+    removed = {place for start, end in cuts for place in range(start, end)}
+    kept = [span for span in kept if removed.isdisjoint(range(*span))]
     for start, end in cuts:
-        removed.update(range(start, end))
         if (start == 0 or source[start - 1].isspace()) and source[end : end + 1].isspace():
             removed.add(end)
         elif start and source[start - 1].isspace() and source[end : end + 1] in tuple(CLOSING):
@@ -97,11 +112,9 @@ def protect(source: str, spans: Sequence[Span], known: Callable[[str], bool]) ->
     return Protected(source, sorted([*kept, *cuts]), strings, [i for i in range(len(source)) if i not in removed])
 
 
-def _widened(source: str, start: int, end: int, spans: Sequence[Span]) -> Span:
-    """Returns a span with what is glued to it: letters, and other spans."""
+def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends: Mapping[int, int]) -> Span:
+    """Returns a span with what is glued to it: letters, and other spans, whose `begins` and `ends` each place names."""
     glue = any(char.isascii() for char in source[start:end])  # to an emoji or a foreign word nothing is
-    begins = {place: first for first, last in spans for place in range(first, last)}
-    ends = {place: last for first, last in spans for place in range(first, last)}
     while start and (start - 1 in begins or (glue and _glued(source[start - 1]))):
         start = begins.get(start - 1, start - 1)
     while end < len(source) and (end in ends or (glue and _glued(source[end]))):

@@ -21,8 +21,8 @@ def job(loop: asyncio.AbstractEventLoop, *texts: str, kind: Kind = KIND) -> Job:
     return Job(kind, texts, loop.create_future())
 
 
-def drained(queue: FairQueue, max_tokens: int) -> list[list[str]]:
-    return [[item.text for item in batch] for batch in iter(lambda: queue.next_batch(max_tokens), [])]
+def drained(queue: FairQueue, max_tokens: int, max_lines: int = 1000) -> list[list[str]]:
+    return [[item.text for item in batch] for batch in iter(lambda: queue.next_batch(max_tokens, max_lines), [])]
 
 
 def test_every_line_is_taken_once_in_batches_that_keep_to_the_tokens(loop: asyncio.AbstractEventLoop) -> None:
@@ -40,9 +40,9 @@ def test_a_short_request_goes_into_the_next_batch_whatever_waits(loop: asyncio.A
     queue = FairQueue(10_000)
     queue.add(job(loop, *["a line of a long document"] * 1000))
     for _ in range(5):
-        queue.next_batch(100)
+        queue.next_batch(100, 1000)
     queue.add(job(loop, "short"))
-    assert "short" in [item.text for item in queue.next_batch(100)]
+    assert "short" in [item.text for item in queue.next_batch(100, 1000)]
 
 
 def test_a_long_request_gets_its_share_while_short_ones_keep_coming(loop: asyncio.AbstractEventLoop) -> None:
@@ -52,7 +52,7 @@ def test_a_long_request_gets_its_share_while_short_ones_keep_coming(loop: asynci
     for _ in range(100):
         for _ in range(clients):
             queue.add(job(loop, "a line of 1 of the clients"))
-        batch = queue.next_batch(60)
+        batch = queue.next_batch(60, 1000)
         clients = sum(item.text.endswith("clients") for item in batch)
         served += len(batch) - clients
     assert (
@@ -88,7 +88,7 @@ def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
     queue.add(good)
     queue.add(bad)
     deaths = 0
-    while batch := queue.next_batch(100):
+    while batch := queue.next_batch(100, 1000):
         if any(item.text == "poison" for item in batch):
             queue.give_back(batch)
             deaths += 1
@@ -99,3 +99,31 @@ def test_lines_of_a_dead_worker_come_again_and_one_that_kills_fails_by_itself(
     assert good.done.result() == [["ONE"], ["TWO"], ["THREE"], ["FOUR"]]
     with pytest.raises(TranslationError):
         bad.done.result()
+
+
+def test_of_many_lines_a_batch_takes_those_nearest_in_length_to_the_first(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    lengths = [80 + 4 * number for number in range(40)]  # all are similar to the longest
+    for length in reversed(lengths):
+        queue.add(job(loop, "x" * length))
+    queue.next_batch(1000, 1)  # the shortest is the first to end
+    batches = [sorted(map(len, batch)) for batch in drained(queue, 10_000, 10)]
+    assert batches == [lengths[1 + start : 11 + start] for start in range(0, 39, 10)]
+    assert queue.size == queue.tokens == 0
+
+
+def test_a_batch_has_no_more_lines_than_a_workers_share(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    queue.add(job(loop, *["a line"] * 25))
+    assert [len(batch) for batch in drained(queue, 10_000, 10)] == [10, 10, 5]
+
+
+def test_lines_that_are_put_back_cost_their_request_nothing(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    one, other = job(loop, *["x" * 40] * 6), job(loop, *["x" * 40] * 6)
+    queue.add(one)
+    queue.add(other)
+    for taken in range(1, 4):
+        queue.next_batch(10_000, 2)
+        assert (len(one.pending), len(other.pending)) == (6 - taken, 6 - taken)
+        assert one.served == other.served == taken * tokens_of("x" * 40)

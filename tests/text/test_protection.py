@@ -152,3 +152,13 @@ def test_none_of_a_thousand_placeholders_is_lost():
         target = " ".join(draw.choices(tokens, k=draw.randrange(9)))
         result, _ = protected.restore(target, random_links(protected.text, target, draw))
         assert re.findall(r"\{.*?\}", result) == [f"{{name_{number}}}"]
+
+
+def test_the_time_for_a_line_grows_as_its_length_does():
+    """Each of these took minutes with patterns that begin anywhere and read on to the end."""
+    for unit in ("a.", "a-", "1.", " 000", "a@", "{", "%(a", "www.", "http://", "$", "(a.a", "{a}", "{a} "):
+        text = unit * (100_000 // len(unit))
+        spans = protected_spans(text, BUILT_IN)
+        protected = protect(text, spans, lambda span: False)
+        assert all(start < end for start, end in spans)
+        assert len(protected.text) + sum(end - start for start, end in protected.spans) <= len(text)

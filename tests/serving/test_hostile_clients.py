@@ -1,0 +1,258 @@
+"""What hostile clients send: each is refused, bounded or harmless. docs/serving.md lists what each gave."""
+
+import gzip
+import io
+import json
+import socket
+import time
+import zipfile
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("python_multipart")
+
+from serving_process import serving
+from testing import save_transformer
+
+JSON = "Content-Type: application/json\r\n"
+EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    model = save_transformer(folder / "model.pt")
+    (folder / "keys").write_text("secret-key\n")
+    # outputs of random weights never end: a line takes as long as --max-len-b lets it
+    limits = ["--timeout", "2", "--max-len-b", "10000", "--char-limit", "200000", "--beam", "1"]
+    flags = ["--workers", "1", "--protect-spans", "--path", f"en-de={model}", "--api-keys", str(folder / "keys")]
+    with serving(folder, *flags, *limits) as server:
+        yield server
+
+
+def exchange(server, data, wait=5.0):
+    """Returns all that the server answers to `data` until it closes or has nothing more to say."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=wait) as connection:
+        connection.sendall(data)
+        found = b""
+        try:
+            while part := connection.recv(65536):
+                found += part
+                if len(statuses(found)) and b"close" not in found.lower():
+                    connection.settimeout(0.3)
+        except (TimeoutError, ConnectionError):
+            pass
+        return found
+
+
+def statuses(answer):
+    return [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]]
+
+
+def head(*lines, method="POST", path="/translate"):
+    return "".join(
+        [f"{method} {path} HTTP/1.1\r\n", "Host: x\r\n", *(f"{line}\r\n" for line in lines), "\r\n"]
+    ).encode()
+
+
+SMUGGLED = b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        head("Content-Length: 4", "Transfer-Encoding: chunked") + b"0\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding: chunked", f"Content-Length: {len(SMUGGLED) + 5}") + b"0\r\n\r\n" + SMUGGLED,
+        head("Content-Length: 0", "Transfer-Encoding: chunked", method="GET", path="/health") + b"0\r\n\r\n" + SMUGGLED,
+        head("Content-Length: 0", f"Content-Length: {len(SMUGGLED)}") + SMUGGLED,
+        head(f"Content-Length: 0, {len(SMUGGLED)}") + SMUGGLED,
+        head("Content-Length: -1") + SMUGGLED,
+        head("Content-Length: +0") + SMUGGLED,
+        head("Content-Length: 0x10") + SMUGGLED,
+        head("Transfer-Encoding: chunked, identity") + b"0\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding: xchunked") + b"0\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding : chunked") + b"0\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding: chunked") + b"-1\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding: chunked") + b"0x0\r\n\r\n" + SMUGGLED,
+        head("Transfer-Encoding: chunked") + b"f" * 30 + b"\r\n" + SMUGGLED,
+        head("Transfer-Encoding: chunked") + b"2\r\nabXX0\r\n\r\n" + SMUGGLED,
+        head("X: a\0b") + SMUGGLED,
+    ],
+)
+def test_a_request_whose_length_is_doubtful_ends_its_connection(server, request_):
+    found = statuses(exchange(server, request_))
+    assert found in ([400], [501]), found
+
+
+def test_a_folded_header_is_one_header(server):
+    folded = head("Content-Type: application/json;", f"\tcharset=utf-8\r\nContent-Length: {len(EMPTY)}") + EMPTY
+    assert statuses(exchange(server, folded + SMUGGLED)) in ([403, 200], [400])
+
+
+def test_requests_sent_at_once_are_answered_in_order(server):
+    body = EMPTY[:-1] + b', "api_key": "secret-key"}'
+    both = head(JSON.strip(), f"Content-Length: {len(body)}") + body + SMUGGLED + head(method="GET", path="/nowhere")
+    assert statuses(exchange(server, both)) == [200, 200, 404]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        head(*(f"X-{number}: a" for number in range(20_000)), method="GET", path="/health"),
+        head("X: " + "a" * 1_000_000, method="GET", path="/health"),
+        head(method="GET", path="/" + "a" * 1_000_000),
+        b"\x16\x03\x01" + b"\0" * 200,
+    ],
+    ids=["many headers", "a long header", "a long address", "TLS"],
+)
+def test_a_head_that_is_too_large_or_none_is_refused(server, request_):
+    found = statuses(exchange(server, request_))
+    assert found in ([400], [431], []), found
+    assert server.ask("/health")[0] == 200
+
+
+def test_other_methods_are_refused(server):
+    for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "CONNECT", "PROPFIND", "X" * 500):
+        found = exchange(server, head("Content-Length: 0", method=method))
+        assert statuses(found)[0] in (400, 404, 405), (method, found)
+        assert b"X-Secret" not in exchange(server, head("X-Secret: 1", "Content-Length: 0", method=method))
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[" * 1_000_000, 400),
+        (b'{"a":' * 200_000, 400),
+        (b'{"q": ' + b"9" * 1_000_000 + b"}", 400),
+        (b'{"q": "a", "source": "en", "target": "de", "alternatives": 1e999, "api_key": "secret-key"}', 400),
+        (b'{"q": "a", "source": "en", "target": "de", "alternatives": NaN, "api_key": "secret-key"}', 400),
+        (b'{"q": ["\\ud800"], "source": "en", "target": "de", "api_key": "secret-key"}', 400),
+        (b'{"q": "a", "source": "\\udfff", "target": "de", "api_key": "secret-key"}', 400),
+        (b'{"q": "", "q": "", "source": "xx", "source": "en", "target": "de", "api_key": "secret-key"}', 200),
+        (b'{"q": "", "source": "en", "target": "de", "api_key": "\\ud800"}', 403),
+        (b'{"q": "", "source": "en", "target": "de", "api_key": ["secret-key"]}', 403),
+        (b'{"q": "", "source": "en", "target": "de", "api_key": null}', 403),
+        (b'\xef\xbb\xbf{"q": ""}', 403),
+        (b'{"q": [' + b"[]," * 300_000 + b'[]], "api_key": "secret-key"}', 400),
+        (b'{"q": "<script>alert(1)</script>", "source": "<script>", "target": "de", "api_key": "secret-key"}', 400),
+    ],
+    ids=range(14),
+)
+def test_json_of_all_kinds_gets_an_answer(server, body, status):
+    found = exchange(server, head(JSON.strip(), f"Content-Length: {len(body)}") + body)
+    assert statuses(found) == [status], found[:500]
+    assert b"content-type: application/json" in found.lower() and b"x-content-type-options: nosniff" in found.lower()
+
+
+def multipart(parts, boundary="x"):
+    return b"".join(b"--%s\r\n%s\r\n\r\n%s\r\n" % (boundary.encode(), *part) for part in parts) + b"--x--\r\n"
+
+
+def upload(server, name, contents, **headers):
+    fields = [(f'Content-Disposition: form-data; name="{key}"'.encode(), value.encode())
+              for key, value in (("source", "en"), ("target", "de"), ("api_key", "secret-key"))]  # fmt: skip
+    file = (f'Content-Disposition: form-data; name="file"; filename="{name}"'.encode(), contents)
+    body = multipart([*fields, file])
+    return server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x", **headers})
+
+
+def test_uploads_are_bounded_and_their_names_are_not_used(server):
+    assert upload(server, "../../../tmp/evil.txt", b"\n")[0] == 200
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.txt", b"0" * 50_000_000)
+    for name in ("bomb.zip", "bomb.txt", "bomb.docx", "bomb.txt\0.zip", ""):
+        assert upload(server, name, packed.getvalue())[0] == 400, name
+    bomb = gzip.compress(b"0" * 50_000_000)
+    assert upload(server, "a.txt", b"a", **{"Content-Encoding": "gzip"})[0] == 415
+    assert server.ask("/translate", bomb, {"Content-Type": "application/json", "Content-Encoding": "gzip"})[0] == 415
+    for kind in (
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        "multipart/form-data; boundary=" + "y" * 5000,
+    ):
+        assert server.ask("/translate_file", b"--x\r\n", {"Content-Type": kind})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        multipart([(b'Content-Disposition: form-data; name="a"', b"")] * 40_000),
+        multipart([(b'Content-Disposition: form-data; name="a"; filename="a.txt"', b"")] * 100),
+        b"--x\r\n" + b"X-A: b\r\n" * 250_000,
+        b"--x\r\nX-A: " + b"b" * 2_000_000,
+        b"--x\r\n" * 400_000,
+        b"-" * 2_000_000,
+    ],
+    ids=["many parts", "many files", "endless headers", "an endless header", "nothing but boundaries", "no boundary"],
+)
+def test_a_form_of_many_parts_or_endless_headers_is_refused_soon(server, body):
+    found, _ = server.ask("/translate_file", body, {"Content-Type": "multipart/form-data; boundary=x"})
+    assert found in (400, 403)
+
+
+@pytest.mark.parametrize("token", ["..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "", "%00", "a" * 5000])
+def test_no_token_leads_to_a_file(server, token):
+    assert server.ask(f"/download_file/{token}")[0] == 404
+
+
+def test_no_host_of_a_client_gets_into_a_link(server):
+    contents = multipart([
+        (b'Content-Disposition: form-data; name="file"; filename="a.txt"', b"\n"),
+        *((f'Content-Disposition: form-data; name="{key}"'.encode(), value)
+          for key, value in (("source", b"en"), ("target", b"de"), ("api_key", b"secret-key"))),
+    ])  # fmt: skip
+    headers = ["Content-Type: multipart/form-data; boundary=x", f"Content-Length: {len(contents)}"]
+    forwarded = ["X-Forwarded-Host: evil.example", "X-Forwarded-Proto: gopher", "Forwarded: host=evil.example"]
+    for host in ('x"><script>', "a b", "evil.example/path", "evil.example@x", "a,b", "x?y", "ä"):
+        request = f"POST /translate_file HTTP/1.1\r\nHost: {host}\r\n".encode() + "\r\n".join(headers).encode()
+        assert statuses(exchange(server, request + b"\r\n\r\n" + contents)) == [400], host
+    found = exchange(server, head(*headers, *forwarded, path="/translate_file") + contents)
+    assert statuses(found) == [200] and b"evil" not in found and b"gopher" not in found
+
+
+def test_a_body_that_dawdles_is_ended_and_disturbs_no_other(server):
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=10) for _ in range(50)]
+    for connection in slow:
+        connection.sendall(head(JSON.strip(), "Content-Length: 1000") + b'{"q"')
+    assert server.ask("/health")[0] == 200
+    assert statuses(slow[0].recv(65536)) == [504]
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.slow  # it waits for ten seconds
+def test_a_head_that_dawdles_is_ended(server):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=15) as connection:
+        start = time.monotonic()
+        try:
+            while time.monotonic() - start < 14:
+                connection.sendall(b"X" if time.monotonic() - start > 1 else b"GET /health HTTP/1.1\r\nA")
+                time.sleep(0.5)
+            raise AssertionError("it is still open")
+        except ConnectionError:
+            assert 9 < time.monotonic() - start < 13
+
+
+def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
+    request = {"source": "en", "target": "de", "api_key": "secret-key"}
+    for text in ("a" * 100_000, "a\0b"):  # no output ends here
+        assert server.ask("/translate", request | {"q": text})[0] == 504
+        deadline = time.monotonic() + 30
+        while server.metric("nmtkit_workers_busy") or server.metric("nmtkit_workers") < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert server.metric("nmtkit_worker_deaths_total") == 0
+    assert server.ask("/translate", request | {"q": "{x}"}) == (200, {"translatedText": "{x}"})
+
+
+def test_nothing_of_a_request_is_in_the_log(server):
+    marker = "s3cr3t-marker"
+    server.ask("/translate", {"q": f"{marker}\nERROR: forged", "source": marker, "target": "de", "api_key": marker})
+    server.ask(f"/{marker}%0aERROR:%20forged")
+    exchange(server, f"GET /{marker} HTTP/1.1\r\n{marker}\r\n\r\n".encode())
+    log = server.log.read_text()
+    assert marker not in log and "secret-key" not in log and "forged" not in log and "Traceback" not in log
+    assert all(json.dumps(line) for line in log.splitlines())
