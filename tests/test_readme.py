@@ -100,7 +100,7 @@ OTHERS = """
 --extra-index-url --help
 --nnodes --nproc-per-node --rdzv-backend --rdzv-endpoint --rdzv-id --standalone
 --shm-size --strict
---cpus --cpuset-cpus --no-cache-dir
+--cpus --cpuset-cpus --no-cache-dir --cpu-threads
 --parts --normalize
 """
 
