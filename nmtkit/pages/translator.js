@@ -10,6 +10,13 @@ const TYPING_PAUSE = 300;  // ms without a key, after which what was typed is se
 const ALTERNATIVES = 4;
 const LONG = 600;  // characters from which the letters are smaller
 
+const DOUBTS = {
+  uncertain: "The model is not sure of this translation.",
+  too_short: "This is much shorter than the text; something may be missing.",
+  too_long: "This is much longer than the text; something may be said twice or made up.",
+  copied: "Much of the text stands here as it was.",
+};
+
 const source = $("source"), mirror = $("mirror"), output = $("output"), menu = $("alternatives");
 
 const state = {
@@ -119,8 +126,11 @@ function choose(from, to) {
 
 async function translationsOf(texts, from, to, signal) {
   const q = texts.map(text => text.normalize("NFC"));
-  const answer = await post("translate", { q, source: from, target: to, alignment: true }, { signal });
-  return texts.map((text, index) => ({ text: answer.translatedText[index], links: answer.alignment?.[index] ?? [], others: null }));
+  const answer = await post("translate", { q, source: from, target: to, alignment: true, quality: true }, { signal });
+  return texts.map((text, index) => ({
+    text: answer.translatedText[index], links: answer.alignment?.[index] ?? [], others: null,
+    doubts: (answer.quality?.[index] ?? []).flatMap(line => line.flags).map(flag => DOUBTS[flag]).filter(Boolean),
+  }));
 }
 
 function swap() {
@@ -192,6 +202,8 @@ function show(item) {
     inOutput.tabIndex = -1;
     return;
   }
+  inOutput.classList.toggle("unsure", Boolean(known.doubts?.length));
+  inOutput.title = known.doubts?.join(" ") ?? "";
   item.words = linkedWords(item.text, known.text, known.links);
   fillWords(inText, item.text, item.words.source);
   fillWords(inOutput, known.text, item.words.target);
@@ -217,9 +229,10 @@ function render() {
 function buttons() {
   const ready = state.items.some(item => state.translations?.known.has(item.text));
   $("copy").disabled = $("download").disabled = !ready;
-  $("hint").textContent = !ready ? "" : state.items.some(item => item.words?.target.length)
-    ? "Point at a word to see what it was translated from. Click a sentence for other translations."
-    : "Click a sentence for other translations.";
+  const hints = ["Click a sentence for other translations."];
+  if (state.items.some(item => item.words?.target.length)) hints.unshift("Point at a word to see what it was translated from.");
+  if (output.querySelector(".unsure")) hints.push("A dotted line marks a translation that may be wrong; point at it to see why.");
+  $("hint").textContent = ready ? hints.join(" ") : "";
   $("progress").hidden = !state.translations?.missing.length;
   output.setAttribute("aria-busy", String(!$("progress").hidden));
 }
@@ -303,7 +316,8 @@ function fillMenu(item, found) {
     return row;
   });
   const title = found.length > 1 ? "Other translations" : "The model has no other translation of this sentence";
-  menu.replaceChildren(element("p", "", title), ...rows);
+  const doubts = (now.doubts ?? []).map(doubt => element("p", "doubt", doubt));
+  menu.replaceChildren(...doubts, element("p", "", title), ...rows);
   rows[Math.max(0, found.indexOf(now))].focus();
 }
 

@@ -83,7 +83,8 @@ export function followWords({ source, mirror, output, items, itemOf, choose }) {
   output.addEventListener("focusin", event => {
     const word = event.target.closest(".word");
     point(word, event.target.closest(".sentence"));
-    if (word) announce(`${word.textContent}, from ${mark(word)}`);
+    const doubts = event.target.closest(".sentence")?.title ?? "";
+    if (word) announce(`${word.textContent}, from ${mark(word)}. ${doubts}`);
   });
   output.addEventListener("focusout", () => point(null, null));
 }

@@ -51,7 +51,7 @@ def test_text_has_a_contrast_of_four_and_a_half_in_both_schemes() -> None:
     blocks = re.findall(r":root \{(.*?)\}", asset("style.css"), re.DOTALL)
     light, dark = [dict(re.findall(r"--([\w-]+): (#\w{6})", block)) for block in blocks[:2]]
     pairs = [(ink, ground) for ink in ("ink", "soft", "accent") for ground in ("page", "card", "shade", "accent-soft")]
-    pairs += [("on-accent", "accent"), ("bad", "bad-soft"), ("bad", "card")]
+    pairs += [("on-accent", "accent"), ("bad", "bad-soft"), ("bad", "card"), ("mark", "card")]
     for scheme in (light, dark):
         for ink, ground in pairs:
             one, other = sorted((luminance(scheme[ink]), luminance(scheme[ground])))
