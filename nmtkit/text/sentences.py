@@ -6,7 +6,9 @@ from collections.abc import Callable
 from nmtkit.text.alignment import Span
 
 # A sentence's end and another's beginning, in a line that may have tags.
-_BETWEEN = re.compile(r"\w\w[.!?…][\"'”»)]*(?:<[^<>]*>)*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w")
+_BETWEEN = re.compile(
+    r"\w\w(?:<[^<>]*>)*[.!?…](?:<[^<>]*>|[\"'”»)])*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w"
+)
 
 Splitter = Callable[[str, str], list[str]]  # language, text -> its sentences end to end
 

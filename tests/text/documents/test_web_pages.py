@@ -83,6 +83,7 @@ def test_the_page_says_its_new_language_and_direction(page, language, expected):
     [
         ("\ufeff<p>Grün</p>".encode(), "\ufeff<p>Łódź</p>".encode()),
         ("<p>Grün</p>".encode("utf-16"), "<p>Łódź</p>".encode("utf-16")),
+        ("<p>Grün</p>".encode("utf-32"), "<p>Łódź</p>".encode("utf-32")),
         (b"<meta charset=iso-8859-1><p>Gr\xfcn", b"<meta charset=iso-8859-1><p>&#321;\xf3d&#378;"),
         (b"<p>Gr\xfcn \x93x\x94", b"<p>&#321;\xf3d&#378;"),
         (b"<?xml version='1.0' encoding='iso-8859-2'?><p>Gr\xfcn</p>",
