@@ -129,7 +129,7 @@ def embeddings_are_normalised(settings: Mapping[str, Any], path: Path) -> bool:
     """Returns whether they are. Raises ValueError for norms elsewhere than after each layer.
 
     Marian writes what is done in letters: d dropout, a the residual sum, n the norm. A norm before a layer is another
-    than nmtkit's pre-norm: its translations did not agree when it was tried.
+    than nmtkit's pre-norm: Marian makes the keys and values of self-attention of the input as it was before the norm.
     """
     places = ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")
     letters = [settings.get(f"transformer-{place}", "").replace("d", "") for place in places]
