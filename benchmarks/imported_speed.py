@@ -9,9 +9,9 @@ weights do not end, every output is forced to 15 steps. Needs transformers and `
 
 Two cores: two processes of one thread (nmtkit), two translators of one thread (CTranslate2), two threads
 (transformers). A turn is from lines to translated lines. Each sorts its lines by length and takes the batches that are
-its fastest here: `--batches 16,32,64` tries others. The int8 of transformers is torch's dynamic quantization of all
-linear layers. Systems take turns; of each the median round counts. The model and the seconds stay in the folder, so
-that the rounds may be spread over several runs.
+its fastest here: `--batches 16,32,64` tries others, and `--max-tokens 512,1024,2048` those of nmtkit. The int8 of
+transformers is torch's dynamic quantization of all linear layers. Systems take turns; of each the median round counts.
+The model and the seconds stay in the folder, so that the rounds may be spread over several runs.
 """
 
 import argparse
@@ -40,7 +40,7 @@ STEPS = 15  # of every output, the last of which is eos
 ENTRIES = 58_101
 PIECES = 16_000  # of each SentencePiece model, at most
 BEAM = 4
-# sentences of a batch that are each one's fastest here; nmtkit's own default is in tokens
+# sentences of a batch that are each one's fastest here; nmtkit's default, 2,048 source tokens, is --max-tokens
 BATCHES = {"transformers": 32, "CTranslate2": 32}
 System = Callable[[], list[str]]
 
@@ -71,8 +71,9 @@ def write_model(folder: Path, text: list[Path]) -> None:
     MarianMTModel(config).save_pretrained(folder)
 
 
-def nmtkit_system(stack: ExitStack, path: Path, precision: str, lines: list[str]) -> System:
+def nmtkit_system(stack: ExitStack, path: Path, precision: str, max_tokens: int, lines: list[str]) -> System:
     translator = Translator.load(path, precision=precision)  # type: ignore[arg-type]
+    translator.max_tokens = max_tokens
     options = SearchOptions(beam=BEAM, min_len=STEPS - 1, max_len_a=0, max_len_b=STEPS - 1, lenpen=0)
     decode = stack.enter_context(worker_processes(translator, options, CORES))
     requests = [Request(line) for line in lines]
@@ -136,7 +137,7 @@ def systems(arguments: argparse.Namespace, stack: ExitStack, lines: list[str]) -
         checkpoint.save(imported, huggingface.load(original))
     makers: dict[str, Callable[..., System]] = {}
     for precision in ("fp32", "bf16", "int8"):
-        makers[f"nmtkit {precision}"] = partial(nmtkit_system, stack, imported, precision, lines)
+        makers[f"nmtkit {precision}"] = partial(nmtkit_system, stack, imported, precision, lines=lines)
     for precision, quantization in (("fp32", "float32"), ("int8", "int8")):
         folder = arguments.folder / f"ctranslate2-{quantization}"
         if not folder.is_dir():
@@ -148,7 +149,8 @@ def systems(arguments: argparse.Namespace, stack: ExitStack, lines: list[str]) -
         if arguments.only and name not in arguments.only.split(","):
             continue
         if name.startswith("nmtkit"):
-            yield name, maker()
+            for max_tokens in arguments.max_tokens:
+                yield f"{name}, batches of {max_tokens} tokens", maker(max_tokens=max_tokens)
             continue
         for batch in arguments.batches or [BATCHES[name.split()[0]]]:
             yield f"{name}, batches of {batch}", maker(batch=batch)
@@ -164,7 +166,7 @@ def show(seconds: dict[str, list[float]], tokens: int) -> None:
         precision = name.split(",")[0].split()[1]
         ratio = value / best[f"nmtkit {precision}"] if f"nmtkit {precision}" in best else float("nan")
         print(
-            f"{name:34}{tokens / value:>8,.0f} tok/s   nmtkit {precision} is {ratio:.2f} times as fast   "
+            f"{name:40}{tokens / value:>8,.0f} tok/s   nmtkit {precision} is {ratio:.2f} times as fast   "
             f"{[round(second, 2) for second in seconds[name]]}"
         )
 
@@ -178,6 +180,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=128, help="of them, drawn evenly")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=lambda text: [int(size) for size in text.split(",")])
+    parser.add_argument("--max-tokens", type=lambda text: [int(size) for size in text.split(",")], default=[2048])
     parser.add_argument("--only", help="comma-separated names of systems")
     parser.add_argument("--folder", type=Path, default=Path("imported-speed"))
     arguments = parser.parse_args()
@@ -198,7 +201,7 @@ def main() -> None:
     first = next(iter(outputs.values()))
     for name, found in outputs.items():
         same = sum(one == other for one, other in zip(first, found, strict=True))
-        print(f"{name:34}{same} of {len(lines)} lines translated as by {next(iter(outputs))}")
+        print(f"{name:40}{same} of {len(lines)} lines translated as by {next(iter(outputs))}")
     show({name: values for name, values in seconds.items() if values}, STEPS * len(lines))
 
 
