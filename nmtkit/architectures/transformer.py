@@ -23,6 +23,7 @@ from nmtkit.layers import compute_dtype, stacked_linear
 from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
+from nmtkit.layers.even_rows import even_rows
 from nmtkit.layers.kv_cache import KVCache
 from nmtkit.layers.linear_relu import linear_relu
 from nmtkit.layers.positions import sinusoids
@@ -348,7 +349,8 @@ class Transformer(Architecture):
         return self._encode(source, PackedContext(source.layout))
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        return self._decode(target_input, repeat(PackedContext(target_input.layout, memory)))
+        context = PackedContext(target_input.layout, memory.with_values(self._even(memory.values)))
+        return self._decode(target_input, repeat(context))
 
     def forward_with_attention(
         self, source: Packed, target_input: Packed, layer: int | None
@@ -362,17 +364,21 @@ class Transformer(Architecture):
 
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
-        x = self.source_embedding(source.values, layout.position_ids, layout.max_length)
+        x = self._even(self.source_embedding(source.values, layout.position_ids, layout.max_length))
         for index, layer in enumerate(self.encoder):
             x = self._run(layer, index, x, context)
-        return source.with_values(self.encoder_norm(x))
+        return source.with_values(self.encoder_norm(x)[: layout.tokens])
 
     def _decode(self, target_input: Packed, contexts: Iterable[PackedContext]) -> Tensor:
         layout = target_input.layout
-        x = self.target_embedding(target_input.values, layout.position_ids, layout.max_length)
+        x = self._even(self.target_embedding(target_input.values, layout.position_ids, layout.max_length))
         for index, (layer, context) in enumerate(zip(self.decoder, contexts, strict=False), len(self.encoder)):
             x = self._run(layer, index, x, context)
-        return self.decoder_norm(x)
+        return self.decoder_norm(x)[: layout.tokens]
+
+    def _even(self, x: Tensor) -> Tensor:
+        own = all(type(layer.feed_forward) is FeedForward for layer in [*self.encoder, *self.decoder])
+        return even_rows(x) if own else x  # experts would count spare rows, and layers of a plug-in might
 
     def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
         """Returns the output of a layer, the `index`-th of both stacks, or while training its input when it is dropped.

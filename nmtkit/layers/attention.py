@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nmtkit.layers.attention_cpu import bmm_attention, sliding_window_attention
 from nmtkit.layers.attention_gpu import MAX_WIDTH, sdpa_attention, varlen_attention, varlen_width
@@ -56,7 +57,12 @@ def attention(
         capability=_capability(query.device.index) if query.device.type == "cuda" else (0, 0),
         compiling=torch.compiler.is_compiling(),
     )
-    return BACKENDS[name](query, key, value, query_layout, key_layout, spec)
+    if name == "bmm":
+        return bmm_attention(query, key, value, query_layout, key_layout, spec)
+    rows = len(query)
+    query, key, value = query[: query_layout.tokens], key[: key_layout.tokens], value[: key_layout.tokens]
+    attended = BACKENDS[name](query, key, value, query_layout, key_layout, spec)
+    return attended if len(attended) == rows else F.pad(attended, (0, 0, 0, 0, 0, rows - len(attended)))
 
 
 def backend(
@@ -146,6 +152,7 @@ class PackedContext:
         self, kind: str, query: Tensor, key: Tensor, value: Tensor, key_layout: Layout, spec: AttentionSpec
     ) -> Tensor:
         if self.weights is not None and kind in self.weights:
-            weights = attention_weights(query, key, self.layout, key_layout, spec)
+            tokens, key_tokens = self.layout.tokens, key_layout.tokens
+            weights = attention_weights(query[:tokens], key[:key_tokens], self.layout, key_layout, spec)
             self.weights[kind].append(weights * self.layout.mask[:, None, :, None])
         return attention(query, key, value, self.layout, key_layout, spec).flatten(1)

@@ -25,7 +25,10 @@ MIN_BLOCK = 16  # tokens; smaller products cost as much
 def bmm_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv."""
+    """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
+
+    Rows behind the last token are left out; in the result they are 0.
+    """
     name = "bias", spec.causal, spec.window, query_layout.max_length
     bias = key_layout.derived(name, lambda: _bias(query_layout, key_layout, spec))
     arguments = query, key, value, bias, query_layout, key_layout, spec.dropout
@@ -49,8 +52,9 @@ class _BmmAttention(torch.autograd.Function):
         used = weights if noise is None else _dropout(weights, noise, p)
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
         ctx.save_for_backward(q, k, v, weights, noise)
-        ctx.layouts, ctx.scale, ctx.p = (query_layout, key_layout), scale, p
-        return _to_packed(attended, query_layout, heads)
+        ctx.layouts, ctx.rows = (query_layout, key_layout), (len(query), len(key))
+        ctx.scale, ctx.p = scale, p
+        return _to_packed(attended, query_layout, heads, len(query))
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
@@ -66,8 +70,9 @@ class _BmmAttention(torch.autograd.Function):
         scores_gradient = torch._softmax_backward_data(weights_gradient, weights, -1, torch.float32)
         scores_gradient = scores_gradient.mul_(ctx.scale).to(dtype).flatten(0, 1)
         query_gradient, key_gradient = torch.bmm(scores_gradient, k), torch.bmm(scores_gradient.transpose(1, 2), q)
-        of_keys = (_to_packed(x, key_layout, heads) for x in (key_gradient, value_gradient))
-        return _to_packed(query_gradient, query_layout, heads), *of_keys, None, None, None, None
+        query_rows, key_rows = ctx.rows
+        of_keys = (_to_packed(x, key_layout, heads, key_rows) for x in (key_gradient, value_gradient))
+        return _to_packed(query_gradient, query_layout, heads, query_rows), *of_keys, None, None, None, None
 
 
 def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
@@ -145,13 +150,16 @@ def _to_padded(x: Tensor, layout: Layout, length: int) -> Tensor:
     return rows.index_select(0, index).unflatten(0, (-1, length))
 
 
-def _to_packed(x: Tensor, layout: Layout, heads: int) -> Tensor:
-    """Packs BH length K as T H K."""
+def _to_packed(x: Tensor, layout: Layout, heads: int, rows: int) -> Tensor:
+    """Packs BH length K as T H K, and appends zeros up to `rows` x H K."""
     length, width = x.shape[1:]
 
     def compute() -> Tensor:
         row = layout.segment_ids[:, None] * heads + torch.arange(heads)  # T H
-        return (row * length + layout.position_ids[:, None]).flatten()
+        index = (row * length + layout.position_ids[:, None]).flatten()
+        return F.pad(index, (0, (rows - layout.tokens) * heads))
 
-    index = layout.derived(("unpad heads", heads, length), compute)
-    return x.reshape(-1, width).index_select(0, index).unflatten(0, (-1, heads))
+    index = layout.derived(("unpad heads", heads, length, rows), compute)
+    packed = x.reshape(-1, width).index_select(0, index).unflatten(0, (-1, heads))
+    packed[layout.tokens :] = 0
+    return packed

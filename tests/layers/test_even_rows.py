@@ -1,0 +1,56 @@
+"""Spare rows against the same model without them."""
+
+import pytest
+import torch
+from testing import tiny_transformer
+
+from nmtkit.architectures import transformer
+from nmtkit.layers.even_rows import STEPS, even_rows
+from nmtkit.packed import Packed
+
+
+def test_few_numbers_of_rows_are_left_and_few_rows_are_spare() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        sizes = {rows: len(even_rows(torch.ones(rows, 2))) for rows in range(1, 5000)}
+    assert all(rows <= even <= rows * (1 + 1 / STEPS) for rows, even in sizes.items())
+    assert len({even for rows, even in sizes.items() if rows > 2048}) <= STEPS * 1.3
+    assert len({even for rows, even in sizes.items() if 3900 < rows <= 4096}) <= 8
+
+
+@pytest.mark.parametrize("why", ["fp32", "no gradients"])
+def test_elsewhere_nothing_is_added(why: str) -> None:
+    x = torch.ones(1001, 2)
+    with torch.autocast("cpu", torch.bfloat16, enabled=why != "fp32"), torch.set_grad_enabled(why != "no gradients"):
+        assert even_rows(x) is x
+
+
+@pytest.mark.parametrize("longest", [9, 300])  # by batched products, and by torch's own kernel
+@pytest.mark.parametrize("settings", [{}, {"pre_norm": True}, {"window": 4}, {"positions": "learned"}])
+def test_spare_rows_change_no_feature_and_no_gradient(
+    settings: dict[str, object], longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_transformer(**settings, dropout=0.0)
+    generator = torch.Generator().manual_seed(1)
+    lengths = [longest, *torch.randint(1, 9, (20,), generator=generator).tolist()]
+    sides = [[torch.randint(3, 20, (n,), generator=generator).tolist() for n in lengths] for _ in range(2)]
+    source, target = (Packed.from_lists(side) for side in sides)
+    counts: list[int] = []
+
+    def results() -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            features = model(source, target).float()
+        weight = torch.linspace(-1, 1, features.numel()).view(features.shape)
+        return [features, *torch.autograd.grad((features * weight).sum(), list(model.parameters()), allow_unused=True)]
+
+    plain = results()
+    spare = 5  # rows
+
+    def padded(x: torch.Tensor) -> torch.Tensor:
+        counts.append(len(x))
+        return torch.nn.functional.pad(x, (0, 0, 0, spare))
+
+    monkeypatch.setattr(transformer, "even_rows", padded)
+    for ours, theirs in zip(results(), plain, strict=True):
+        if theirs is not None:
+            assert (ours - theirs).norm() <= 0.02 * theirs.norm() + 1e-6
+    assert len(counts) == 3
