@@ -13,12 +13,15 @@ from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
 from nmtkit.layers.dropout import dropout, dropped, keep_scale, noise_for
+from nmtkit.layers.even_rows import even_number
 from nmtkit.packed import Layout
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
 # of 16), H heads, K width of a query or key head, Kv width of a value head
 
 KEY_MULTIPLE = 16
+QUERY_MULTIPLE = 4
+SENTENCE_STEPS = 16  # to an octave of numbers of sentences
 MIN_BLOCK = 16  # tokens; smaller products cost as much
 
 
@@ -29,25 +32,39 @@ def bmm_attention(
 
     Rows behind the last token are left out; in the result they are 0.
     """
-    name = "bias", spec.causal, spec.window, query_layout.max_length
-    bias = key_layout.derived(name, lambda: _bias(query_layout, key_layout, spec))
-    arguments = query, key, value, bias, query_layout, key_layout, spec.dropout
+    sentences, length = query_layout.sentences, query_layout.max_length
+    if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # fewer shapes: see `even_rows`
+        sentences = even_number(sentences, SENTENCE_STEPS)
+        length += -length % QUERY_MULTIPLE
+    name = "bias", spec.causal, spec.window, query_layout.max_length, sentences, length
+    bias = key_layout.derived(name, lambda: _bias(query_layout, key_layout, spec, sentences, length))
+    mask = query_layout.derived(("query mask", sentences, length), lambda: _query_mask(query_layout, sentences, length))
+    arguments = query, key, value, bias, mask, query_layout, key_layout, spec.dropout
     return _BmmAttention.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _BmmAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, query_layout: Layout, key_layout: Layout, p: float
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor,
+        mask: Tensor | None,
+        query_layout: Layout,
+        key_layout: Layout,
+        p: float,
     ) -> Tensor:
         heads = query.shape[1]
-        q = _to_padded(query, query_layout, query_layout.max_length)  # BH L K
-        k, v = (_to_padded(x, key_layout, bias.shape[-1]) for x in (key, value))
+        sentences, _, length, key_length = bias.shape
+        q = _to_padded(query, query_layout, sentences, length)  # BH L K
+        k, v = (_to_padded(x, key_layout, sentences, key_length) for x in (key, value))
         scale = 1 / math.sqrt(q.shape[-1])
         scores = torch.bmm(q, k.transpose(1, 2)).float().unflatten(0, (-1, heads))  # B H L M
         weights = torch.softmax(scores.mul_(scale).add_(bias), -1)
-        if not query_layout.uniform:
-            weights.mul_(query_layout.mask[:, None, :, None])  # so that queries beyond the end have no gradient
+        if mask is not None:
+            weights.mul_(mask)  # so that queries beyond the end have no gradient
         noise = noise_for(weights) if p else None
         used = weights if noise is None else _dropout(weights, noise, p)
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
@@ -61,7 +78,7 @@ class _BmmAttention(torch.autograd.Function):
         q, k, v, weights, noise = ctx.saved_tensors
         query_layout, key_layout = ctx.layouts
         heads, dtype = weights.shape[1], v.dtype
-        attended_gradient = _to_padded(gradient, query_layout, q.shape[1])
+        attended_gradient = _to_padded(gradient, query_layout, len(weights), q.shape[1])
         used = weights if noise is None else _dropout(weights, noise, ctx.p)
         value_gradient = torch.bmm(used.flatten(0, 1).to(dtype).transpose(1, 2), attended_gradient)
         weights_gradient = torch.bmm(attended_gradient, v.transpose(1, 2)).float().view_as(weights)
@@ -72,7 +89,7 @@ class _BmmAttention(torch.autograd.Function):
         query_gradient, key_gradient = torch.bmm(scores_gradient, k), torch.bmm(scores_gradient.transpose(1, 2), q)
         query_rows, key_rows = ctx.rows
         of_keys = (_to_packed(x, key_layout, heads, key_rows) for x in (key_gradient, value_gradient))
-        return _to_packed(query_gradient, query_layout, heads, query_rows), *of_keys, None, None, None, None
+        return _to_packed(query_gradient, query_layout, heads, query_rows), *of_keys, None, None, None, None, None
 
 
 def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
@@ -120,21 +137,31 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
     return _additive((segment_ids == key_segment_ids) & near)
 
 
-def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec) -> Tensor:
+def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentences: int, length: int) -> Tensor:
     """Returns what is added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
 
-    It is expanded over queries, since adding rows of 16 keys one by one is slow.
+    It is expanded over queries, since adding rows of 16 keys one by one is slow. Queries beyond those of the layout, up
+    to `length` in `sentences`, see all keys: a softmax over none would be NaN.
     """
     visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
-    return _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
+    bias = _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
+    return F.pad(bias, (0, 0, 0, length - bias.shape[2], 0, 0, 0, sentences - len(bias)))
+
+
+def _query_mask(layout: Layout, sentences: int, length: int) -> Tensor | None:
+    """Returns 1 where there is a query and else 0, B 1 L 1, or None if there is one everywhere."""
+    mask = F.pad(layout.mask, (0, length - layout.max_length, 0, sentences - layout.sentences))
+    return None if bool(mask.all()) else mask[:, None, :, None].float()
 
 
 def _additive(visible: Tensor) -> Tensor:
     return torch.zeros(visible.shape).masked_fill_(~visible, -math.inf)
 
 
-def _to_padded(x: Tensor, layout: Layout, length: int) -> Tensor:
-    """Pads T H K to BH length K; beyond a sentence's end stands its last token again."""
+def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor:
+    """Pads T H K to BH length K; beyond a sentence's end stands its last token again, and beyond the last sentence the
+    first token.
+    """
     heads, width = x.shape[1:]
     if x.stride(2) != 1 or x.stride(1) != width or x.stride(0) % width:
         x = x.contiguous()
@@ -143,10 +170,10 @@ def _to_padded(x: Tensor, layout: Layout, length: int) -> Tensor:
 
     def compute() -> Tensor:
         column = torch.minimum(torch.arange(length), layout.lengths[:, None] - 1)
-        token = layout.cu_seqlens[:-1, None] + column  # B length
+        token = F.pad(layout.cu_seqlens[:-1, None] + column, (0, 0, 0, sentences - layout.sentences))  # B length
         return (token[:, None] * stride + torch.arange(heads)[:, None]).flatten()  # B H length
 
-    index = layout.derived(("pad heads", heads, stride, length), compute)
+    index = layout.derived(("pad heads", heads, stride, sentences, length), compute)
     return rows.index_select(0, index).unflatten(0, (-1, length))
 
 

@@ -20,5 +20,10 @@ def even_rows(x: Tensor) -> Tensor:
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x
-    spare = -len(x) % max(1 << (len(x).bit_length() - STEPS.bit_length()), 1) if len(x) >= STEPS else 0
+    spare = even_number(len(x), STEPS) - len(x)
     return F.pad(x, (0, 0, 0, spare)) if spare and compute_dtype(x) == torch.bfloat16 else x
+
+
+def even_number(number: int, steps: int) -> int:
+    """Returns the next of `steps` numbers to an octave, a power of 2: at least `number`, and at most 1 / steps more."""
+    return number + -number % (1 << max(number.bit_length() - steps.bit_length(), 0))

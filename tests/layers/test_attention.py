@@ -265,3 +265,29 @@ def test_varlen_attention_is_called_as_documented(
     key, value = (torch.randn(sum(key_lengths), H, width) for width in widths)
     arguments = query, key, value, layout_of(lengths), layout_of(key_lengths), AttentionSpec(causal, window)
     torch.testing.assert_close(varlen_attention(*arguments), reference_attention(*arguments), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 4)])
+def test_spare_sentences_queries_and_rows_change_nothing(causal: bool, window: int | None, dropout: float) -> None:
+    """In bf16 and with gradients, the products are those of more sentences and longer ones than there are."""
+    torch.manual_seed(1)
+    lengths = [int(n) for n in torch.randint(1, 10, (37,))]
+    layout, spec = layout_of(lengths), AttentionSpec(causal, window, dropout)
+    inputs = [torch.randn(layout.tokens, H, width).bfloat16() for width in (K, K, V)]
+    spare = [torch.cat([x, torch.full((3, H, x.shape[2]), 7.0).bfloat16()]).requires_grad_() for x in inputs]
+    weight = torch.randn(layout.tokens, H, V)
+    torch.manual_seed(2)
+    attended = bmm_attention(*spare, layout, layout, spec)
+    assert attended.shape[0] == layout.tokens + 3 and not attended[layout.tokens :].any()
+    (attended[: layout.tokens] * weight).sum().backward()
+    for x in spare:
+        assert x.grad is not None and not x.grad[layout.tokens :].any()
+    if not dropout:
+        plain = [x.float().requires_grad_() for x in inputs]
+        expected = reference_attention(*plain, layout, layout, spec)
+        torch.testing.assert_close(attended[: layout.tokens].float(), expected, atol=0.02, rtol=0.02)
+        (expected * weight).sum().backward()
+        for ours, theirs in zip(spare, plain, strict=True):
+            assert ours.grad is not None and theirs.grad is not None
+            assert (ours.grad[: layout.tokens] - theirs.grad).norm() < 0.02 * theirs.grad.norm()
