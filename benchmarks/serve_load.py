@@ -88,11 +88,19 @@ async def throughput(port: int, pair: tuple[str, str], lines: list[str], per_req
         connection = Client(port)
         while time.monotonic() < start + seconds:
             chunk = next(chunks)
-            await connection.translate(chunk if per_request > 1 else chunk[0], pair)
+            try:
+                await connection.translate(chunk if per_request > 1 else chunk[0], pair)
+            except asyncio.CancelledError:
+                connection.close()
+                raise
             done += len(chunk) * (start + seconds / 3 < time.monotonic() < start + seconds)
         connection.close()
 
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
+    clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
+    await asyncio.wait(clients, timeout=seconds)
+    for task in clients:
+        task.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
     return done / (seconds * 2 / 3)
 
 
@@ -127,7 +135,7 @@ async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], opt
     """Sends requests of which one in ten is a bad one; returns how many of each there were, and what became of them."""
     lines, left = list(expected), options.requests
     counts: Counter[str] = Counter()
-    memory: list[int] = []
+    memory: dict[str, list[int]] = {"server": [], "workers and their parent": []}
 
     async def bad(client: Client, draw: random.Random) -> None:
         kind = draw.choice(["malformed", "oversize", "slow", "cut off"])
@@ -161,7 +169,9 @@ async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], opt
         while left > 0:
             left -= 1
             if left % 1000 == 0:
-                memory.append(memory_of(options.server))
+                server = own_memory(options.server)
+                memory["server"].append(server)
+                memory["workers and their parent"].append(memory_of(options.server) - server)
             if draw.random() < 0.1:
                 await bad(connection, draw)
             else:
@@ -200,13 +210,17 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def memory_of(pid: int) -> int:
-    """Returns the memory in MB of a process and all below it, what they share counted once."""
-    total = sum(memory_of(child) for child in children(pid))
+def own_memory(pid: int) -> int:
+    """Returns the memory in MB of a process, its share of what it shares with others; 0 if it has ended."""
     with contextlib.suppress(OSError):
         found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        total += int(found[1]) // 1024 if found else 0
-    return total
+        return int(found[1]) // 1024 if found else 0
+    return 0
+
+
+def memory_of(pid: int) -> int:
+    """Returns the memory in MB of a process and all below it, what they share counted once."""
+    return own_memory(pid) + sum(memory_of(child) for child in children(pid))
 
 
 # --- beside generate --------------------------------------------------------------------------------------------------

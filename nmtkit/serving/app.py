@@ -19,9 +19,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from nmtkit.pages.document import asset
-from nmtkit.serving import contents, openapi, reading, web
+from nmtkit.serving import contents, detection, openapi, reading, web
 from nmtkit.serving.config import ServeConfig
 from nmtkit.serving.contents import Content, Text
+from nmtkit.serving.detection import Detector
 from nmtkit.serving.fair_queue import Found, Kind, Pair, QueueFull, TranslationError
 from nmtkit.serving.languages import name_of
 from nmtkit.serving.metrics import Metrics
@@ -128,9 +129,16 @@ class Service:
         if alignment and format == "html":
             raise Refusal(400, "Invalid request: alignment is of plain text; leave it out with format html")
         quality = reading.truth(fields, "quality")
+        detected = None
+        if source == "auto":
+            self.check_characters(sum(map(len, texts)))
+            detected = self.source_of(texts, target)
+            source = detected[0]
         kind = Kind((source, target), alternatives, format == "html", alignment, quality=quality)
         found = await self.unless_gone(request, self.translations(await self.contents_of(texts, kind), kind))
         answer: dict[str, Any] = {"translatedText": [text[0]["text"] for text in found]}
+        if detected is not None:
+            answer["detectedLanguage"] = [{"confidence": detected[1], "language": source}] * len(texts)
         if alternatives:
             answer["alternatives"] = [[rank["text"] for rank in text[1:]] for text in found]
         if all("alignment" in rank for text in found for rank in text) and alignment:
@@ -153,6 +161,8 @@ class Service:
         extension, data = await contents.upload(fields, self.config.char_limit)
         pair = reading.string(fields, "source"), reading.string(fields, "target")
         content = await asyncio.to_thread(contents.content_of, extension, data, pair[1])
+        if pair[0] == "auto":
+            pair = self.source_of(content.segments, pair[1])[0], pair[1]
         kind = Kind(pair, 0, html=not isinstance(content, Text), protect=content.protects)
         ((translated, *_),) = await self.unless_gone(request, self.translations([content], kind))
         token = self.keep_file(extension, content.encoded(translated["text"]))
@@ -224,10 +234,10 @@ class Service:
         if pair in pairs:
             return
         known = ", ".join(f"{source} to {target}" for source, target in pairs)
-        if pair[0] == "auto":
+        if pair[0] == "auto" and self.detector is None:
             raise Refusal(400, f"source auto needs a language detector, and there is none; known: {known}")
         for code, side in zip(pair, (0, 1), strict=True):
-            if code not in {languages[side] for languages in pairs}:
+            if code != "auto" and code not in {languages[side] for languages in pairs}:
                 raise Refusal(400, f"{code[:40]} is not supported; known: {known}")
         raise Refusal(400, f"{pair[1]} is not available as a target language from {pair[0]}; known: {known}")
 
@@ -261,8 +271,35 @@ class Service:
     # --- facts --------------------------------------------------------------------------------------------------------
 
     async def detect(self, request: Request) -> Response:
-        await self.fields(request)
-        raise Refusal(501, "no language detector is installed")
+        fields = await self.fields(request)
+        texts, _ = reading.texts_of(fields)
+        self.check_characters(sum(map(len, texts)))
+        found = self.detected(texts)
+        return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
+
+    def detected(self, texts: Sequence[str]) -> list[tuple[str, float]]:
+        """Returns the languages, of those served, that the texts may be in, with the confidence in each in percent.
+
+        Nothing to go by is, as in LibreTranslate, the first language with a confidence of 0. Raises Refusal 501.
+        """
+        detector = self.detector
+        if detector is None:
+            raise Refusal(501, "no language detector is installed: pip install 'nmtkit[detect]'")
+        return detector.detect(texts) or [(self.pool.pairs[0][0], 0.0)]
+
+    @property
+    def detector(self) -> Detector | None:
+        return detection.detector(frozenset(code for pair in self.pool.pairs for code in pair))
+
+    def source_of(self, texts: Sequence[str], target: str) -> tuple[str, float]:
+        """Returns the language that the texts are most likely in, of those translated to `target`, and the confidence.
+
+        Raises Refusal.
+        """
+        sources = [source for source, other in self.pool.pairs if other == target]
+        if self.detector is None or not sources:
+            self.check_pair(("auto", target))
+        return next((found for found in self.detected(texts) if found[0] in sources), (sources[0], 0.0))
 
     async def languages(self, request: Request) -> Response:
         sources: dict[str, list[str]] = {}
@@ -294,10 +331,13 @@ class Service:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi.document(self.pool.pairs, needs_key=bool(self.keys)))
+        return JSONResponse(self.document())
+
+    def document(self) -> dict[str, Any]:
+        return openapi.document(self.pool.pairs, needs_key=bool(self.keys), detects=self.detector is not None)
 
     async def docs(self, request: Request) -> Response:
-        return web.page(request, openapi.page(openapi.document(self.pool.pairs, needs_key=bool(self.keys))))
+        return web.page(request, openapi.page(self.document()))
 
     async def index(self, request: Request) -> Response:
         return web.page(request, asset(web.TRANSLATOR))

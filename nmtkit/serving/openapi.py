@@ -12,7 +12,7 @@ from nmtkit.serving.contents import FILES
 Json = dict[str, Any]
 
 
-def document(pairs: Sequence[tuple[str, str]], needs_key: bool) -> Json:
+def document(pairs: Sequence[tuple[str, str]], needs_key: bool, detects: bool) -> Json:
     """Returns the OpenAPI 3.1 document."""
     sources, targets = sorted({source for source, _ in pairs}), sorted({target for _, target in pairs})
     example = next(iter(pairs), ("", ""))

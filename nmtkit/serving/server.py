@@ -60,6 +60,7 @@ async def serve(
 
     async with Pool(settings, config.max_queue) as pool:
         service = Service(config, pool, keys)
+        await asyncio.to_thread(lambda: service.detector)  # it is loaded now, not by the first request
         server = uvicorn.Server(
             uvicorn.Config(
                 service.application(),

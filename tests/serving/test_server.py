@@ -2,6 +2,7 @@
 
 import dataclasses
 import http.client
+import importlib.util
 import json
 import os
 import re
@@ -147,6 +148,31 @@ def fetch(server, answer):
     return connection.getresponse()
 
 
+def test_without_a_detector_no_language_is_told(server):
+    if importlib.util.find_spec("py3langid"):
+        pytest.skip("one is installed")
+    assert server.ask("/detect", {"q": "a"})[0] == 501
+    status, answer = server.ask("/translate", {"q": "a", "source": "auto", "target": "de"})
+    assert status == 400 and "language detector" in answer["error"]
+
+
+def test_the_language_of_a_text_is_told_among_those_served(server, expected):
+    pytest.importorskip("py3langid")
+    client = pytest.importorskip("libretranslatepy").LibreTranslateAPI(server.url)
+    for text, language in ((LINES[0], "en"), ("Alle Menschen sind frei und gleich an Würde geboren.", "de")):
+        best, other = client.detect(text)
+        assert best["language"] == language and 90 < best["confidence"] <= 100
+        assert other["language"] != language and other["confidence"] == pytest.approx(100 - best["confidence"], abs=0.2)
+    assert client.detect("12 %") == [{"confidence": 0.0, "language": "en"}]
+    assert client.translate(LINES[0], "auto", "de") == expected[LINES[0]]
+    status, answer = server.ask("/translate", {"q": LINES[:2], "source": "auto", "target": "de"})
+    assert status == 200 and answer["translatedText"] == [expected[line] for line in LINES[:2]]
+    assert [found["language"] for found in answer["detectedLanguage"]] == ["en", "en"]
+    assert server.ask("/translate", {"q": "a", "source": "auto", "target": "xx"})[0] == 400
+    assert server.ask("/detect", {"q": "a" * 20_001})[0] == 413
+    assert server.ask("/detect", {})[0] == 400
+
+
 def test_a_text_file_is_translated_and_fetched(server, expected):
     status, answer = upload(server, "../../a.txt", "\n".join(LINES[:3]).encode())
     assert status == 200
@@ -215,7 +241,6 @@ def test_a_whole_page_is_translated_as_its_parts_are(server):
         ({"q": ["a", 1], "source": "en", "target": "de"}, 400, "q parameter is not"),
         ({"q": "a", "source": ["en"], "target": "de"}, 400, "source parameter is not a string"),
         ({"q": "a", "source": "en", "target": "xx"}, 400, "xx is not supported; known: en to de"),
-        ({"q": "a", "source": "auto", "target": "de"}, 400, "language detector"),
         ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "neither text nor html"),
         ({"q": "a", "source": "en", "target": "de", "alternatives": -1}, 400, "from 0 to 10"),
         ({"q": "a", "source": "en", "target": "de", "alignment": "yes"}, 400, "neither true nor false"),
