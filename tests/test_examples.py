@@ -438,6 +438,45 @@ def test_the_recipe_of_fine_tuning_splits_the_text_and_tunes_in_four_ways(tmp_pa
     assert f"| {numbers:,} |" in table[3] and f"| {numbers - 330 * 16:,} |" in table[4]
 
 
+IMPORTED = """#!{python}
+import json, sys
+from pathlib import Path
+
+command, *rest = sys.argv[1:]
+with open("{log}", "a") as log:
+    log.write(json.dumps([command, *rest]) + "\\n")
+made = {{"import": lambda: rest[1], "preprocess": lambda: rest[rest.index("--destdir") + 1] + "/manifest.json"}}
+made["average-checkpoints"] = lambda: rest[rest.index("--output") + 1]
+if command in made:
+    path = Path(made[command]())
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+"""
+
+
+def test_the_recipe_for_a_model_of_transformers_tunes_and_scores_it_on_both_sets(tmp_path, monkeypatch):
+    folder, log = tmp_path / "finetune", tmp_path / "log"
+    shutil.copytree(EXAMPLES / "finetune", folder, ignore=shutil.ignore_patterns("data*", "runs"))
+    (folder / "data").mkdir()
+    (folder / "data/domain.val.en").touch()
+    (tmp_path / "nmtkit").write_text(IMPORTED.format(python=sys.executable, log=log))
+    (tmp_path / "nmtkit").chmod(0o755)
+    model = save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MODEL", str(tmp_path))
+    monkeypatch.chdir(folder)
+    for _ in range(2):  # the second time, only what is cheap is done again
+        subprocess.run(["./imported.sh", "--threads", "1"], check=True, capture_output=True, text=True)
+    made = [json.loads(line) for line in log.read_text().splitlines()]
+    names = [one[0] for one in made]
+    assert [names.count(name) for name in ("import", "preprocess", "train", "average-checkpoints")] == [1, 1, 2, 2]
+    assert names.count("generate") == 12 and names.count("score") == 4
+    assert made[0][1:3] == [str(tmp_path), "runs/imported.pt"]
+    for one in made:
+        arguments = [str(model) if word == "runs/imported.pt" and one[0] == "train" else word for word in one]
+        assert CliRunner().invoke(main, [*arguments, "--help"]).exit_code == 0, one
+
+
 # --- dry runs -------------------------------------------------------------------------------------------------------
 
 
