@@ -41,6 +41,7 @@ ENDED_BY = {
     "td": frozenset(["td", "th", "tr", "tbody", "tfoot"]), "th": frozenset(["td", "th", "tr", "tbody", "tfoot"]),
     "tr": frozenset(["tr", "tbody", "tfoot"]), "option": frozenset(["option", "optgroup"]),
 }  # fmt: skip
+ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}  # of what may hold a >
 ATTRIBUTES = _names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
 LABELLED = _names("optgroup option track")  # whose label is shown
 BUTTONS = frozenset(["button", "reset", "submit"])  # types of input whose value is shown
@@ -77,7 +78,7 @@ def tokens(text: str) -> Iterator[Token]:
             close = text.find("-->", at + 2)
             kind, end, name = "other", close + 3 if close >= 0 else len(text), ""
         elif text[at + 1 : at + 2] in ("!", "?") or re.match(r"</[^A-Za-z]", text[at : at + 3]):
-            mark = "]]>" if text.startswith("<![CDATA[", at) else ">"
+            mark = next((end for start, end in ENDS.items() if text.startswith(start, at)), ">")
             close = text.find(mark, at)
             kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
         else:

@@ -113,6 +113,11 @@ def test_xhtml_closes_scripts_and_elements_within_their_tag():
     assert translated(page).endswith('<title>ONE</title><p>TWO <a id="x"/>THREE</p></html>')
 
 
+def test_php_stays_as_it_is():
+    page = "<p>One <?php if ($a > 1) echo '<b>no</b>' ?> two <?= $x->y ?>.</p><?xml-model a='>'?>"
+    assert translated(page) == page.replace("One", "ONE").replace("two", "TWO")
+
+
 MARKUP = st.sampled_from(
     ["<p>", "</p>", "<b>", "</b>", "<i class='a>b'>", "</i>", "<br>", "<br/>", "<div>", "</div>", "<code>", "</code>",
      "<span translate=no>", "</span>", "<span translate='yes'>", "<!-- c<p> -->", "<script>", "</script>", "<pre>",
