@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmtkit.text.documents import ReadOptions, read_document
+from nmtkit.text.documents.inline import MAX_CODES
 from nmtkit.text.documents.web import tokens
+from nmtkit.text.markup import marked
 
 PAGE = """<!DOCTYPE html>
 <html lang=en><head><meta charset="utf-8"><title>A page &amp; more</title>
@@ -168,6 +170,15 @@ def test_text_is_what_an_independent_parser_of_html5_finds():
         texts = ["".join(node.itertext()).strip() for node in tree.iter(name) if node.get("translate") != "no"]
         assert [text for text in texts if text not in ("x",)] == [text.upper() for text in texts if text not in ("x",)]
     assert "".join(next(tree.iter("script")).itertext()) == 'if (a < b) { x = "<p>no</p>" }'
+
+
+@pytest.mark.parametrize("part", ["<b>x", "<code>y</code>", "x<!-- c -->"])
+def test_a_segment_has_no_more_codes_than_can_be_put_back(part):
+    document = read_document(f"x{part * 1000}x".encode(), "html", "page.html")
+    assert max(segment.count("<g") for segment in document.segments) <= MAX_CODES
+    for segment in document.segments:
+        line = marked(segment)
+        line.restore(line.text, [])
 
 
 @pytest.mark.parametrize(
