@@ -115,6 +115,18 @@ def test_a_gpu_multiplies_fp32_in_tf32_and_adds_in_a_fixed_order_when_asked(monk
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
+def test_onednn_keeps_code_of_few_shapes_unless_the_user_has_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "500")
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1")  # so that it is as before after the test
+    monkeypatch.delenv("LRU_CACHE_CAPACITY")
+    try:
+        plan("transformer_base").configure_torch()
+        assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "500" and os.environ["LRU_CACHE_CAPACITY"] == "96"
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device cuda: torch sees no CUDA device"):
