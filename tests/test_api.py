@@ -117,6 +117,7 @@ def test_requests_carry_prefixes_and_phrases(model: nmtkit.Model) -> None:
         ({"beam": 0}, "--beam is 0; it must be at least 1"),
         ({"nbest": 9}, "--nbest 9 needs --beam 9 or more"),
         ({"alignment": "hard"}, "alignment does nothing without nbest"),
+        ({"quality": True}, "quality does nothing without nbest"),
         ({"mbr": "chrf", "nbest": 2, "temperature": 0.5}, "--temperature does nothing without --sampling"),
         ({"mbr": "chrf"}, "mbr"),
         ({"score_reference": True}, "score_reference is the method score"),

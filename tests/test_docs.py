@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for there, here in ((".xx", "en"), (".yy", "de")):
             (path / name).with_suffix(there).rename(path / "data" / f"{name}.{here}")
     (path / "raw.en").write_text("".join(f"{word}\n" for word in WORDS))
+    (path / "terms.tsv").write_text("dog\tcat|women\n")
     save_tiny_transformer(path / "averaged.pt", tiny_tokenizer(), sharpness=4)
     scope: dict[str, Any] = {"__name__": "__main__"}
     with pytest.MonkeyPatch.context() as patch:

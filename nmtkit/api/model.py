@@ -92,7 +92,8 @@ class Model:
         >>> best, second = model.translate("A dog runs.", nbest=2, alignment="hard").hypotheses
 
         A translation is a str. With `nbest`, 1 included, it is a `Translation`: its `hypotheses`, best first, have
-        `text`, `pieces`, `score`, `log_probability`, and with `alignment` what each piece attends to.
+        `text`, `pieces`, `score`, `log_probability`, with `alignment` what each piece attends to, with `glossary` what
+        became of its `terms`, and with `quality` how sure the model is.
 
         A text is one line; a newline at its end, as in lines of an open file, does not count. It may be a `Request`,
         which also has the prefix of its translation and phrases that this must or must not hold. An iterator reads
@@ -103,8 +104,9 @@ class Model:
         Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
         neither a text nor a request.
         """
-        if nbest is None and options.get("alignment") is not None:
-            raise ValueError("alignment does nothing without nbest, with which translations are objects")
+        for name in ("alignment", "quality"):
+            if nbest is None and options.get(name):
+                raise ValueError(f"{name} does nothing without nbest, with which translations are objects")
         given = options if nbest is None else options | {"nbest": nbest}
         search, text = configs("translate", given, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
