@@ -1,6 +1,8 @@
 """The cost of a run before it starts: parameters, FLOP and memory without values, and time by a few real updates."""
 
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +90,13 @@ def optimizer_bytes(optimizer: str, model: Architecture) -> int:
     )
 
 
+def _linear_flops(x: Sequence[int], weight: Sequence[int], *_: object, out_shape: object = None) -> int:
+    return 2 * math.prod(x) * weight[0]
+
+
+FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # that torch does not count itself
+
+
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
     """Returns FLOP of the forward pass and bytes kept for the backward pass, per token of each side.
 
@@ -111,7 +120,7 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
     kept: list[Tensor] = []
     model.train()
     try:
-        with FlopCounterMode(display=False) as counter, precisions.autocast(precision, torch.device("cpu")):
+        with FlopCounterMode(display=False, custom_mapping=FUSED_PRODUCTS) as counter, precisions.autocast(precision, torch.device("cpu")):
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 features = model(batch, batch)
             model.output_projection(features)
