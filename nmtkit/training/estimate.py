@@ -120,7 +120,10 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
     kept: list[Tensor] = []
     model.train()
     try:
-        with FlopCounterMode(display=False, custom_mapping=FUSED_PRODUCTS) as counter, precisions.autocast(precision, torch.device("cpu")):
+        with (
+            FlopCounterMode(display=False, custom_mapping=FUSED_PRODUCTS) as counter,
+            precisions.autocast(precision, torch.device("cpu")),
+        ):
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 features = model(batch, batch)
             model.output_projection(features)
