@@ -1,14 +1,13 @@
 """The Transformer, in the order of section 3 of "Attention Is All You Need" (Vaswani et al. 2017)."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from nmtkit.architectures.interface import (
@@ -24,8 +23,8 @@ from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.even_rows import even_rows
+from nmtkit.layers.feed_forward import FeedForward
 from nmtkit.layers.kv_cache import KVCache
-from nmtkit.layers.linear_relu import linear_relu
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
@@ -99,7 +98,7 @@ BASE = TransformerConfig()
 BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 
 
-# 3.1 Encoder and decoder stacks
+# 3.1 Encoder and decoder stacks; 3.3 Position-wise feed-forward networks are a layer of its own
 
 
 class Layer(nn.Module):
@@ -125,7 +124,8 @@ class EncoderLayer(Layer):
         super().__init__(config)
         self.self_attention = SelfAttention(config, causal=False)
         self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        self.feed_forward: nn.Module = FeedForward(config)
+        inner = config.d_ff, config.activation, config.activation_dropout
+        self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -142,7 +142,8 @@ class DecoderLayer(Layer):
         self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.cross_attention = CrossAttention(config)
         self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        self.feed_forward: nn.Module = FeedForward(config)
+        inner = config.d_ff, config.activation, config.activation_dropout
+        self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -204,36 +205,8 @@ class CrossAttention(nn.Module):
         return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
-# 3.3 Position-wise feed-forward networks
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
-GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
-
-
-class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (equation 2), or with another activation; gated (act(x Wg + bg) * (x W1 + b1)) W2 + b2,
-    where `fc1` makes both factors, the gate first.
-    """
-
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        self.gated = config.activation in GATED
-        self.activation = ACTIVATIONS[GATED.get(config.activation, config.activation)]
-        self.fc1 = stacked_linear(config.d_model, [config.d_ff] * (2 if self.gated else 1), bias=True)
-        self.dropout = Dropout(config.activation_dropout)
-        self.fc2 = nn.Linear(config.d_ff, config.d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.gated and self.activation is torch.relu_:
-            return self.fc2(self.dropout(linear_relu(self.fc1, x)))
-        hidden = self.fc1(x)
-        if self.gated:
-            gate, hidden = hidden.chunk(2, -1)
-            hidden = self.activation(gate) * hidden
-        else:
-            hidden = self.activation(hidden)
-        return self.fc2(self.dropout(hidden) if self.training else hidden)
+# parts of a layer that treat each row alone, or leave out those beyond the tokens
+ROW_WISE = (EncoderLayer, DecoderLayer, SelfAttention, CrossAttention, FeedForward, nn.LayerNorm, Dropout)
 
 
 # 3.4 Embeddings, 3.5 Positional encoding
@@ -377,8 +350,9 @@ class Transformer(Architecture):
         return self.decoder_norm(x)[: layout.tokens]
 
     def _even(self, x: Tensor) -> Tensor:
-        own = all(type(layer.feed_forward) is FeedForward for layer in [*self.encoder, *self.decoder])
-        return even_rows(x) if own else x  # experts would count spare rows, and layers of a plug-in might
+        """Appends spare rows where every layer takes rows one by one; experts would count them, and a plug-in might."""
+        parts = (part for layer in [*self.encoder, *self.decoder] for part in (layer, *layer.children()))
+        return even_rows(x) if all(type(part) in ROW_WISE for part in parts) else x
 
     def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
         """Returns the output of a layer, the `index`-th of both stacks, or while training its input when it is dropped.

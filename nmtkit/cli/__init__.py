@@ -32,16 +32,6 @@ COMMANDS = {
 MODULES = {"import": "import_model"}  # where the name of a command is a word of Python
 
 
-def limit_primitive_caches() -> None:
-    """Lets torch and oneDNN keep 64 compiled products each, unless the user has set how many. Read as torch is loaded.
-
-    By default they keep 1,024, and every batch of a training has new shapes: after 45 updates of transformer_tiny, a
-    process holds 1.4 GB and grows on, where with small caches it stays at 0.8 GB and is no slower.
-    """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "64")
-
-
 @contextlib.contextmanager
 def imports() -> Iterator[None]:
     """Keeps the garbage collector at rest, and takes what was imported out of its sight.
@@ -86,8 +76,6 @@ class LazyGroup(click.Group):
         **extra: Any,
     ) -> Any:
         """As click has it, but a wrong flag or command is reported as every other mistake: in one line, exit code 2."""
-        if next(iter(sys.argv[1:] if args is None else args), None) in ("train", "demo"):
-            limit_primitive_caches()
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output

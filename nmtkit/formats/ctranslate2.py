@@ -7,16 +7,11 @@ from typing import Any, Literal
 from torch import nn
 
 from nmtkit import models
-from nmtkit.architectures.transformer import (
-    GATED,
-    CrossAttention,
-    Embedding,
-    SelfAttention,
-    Transformer,
-)
+from nmtkit.architectures.transformer import CrossAttention, Embedding, SelfAttention, Transformer
 from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
+from nmtkit.layers.feed_forward import GATED
 
 # settings of a Transformer that CTranslate2's models have too
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}

@@ -1,5 +1,7 @@
 """Numbers of rows that come again, for products that a library prepares by shape."""
 
+import os
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -9,6 +11,17 @@ from nmtkit.layers import compute_dtype
 # T tokens, D model width
 
 STEPS = 64  # to an octave of numbers of rows: at most 1.6 % of them are spare
+KEPT_SHAPES = 96
+
+
+def keep_few_shapes() -> None:
+    """Has oneDNN and torch's wrapper of it keep the code of 96 shapes each, unless the environment says how many.
+
+    By default they keep that of 1,024, half a megabyte each; an update has some 60. Both read their limit at the first
+    product of the process.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(KEPT_SHAPES))
 
 
 def even_rows(x: Tensor) -> Tensor:

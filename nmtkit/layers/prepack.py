@@ -36,14 +36,14 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     int8 is for layers where it pays: those of fewer than 512 inputs and 4,096 outputs become bf16, if the processor
     multiplies in that. Of the layers in bf16, those of up to 65,536 weights keep these in fp16, and multiply in fp32.
 
-    Hooks of modules are not called any more.
+    Hooks of the modules within `model` are not called any more.
     """
     keep_freed_memory()
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear:
                 setattr(module, name, prepacked_linear(child, precision))
-    for module in model.modules():
+    for module in list(model.modules())[1:]:
         module.__class__ = without_hooks(type(module))  # type: ignore[arg-type]  # it means its instances
         # Python finds them so at once; by nn.Module's own search it takes 0.4 µs each time, hundreds of times a step
         module.__dict__.update(module._modules)

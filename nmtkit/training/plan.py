@@ -13,12 +13,12 @@ import torch
 from nmtkit import distributed
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Split
+from nmtkit.layers.even_rows import keep_few_shapes
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
 MAX_TOKENS = 4096  # of a micro-batch on a CPU, and of the updates of a run that is not told their size
-KEPT_SHAPES = "96"  # of products on a CPU
 # A process's micro-batch may be this much larger than its share of an update: sentences do not divide evenly, and a
 # micro-batch more than there are processes would make all of them wait for another pass.
 SHARE_MARGIN = 1.1
@@ -69,10 +69,7 @@ class RunPlan:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.device.type == "cpu":
-            # oneDNN and its wrapper keep half a megabyte of code for each of 1,024 shapes; an update has some 60. Both
-            # read their limit at the first product
-            for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-                os.environ.setdefault(name, KEPT_SHAPES)
+            keep_few_shapes()
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of fraction, several times as fast
         if self.job.run.deterministic:

@@ -54,3 +54,22 @@ def test_spare_rows_change_no_feature_and_no_gradient(
         if theirs is not None:
             assert (ours - theirs).norm() <= 0.02 * theirs.norm() + 1e-6
     assert len(counts) == 3
+
+
+def test_layers_of_a_plug_in_see_no_spare_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Counting(transformer.SelfAttention):
+        def forward(self, x: torch.Tensor, context: transformer.AttentionContext) -> torch.Tensor:
+            seen.append(len(x))
+            return super().forward(x, context)
+
+    monkeypatch.setattr(transformer, "even_rows", lambda x: torch.nn.functional.pad(x, (0, 0, 0, 5)))
+    model = tiny_transformer()
+    sentences = Packed.from_lists([[3, 4, 5], [6, 7, 8, 9]])
+    model(sentences, sentences)
+    assert seen == []
+    attention = model.encoder[0].self_attention
+    attention.__class__ = Counting
+    model(sentences, sentences)
+    assert seen == [7]

@@ -1,16 +1,50 @@
-"""A projection and the ReLU behind it (Vaswani et al. 2017, section 3.3) as one product on a CPU in bf16."""
+"""Position-wise feed-forward networks (Vaswani et al. 2017, section 3.3)."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from nmtkit.layers import compute_dtype
+from nmtkit.layers import compute_dtype, stacked_linear
+from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.prepack import multiplies_in_bf16
 
 # T tokens, D model width, F inner width of the feed-forward network
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu_, "gelu": F.gelu, "swish": F.silu}
+GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2 (equation 2), or with another activation; gated (act(x Wg + bg) * (x W1 + b1)) W2 + b2,
+    where `fc1` makes both factors, the gate first.
+
+    `d_ff` is the width between the two products; `dropout` is on what the activation returns.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, activation: str = "relu", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gated = activation in GATED
+        self.activation = ACTIVATIONS[GATED.get(activation, activation)]
+        self.fc1 = stacked_linear(d_model, [d_ff] * (2 if self.gated else 1), bias=True)
+        self.dropout = Dropout(dropout)
+        self.fc2 = nn.Linear(d_ff, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.gated and self.activation is torch.relu_:
+            return self.fc2(self.dropout(linear_relu(self.fc1, x)))
+        hidden = self.fc1(x)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = self.activation(gate) * hidden
+        else:
+            hidden = self.activation(hidden)
+        return self.fc2(self.dropout(hidden) if self.training else hidden)
+
 
 def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
-    """Returns relu(linear(x)): T D -> T F.
+    """Returns relu(linear(x)), in training on a CPU in bf16 as one product: T D -> T F.
 
     oneDNN adds the bias and takes the maximum while a tile of the product is at hand. torch would write the bias to all
     rows before it multiplies, and read and write the result once more after it.
