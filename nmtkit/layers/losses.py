@@ -123,11 +123,13 @@ class _Gradients:
 
         In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
         """
+        if not hasattr(self, "weight"):
+            raise RuntimeError("a second backward pass through this loss: compute the loss again")
         features = tuple((part.float() * scale).to(dtype) for part in self.features)
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling():
             return *features, weight * scale, None if bias is None else bias * scale
-        del self.weight, self.bias  # scaled in place: a second backward pass fails
+        del self.weight, self.bias  # scaled in place
         return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
 
 

@@ -204,3 +204,11 @@ def test_r_drop_in_bfloat16_stays_near_float64() -> None:
     for ours, theirs in zip(gradients, right_gradients, strict=True):
         assert ours.dtype == torch.float32
         assert (ours - theirs).norm() / theirs.norm() < 0.02
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    output, features, target = case()
+    loss = output_cross_entropy(output, features, target, 0.1)[0]
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="second backward pass"):
+        loss.backward()
