@@ -246,7 +246,6 @@ FLAGS: dict[str, Rows] = {
             "--model": "is --path here",
             "--src": "is --input here, or standard input",
             "--tgt": "is --reference here, with --score-reference",
-            "--output": "is standard output here: nmtkit generate … > translated.de",
             "--beam-size": "is --beam here",
             "--n-best": "is --nbest here",
             "--min-length": "is --min-len here",
