@@ -36,7 +36,7 @@ class Table:
 
 
 class GlossaryReport(Table):
-    """What became of the terms of a glossary, a row for each occurrence in the source, in the best translation."""
+    """Report on a glossary: a row for each occurrence of a term in the source, with its target in the translation."""
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path, ("line", "result", "term", "targets", "found"))

@@ -1,4 +1,4 @@
-"""What a request gives to translate: texts, web pages, files; each as segments, and again with their translations."""
+"""Contents of requests: texts, web pages, files; each as segments, and again with their translations."""
 
 import re
 from collections.abc import Mapping, Sequence

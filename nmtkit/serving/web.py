@@ -1,4 +1,4 @@
-"""What a browser gets: the translator, the interface as a page, and the files that these ask for."""
+"""Routes for browsers: the translator, the interface as a page, and the files that these ask for."""
 
 import hashlib
 from functools import cache

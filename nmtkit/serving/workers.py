@@ -1,4 +1,4 @@
-"""What the workers do: they translate the tasks that the server sends, batch by batch, or on a GPU as they come."""
+"""Workers: they translate the tasks that the server sends, batch by batch, or on a GPU as they come."""
 
 import contextlib
 import dataclasses

@@ -33,7 +33,7 @@ class Term:
 
 @dataclass(frozen=True)
 class TermResult:
-    """What became of one occurrence of a term: the target that the translation holds for it, or None if it has none."""
+    """An occurrence of a term, and the target that the translation holds for it, or None if it holds none."""
 
     source: str
     targets: tuple[str, ...]

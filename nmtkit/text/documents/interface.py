@@ -16,7 +16,7 @@ Edit = tuple[int, int, str]  # from this character to that one, the file is to s
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What reading and writing a document depends on, beside the document."""
+    """Settings of reading and writing a document."""
 
     target_language: str | None = None  # code, as de or deu_Latn
     overwrite: bool = False  # translate what is translated already, in formats that hold both languages

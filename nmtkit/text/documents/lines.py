@@ -27,7 +27,7 @@ def goes_on(before: str, after: str) -> bool:
 
 @dataclass
 class Word:
-    """What no line break goes into: a word with its codes, or a character of a script without spaces."""
+    """A part without a place for a line break: a word with its codes, or a character of a script without spaces."""
 
     raw: str = ""  # as it stands in the file
     text: str = ""  # without codes
