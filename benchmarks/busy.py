@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 POLICIES: dict[str, dict[str, str]] = {
     "default": {},
-    "watched": {},  # what the commands do: see nmtkit/busy_cores.py
+    "watched": {},  # what the commands do: see nmtkit/processes/openmp.py
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
     "spin 100": {"GOMP_SPINCOUNT": "100"},
     "spin 1000": {"GOMP_SPINCOUNT": "1000"},
@@ -37,7 +37,7 @@ def training(arch: str) -> Callable[[], int]:
 
     from nmtkit.architectures import ARCHITECTURES, Vocabulary
     from nmtkit.layers.losses import output_cross_entropy
-    from nmtkit.packed import Layout, Packed
+    from nmtkit.layers.packed import Layout, Packed
 
     sizes = Vocabulary(source=VOCABULARY, target=VOCABULARY, joint=True)
     model = ARCHITECTURES[arch].factory(ARCHITECTURES[arch].preset, sizes).train()
@@ -62,10 +62,10 @@ def decoding(arch: str) -> Callable[[], int]:
     import torch
 
     from nmtkit.architectures import ARCHITECTURES, Vocabulary
-    from nmtkit.generation.decoding import beam_search
-    from nmtkit.generation.options import SearchOptions
-    from nmtkit.generation.translator import prepare
-    from nmtkit.packed import Layout, Packed
+    from nmtkit.layers.packed import Layout, Packed
+    from nmtkit.search.decoding import beam_search
+    from nmtkit.search.options import SearchOptions
+    from nmtkit.translation.translator import prepare
 
     sizes = Vocabulary(source=VOCABULARY, target=VOCABULARY, joint=True)
     model = prepare(ARCHITECTURES[arch].factory(ARCHITECTURES[arch].preset, sizes).eval(), "cpu", "auto")
@@ -86,7 +86,7 @@ def child(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     if arguments.watch:
-        from nmtkit import busy_cores
+        from nmtkit.processes import openmp as busy_cores
 
         busy_cores.start()
     work = {"train": training, "generate": decoding}[arguments.child](arguments.arch)

@@ -31,11 +31,11 @@ from nmtkit import checkpoint, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.data.binarized import Dataset
 from nmtkit.formats.ctranslate2 import save as save_ctranslate2
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.parallel import worker_processes
-from nmtkit.generation.requests import Request
-from nmtkit.generation.translator import Translator
 from nmtkit.scoring.metrics import score
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.parallel import worker_processes
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
 
 PROCESSES = 2
 BATCH = 32  # sentences; CTranslate2's best here, of 16, 32 and 64

@@ -15,18 +15,18 @@ from gpu_training import lengths_of, micro_batch
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.config import derive
 from nmtkit.data.tokenizer import EOS
-from nmtkit.generation.beam_search import TOPK_BLOCK
-from nmtkit.generation.continuous_batching import ContinuousBatching
-from nmtkit.generation.decoding import BatchHypotheses, Sentence, beam_search
-from nmtkit.generation.graph_search import Eager
 from nmtkit.layers import attention as attentions
 from nmtkit.layers.attention_reference import AttentionSpec, reference_attention
 from nmtkit.layers.dropout import add_and_norm, dropout
 from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
-from nmtkit.packed import IGNORE_INDEX, Layout, Packed
-from nmtkit.registry import derive
+from nmtkit.layers.packed import IGNORE_INDEX, Layout, Packed
+from nmtkit.search.beam_search import TOPK_BLOCK
+from nmtkit.search.continuous_batching import ContinuousBatching
+from nmtkit.search.decoding import BatchHypotheses, Segment, beam_search
+from nmtkit.search.graph_search import Eager
 
 TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32
 
@@ -207,7 +207,7 @@ def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
                 yield compared(f"graph search, {precision}, beam {beam}, {kind}", found, expected)
 
 
-def unwanted(batch: list[Sentence]) -> BatchHypotheses:
+def unwanted(batch: list[Segment]) -> BatchHypotheses:
     raise AssertionError("no sentence has constraints")
 
 

@@ -22,13 +22,13 @@ from turns import in_turns
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.data.tokenizer import EOS
 from nmtkit.formats.ctranslate2 import specification
-from nmtkit.generation.beam_search import TOPK_BLOCK, topk
-from nmtkit.generation.continuous_batching import ContinuousBatching
-from nmtkit.generation.decoding import Sentence, beam_search
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.translator import prepare
 from nmtkit.layers.logsumexp_gpu import logsumexp
-from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.layers.packed import Batch, Layout, Packed
+from nmtkit.search.beam_search import TOPK_BLOCK, topk
+from nmtkit.search.continuous_batching import ContinuousBatching
+from nmtkit.search.decoding import Segment, beam_search
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2
 System = Callable[[], int]  # decodes all sentences; returns the tokens of the translations, eos included
@@ -38,15 +38,15 @@ def options_of(beam: int) -> SearchOptions:
     return SearchOptions(beam=beam, max_len_a=1.0, max_len_b=0)
 
 
-def random_sentences(number: int, vocabulary: int) -> list[Sentence]:
+def random_sentences(number: int, vocabulary: int) -> list[Segment]:
     """Longest first, as a translator sorts them."""
     generator = torch.Generator().manual_seed(1)
     lengths = lengths_of(64 * number, generator)[:number].sort(descending=True).values.tolist()
-    return [Sentence([*torch.randint(3, vocabulary, (n - 1,), generator=generator).tolist(), EOS]) for n in lengths]
+    return [Segment([*torch.randint(3, vocabulary, (n - 1,), generator=generator).tolist(), EOS]) for n in lengths]
 
 
-def batches(sentences: list[Sentence]) -> Iterator[list[Sentence]]:
-    batch: list[Sentence] = []
+def batches(sentences: list[Segment]) -> Iterator[list[Segment]]:
+    batch: list[Segment] = []
     for sentence in sentences:
         if batch and (len(batch) + 1) * len(batch[0].ids) > BATCH:
             yield batch
@@ -62,7 +62,7 @@ def model_of(name: str, scale: Scale, precision: str) -> Architecture:
     return prepare(model, "cuda", precision) if scale.device == "cuda" else model
 
 
-def batch_by_batch(model: Architecture, sentences: list[Sentence], beam: int, device: torch.device) -> System:
+def batch_by_batch(model: Architecture, sentences: list[Segment], beam: int, device: torch.device) -> System:
     def run() -> int:
         found = [
             beam_search([model], Packed.from_lists([one.ids for one in batch], device), options_of(beam))
@@ -73,8 +73,8 @@ def batch_by_batch(model: Architecture, sentences: list[Sentence], beam: int, de
     return run
 
 
-def in_slots(model: Architecture, sentences: list[Sentence], beam: int, slots: int, device: torch.device) -> System:
-    def never(batch: list[Sentence]) -> list[list[object]]:
+def in_slots(model: Architecture, sentences: list[Segment], beam: int, slots: int, device: torch.device) -> System:
+    def never(batch: list[Segment]) -> list[list[object]]:
         raise AssertionError("no sentence has constraints")
 
     search = ContinuousBatching([model], options_of(beam), slots, never, device)
@@ -180,7 +180,7 @@ def piece(id: int) -> str:
     return f"piece{id}"
 
 
-def ctranslate2_system(translator: Any, sentences: list[Sentence], beam: int) -> System:
+def ctranslate2_system(translator: Any, sentences: list[Segment], beam: int) -> System:
     by_length: dict[int, list[list[str]]] = defaultdict(list)
     for sentence in sentences:
         by_length[len(sentence.ids)].append([piece(id) for id in sentence.ids[:-1]])

@@ -106,7 +106,7 @@ def update_rows(model: str, max_tokens: int) -> tuple[list[tuple[str, float, flo
 
 def fake(batch: Any) -> Any:
     """The batch with the same shapes on the fake GPU."""
-    from nmtkit.packed import Batch, Layout, Packed
+    from nmtkit.layers.packed import Batch, Layout, Packed
 
     def like(shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int64, device="cuda")

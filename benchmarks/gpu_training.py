@@ -16,10 +16,10 @@ from gpu import Row, Scale
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.criterions import CRITERIONS
-from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
-from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.layers.packed import Batch, Layout, Packed
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.loader import Position, Update
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.trainer import Trainer
 
 MEAN_LENGTH, SPREAD = 28, 0.55  # of the log-normal distribution of lengths, eos included

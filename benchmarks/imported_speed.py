@@ -30,10 +30,10 @@ import torch
 from nmtkit import checkpoint
 from nmtkit.formats import ctranslate2 as ctranslate2_export
 from nmtkit.formats import huggingface
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.parallel import worker_processes
-from nmtkit.generation.requests import Request
-from nmtkit.generation.translator import Translator
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.parallel import worker_processes
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
 
 CORES = 2
 STEPS = 15  # of every output, the last of which is eos

@@ -46,7 +46,7 @@ class Contest:
 def nmtkit_system(contest: Contest, path: str) -> Callable[[list[str]], Any]:
     import torch
 
-    from nmtkit.generation.translator import Translator
+    from nmtkit.translation.translator import Translator
 
     torch.set_num_threads(contest.threads)
     translator = Translator.load(path, precision=contest.precision)  # type: ignore[arg-type]

@@ -32,8 +32,8 @@ from nmtkit.layers.attention import attention
 from nmtkit.layers.attention_cpu import sliding_window_attention
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.convolution import PackedConvolution
+from nmtkit.layers.packed import Layout
 from nmtkit.layers.recurrent import PackedLSTM, lstm_cell
-from nmtkit.packed import Layout
 
 # B sentences of n tokens each, T = B n, d width, r neighbourhood of restricted self-attention, k kernel
 

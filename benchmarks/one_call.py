@@ -32,10 +32,10 @@ from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.transformer import Transformer
 from nmtkit.data.binarized import Dataset
 from nmtkit.formats import ctranslate2 as export
-from nmtkit.generation.translator import Translator
+from nmtkit.layers.packed import Packed
 from nmtkit.layers.prepack import Precision, prepack
 from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.packed import Packed
+from nmtkit.translation.translator import Translator
 
 STEPS = SOURCE = 16
 SHORT = 2  # steps of the translation whose time is taken off

@@ -21,11 +21,11 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from nmtkit import distributed
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.criterions import Criterion, Loss
 from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.layers.packed import Batch, Layout, Packed
+from nmtkit.processes import distributed
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel, local_shard, sharded_layers
 
 SENTENCE = 16  # tokens

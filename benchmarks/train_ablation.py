@@ -24,11 +24,11 @@ from train_speed import SMOOTHING, chosen_batches, fresh
 
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.config import derive
 from nmtkit.data.binarized import Dataset
 from nmtkit.layers.dropout import dropout
 from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.packed import Batch
-from nmtkit.registry import derive
+from nmtkit.layers.packed import Batch
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 

@@ -33,11 +33,11 @@ from torch.nn import functional as F
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.config import derive
 from nmtkit.data.batching import BatchSampler, split_by_tokens
 from nmtkit.data.binarized import Dataset
 from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.packed import IGNORE_INDEX, Batch, Packed
-from nmtkit.registry import derive
+from nmtkit.layers.packed import IGNORE_INDEX, Batch, Packed
 
 # B sentences, L and M tokens of the longest target and source sentence, V vocabulary
 

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit import adapters
 from nmtkit.files import atomic_write
+from nmtkit.layers import adapters
 
 FORMAT = 2
 TYPES = {"architecture": str, "config": dict, "tokenizer": dict, "plugins": list, "model": dict, "update": int}

@@ -8,8 +8,8 @@ from torch.overrides import TorchFunctionMode
 
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.config import derive, to_dict
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.registry import derive, plain
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
@@ -39,7 +39,7 @@ def to_checkpoint(
     """Returns what `checkpoint.save` writes; a trainer adds its `training` state."""
     return {
         "architecture": architecture,
-        "config": plain(config),
+        "config": to_dict(config),
         "tokenizer": tokenizer.state(),
         "plugins": plugins,
         "model": model.state_dict(),

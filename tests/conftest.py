@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from testing import write_corpus
+from builders import write_corpus
 
 from nmtkit.cli import main
 

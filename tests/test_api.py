@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer
 from click.testing import CliRunner
-from testing import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer
 
 import nmtkit
 from nmtkit import api, checkpoint
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.transformer import Transformer
 from nmtkit.cli import main
+from nmtkit.config import derive
+from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
-from nmtkit.packed import Packed
-from nmtkit.registry import derive
 
 LINES = ["the dog runs .", "two men sleep in the park .", "", "a cat !"]
 
@@ -88,7 +88,7 @@ def test_a_text_gives_a_text_a_list_a_list_and_an_iterable_an_iterator(model: nm
 
 
 def test_an_iterator_reads_ahead_no_more_than_a_window(model: nmtkit.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmtkit.generation.translator.WINDOW", 2)
+    monkeypatch.setattr("nmtkit.translation.translator.WINDOW", 2)
     read: list[str] = []
 
     def lines() -> Iterator[str]:

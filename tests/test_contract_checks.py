@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.cli import main
+from nmtkit.config import option
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from nmtkit.data.transforms import TRANSFORMS, Transform
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
-from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.packed import Packed
-from nmtkit.registry import Registry, option
+from nmtkit.layers.packed import Packed
+from nmtkit.registry import Registry
 from nmtkit.testing import (
     CRITERION_CHECKS,
     METRIC_CHECKS,
@@ -39,7 +38,9 @@ from nmtkit.testing.metric import MetricSubject
 from nmtkit.testing.optimizer import OptimizerSubject
 from nmtkit.testing.scheduler import SchedulerSubject
 from nmtkit.testing.transform import TransformSubject
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric
+from nmtkit.training.optimizers import OPTIMIZERS
 
 # --- ours pass ------------------------------------------------------------------------------------------------------
 
@@ -481,7 +482,7 @@ def test_the_functions_name_all_that_failed(registered: Any) -> None:
 PLUGIN = """
 from dataclasses import dataclass
 import torch
-from nmtkit.lr_schedulers import LR_SCHEDULERS, FixedConfig, Fixed
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, FixedConfig, Fixed
 
 @LR_SCHEDULERS.register("checked_well", FixedConfig())
 class Well(Fixed):

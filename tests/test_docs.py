@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testing import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
+from builders import WORDS, save_tiny_transformer, tiny_tokenizer, write_corpus
 
 import nmtkit
 from nmtkit import checkpoint

@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
-from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.cli import main
 from nmtkit.models import from_checkpoint

@@ -1,6 +1,7 @@
 """Imports point down: every module imports only from the layers below its own."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,35 +12,16 @@ import nmtkit
 
 ROOT = Path(nmtkit.__file__).parent
 
-# From the top down. Names on one line stand side by side and do not import each other.
-LAYERS = (
-    ("__main__",),
-    ("cli",),
-    ("api",),
-    ("demo", "serving"),
-    ("inspection", "attention_page"),
-    ("testing",),
-    ("training",),
-    ("criterions",),
-    ("optimizers", "lr_schedulers"),
-    ("generation",),
-    ("formats",),
-    ("scoring",),
-    ("models",),
-    ("architectures",),
-    ("layers",),
-    ("data",),
-    ("text", "pages"),
-    ("averaging", "adafactor"),
-    ("checkpoint",),
-    ("adapters",),
-    ("distributed",),
-    ("packed",),
-    ("workers",),
-    ("plugins",),
-    ("registry",),
-    ("files", "busy_cores"),
-)
+
+def table_of_layers() -> tuple[tuple[str, ...], ...]:
+    """Returns the rows of the layout table in CONTRIBUTING.md, from the top down: the modules that each row names."""
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| modules | content |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return tuple(tuple(re.findall(r"`(\w+)(?:/|\.py)`", cell)) for cell in cells)
+
+
+LAYERS = table_of_layers()
 HEIGHT = {name: -index for index, names in enumerate(LAYERS) for name in names}
 
 
@@ -105,5 +87,20 @@ def test_the_command_line_imports_torch_only_inside_commands() -> None:
 
 def test_translating_imports_no_compiler() -> None:
     """torch._dynamo takes as long to import as the rest of torch, and every command would pay for it."""
-    script = "import sys, nmtkit.generation.translator; sys.exit('torch._dynamo' in sys.modules)"
+    script = "import sys, nmtkit.translation.translator; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_nothing_below_the_command_line_imports_click() -> None:
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] in ("cli", "__main__.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert "click" not in {name.split(".")[0] for name in names}, f"{path}:{node.lineno} imports click"
+
+
+def test_at_most_six_modules_stand_outside_a_folder() -> None:
+    assert len([path for path in ROOT.glob("*.py") if not path.name.startswith("__")]) <= 6

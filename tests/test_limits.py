@@ -12,12 +12,13 @@ import pytest
 from nmtkit.cli import COMMANDS, main
 from nmtkit.cli.generate import GenerateConfig
 from nmtkit.cli.score import ScoreConfig
+from nmtkit.config import derive, field_types
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TranslatorOptions
-from nmtkit.registry import derive, field_types
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import ServeConfig
 from nmtkit.training.config import REGISTRIES
 from nmtkit.training.run_config import RunConfig
+from nmtkit.translation.options import DeviceOptions, TranslatorOptions
 
 ABSURD = (math.nan, math.inf, -math.inf, 10**30, -(10**30))
 

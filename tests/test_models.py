@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from testing import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer, tiny_transformer
+from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer, tiny_transformer
 
 from nmtkit import checkpoint, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
+from nmtkit.config import derive
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.packed import Packed
-from nmtkit.registry import derive
+from nmtkit.layers.packed import Packed
 
 
 @pytest.fixture(scope="module")

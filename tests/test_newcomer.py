@@ -102,7 +102,7 @@ MISTAKES = {
         "scheduler WarmupStableDecay returned nan for update 1; it must return a finite number"),
     "a wrong shape in forward": ("gru", (r"Packed\.from_padded\(states, layout\)\.values", "states"),
         r"GRU.decode returned a Tensor of shape \[2, 8, 12\] for 14 target tokens; it must return features \[T, D\]"),
-    "a missing import": ("gru", ("from nmtkit.packed import Packed\n", ""),
+    "a missing import": ("gru", ("from nmtkit.layers.packed import Packed\n", ""),
         "in a plug-in: NameError: name 'Packed' is not defined.*\n" + PLACE.format("gru.py") + "Packed"),
     "an unregistered name": ("gru", (r'register\("gru"', 'register("gruu"'),
         "unknown architecture 'gru'; did you mean 'gruu'.*known: .*Add --plugin FILE"),

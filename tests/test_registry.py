@@ -9,25 +9,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from nmtkit import registry
+from nmtkit.cli.flags import flags
+from nmtkit.config import COMMAND_LINE, Config, check_no_collisions, convert, derive, option, to_dict, to_toml
 from nmtkit.plugins import load_plugin
-from nmtkit.registry import (
-    COMMAND_LINE,
-    Registry,
-    check_no_collisions,
-    convert,
-    derive,
-    flags,
-    option,
-    plain,
-    to_toml,
-)
+from nmtkit.registry import Registry
 
 HERE = Path("here")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(registry.Config):
+class Config(Config):
     width: int = option(4, "width, in units", min=1)
     rate: float | None = option(None, "rate per update", above=0, below=1)
     kind: Literal["old", "new"] = option("old", "which kind")
@@ -39,7 +30,7 @@ class Config(registry.Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needy(registry.Config):
+class Needy(Config):
     source_lang: str = option(..., "from which language", flag="-s/--source-lang", metavar="LANG", section="Files")
     workers: int | None = option(None, "processes", min=1, section="Running")
 
@@ -176,7 +167,7 @@ def test_derive_names_the_place_of_an_unknown_setting_and_of_a_wrong_value() -> 
 
 def test_dashes_and_underscores_are_alike_in_toml() -> None:
     @dataclass(frozen=True, kw_only=True)
-    class Two(registry.Config):
+    class Two(Config):
         two_words: int = option(1, "a number")
 
     assert derive(Two(), {"two-words": 3}, "run.toml") == derive(Two(), {"two_words": 3}, "run.toml")
@@ -186,9 +177,9 @@ def test_a_config_survives_toml_and_plain_types() -> None:
     config = Config(
         width=3, rate=2.5e-9, kind="new", betas=(0.1,), fast=True, folder=Path('odd "name"\\\n'), tags=(None, "a")
     )
-    assert derive(Config(), plain(config), "plain") == config
-    assert derive(Config(), tomllib.loads(to_toml({"thing": plain(config)}))["thing"], "toml") == config
-    assert derive(Config(rate=0.5), tomllib.loads(to_toml({"t": plain(Config())}))["t"], "toml") == Config()
+    assert derive(Config(), to_dict(config), "plain") == config
+    assert derive(Config(), tomllib.loads(to_toml({"thing": to_dict(config)}))["thing"], "toml") == config
+    assert derive(Config(rate=0.5), tomllib.loads(to_toml({"t": to_dict(Config())}))["t"], "toml") == Config()
 
 
 def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
@@ -196,6 +187,8 @@ def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Pat
     path.write_text("import nmtkit.registry as r\nr.loaded = getattr(r, 'loaded', 0) + 1\n")
     load_plugin(str(path))
     load_plugin(str(path))
+    from nmtkit import registry
+
     assert registry.loaded == 1  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):
         load_plugin(str(tmp_path / "gone.py"))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch.nn import functional as F
 
 from nmtkit.architectures import Architecture
+from nmtkit.config import Config, option
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.packed import IGNORE_INDEX, Batch
-from nmtkit.registry import Config, option
+from nmtkit.layers.packed import IGNORE_INDEX, Batch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.packed import Packed
-from nmtkit.registry import option
+from nmtkit.config import option
+from nmtkit.layers.packed import Packed
 
 
 @dataclass(frozen=True, kw_only=True)

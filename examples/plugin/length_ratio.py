@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nmtkit.registry import Config
+from nmtkit.config import Config
 from nmtkit.training.metrics import METRICS, Metric, Outputs
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nmtkit.optimizers import OPTIMIZERS, ParameterGroups
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
+from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
 

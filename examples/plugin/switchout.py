@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config import Config, option
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, Transform
-from nmtkit.registry import Config, option
 
 Ids = npt.NDArray[np.integer]
 FIRST = 3  # ids below are <unk>, the beginning and the end of a sentence

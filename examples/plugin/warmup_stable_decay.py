@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
 
 
 @dataclass(frozen=True, kw_only=True)

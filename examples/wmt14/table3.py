@@ -10,8 +10,8 @@ import argparse
 from pathlib import Path
 
 from nmtkit.checkpoint import load
-from nmtkit.inspection import parameters
 from nmtkit.training.comparison import RunSummary, summarize
+from nmtkit.training.inspection import parameters
 
 # Vaswani et al. 2017, Table 3: perplexity and BLEU on newstest2013, millions of parameters where the paper gives them.
 PAPER = {

@@ -8,6 +8,6 @@ printed; what the commands say goes to the logger "nmtkit".
 from nmtkit.api.commands import average, preprocess, score
 from nmtkit.api.model import Model, load
 from nmtkit.api.training import TrainingResult, train
-from nmtkit.generation.requests import Request, Translation
+from nmtkit.translation.requests import Request, Translation
 
 __all__ = ["Model", "Request", "TrainingResult", "Translation", "average", "load", "preprocess", "score", "train"]

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit import averaging, registry
 from nmtkit.api.settings import PathLike, configs, texts
+from nmtkit.config import check_flags, flag_name
 from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
 from nmtkit.data.preprocess import preprocess as make_dataset
 from nmtkit.data.report import Report
 from nmtkit.scoring import metrics
 from nmtkit.scoring.metrics import DEFAULT_METRICS, Score
+from nmtkit.training import averaging
 
 
 def preprocess(**settings: Any) -> Report:
@@ -25,8 +26,8 @@ def preprocess(**settings: Any) -> Report:
     Raises OSError or ValueError.
     """
     (config,) = configs("nmtkit.preprocess", settings, PreprocessConfig)
-    given = {registry.flag_name(name) for name in settings}
-    registry.check_flags(PREPROCESS_RULES, given, given)
+    given = {flag_name(name) for name in settings}
+    check_flags(PREPROCESS_RULES, given, given)
     return make_dataset(config)
 
 

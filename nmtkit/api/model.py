@@ -11,15 +11,16 @@ from torch import Tensor
 
 from nmtkit.api.settings import PathLike, configs, names_of, texts
 from nmtkit.architectures import Architecture
-from nmtkit.attention_page import Attention, attend
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.generation.lines import LineProcessor
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
-from nmtkit.generation.parallel import rank_device
-from nmtkit.generation.requests import Request, Translation
-from nmtkit.generation.translator import Translator, batch_ends
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 from nmtkit.plugins import load_plugins
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.attention import Attention, attend
+from nmtkit.translation.lines import LineProcessor
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.parallel import rank_device
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.translator import Translator, batch_ends
 
 # B texts, S pieces of a source, eos included, D width of the model
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit import registry
+from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, suggestion
 
 PathLike = str | Path
 
 
 def names_of(cls: Any) -> dict[str, str]:
     """Returns the fields of a config class by the names of their flags, with underscores."""
-    return {registry.flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
+    return {flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
 
 
 def configs(
@@ -27,7 +27,7 @@ def configs(
     for name in given:
         if name in elsewhere[1]:
             raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
-    hints = {name: registry.field_types(cls)[field] for name, (cls, field) in owners.items()}
+    hints = {name: field_types(cls)[field] for name, (cls, field) in owners.items()}
     changes: dict[Any, dict[str, Any]] = {cls: {} for cls in classes}
     for name, value in checked(title, given, hints).items():
         cls, field = owners[name]
@@ -35,7 +35,7 @@ def configs(
     for name, (cls, field) in owners.items():
         if cls.__dataclass_fields__[field].default is dataclasses.MISSING and field not in changes[cls]:
             raise ValueError(f"{title} needs {name}")
-    return [registry.derive(cls, changes[cls], registry.COMMAND_LINE) for cls in classes]
+    return [derive(cls, changes[cls], COMMAND_LINE) for cls in classes]
 
 
 def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,10 +46,10 @@ def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> d
     values = {}
     for name, value in given.items():
         if name not in hints:
-            raise ValueError(f"{title} has no setting {name!r}; {registry.suggestion(name, hints)}")
+            raise ValueError(f"{title} has no setting {name!r}; {suggestion(name, hints)}")
         single = isinstance(value, str | Path | int | float) and typing.get_origin(hints[name]) is tuple
         try:
-            values[name] = registry.convert([value] if single else value, hints[name])
+            values[name] = convert([value] if single else value, hints[name])
         except ValueError as error:
             raise ValueError(f"{title}: {name}: {error}") from None
     return values

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint, distributed, registry
+from nmtkit import checkpoint
 from nmtkit.api.settings import PathLike, checked, names_of
+from nmtkit.config import field_types
+from nmtkit.processes import distributed
 from nmtkit.training.callbacks import Callback
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
@@ -93,7 +95,7 @@ def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
     template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
     parts: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
     fields = {name: field for part in parts for name, field in names_of(part).items()}
-    hints = {name: registry.field_types(part)[field] for part in parts for name, field in names_of(part).items()}
+    hints = {name: field_types(part)[field] for part in parts for name, field in names_of(part).items()}
     values = checked(title, given, types | hints)
     changes = {fields[name]: value for name, value in values.items() if name in fields}
     return template.job(changes, None if data is None else Path(data))

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.config import Config, option
 from nmtkit.layers.convolution import PackedConvolution
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import LayerStates
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import Config, option
 
 # S source tokens, T target tokens; D, as in the paper's d, is the inner width of a block: between blocks there is 2D
 

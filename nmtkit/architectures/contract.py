@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures.interface import Architecture, Vocabulary
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # position from which on the words of the first target sentence are changed

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.config import Config, option
 from nmtkit.layers.attention import attention
 from nmtkit.layers.attention_reference import attention_weights
 from nmtkit.layers.convolution import PackedConvolution, WeightNormLinear
 from nmtkit.layers.dropout import Dropout
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import Config, option
+from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
 # `embedding` is the width of the embeddings, `width` that of a block

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.config import Config, option
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionMemory, LayerStates, PackedLSTM
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import Config, option
 
 # S source tokens, T target tokens. As in the paper, f is the feed-forward part of a layer, four times as wide as its
 # recurrent output h.

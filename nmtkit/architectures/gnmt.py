@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
+from nmtkit.config import Config, option
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import (
     AdditiveAttention,
     AttentionLSTM,
@@ -18,8 +20,6 @@ from nmtkit.layers.recurrent import (
     LayerStates,
     PackedLSTM,
 )
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import Config, option
 
 # S source tokens, T target tokens, D model width
 

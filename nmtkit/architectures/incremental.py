@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.architectures.interface import Architecture, DecoderState, layer_index
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import LayerStates
-from nmtkit.packed import Layout, Packed
 
 # B sentences, T target tokens, M tokens of the longest source sentence, H heads, L tokens of the longest target
 # sentence, R hypotheses of a sentence, N = B x R rows of a search

@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.packed import Layout, Packed
 from nmtkit.registry import Registry
 
 # B sentences or slots of a search, R hypotheses (rows) of each, N = B x R, S source tokens, T target tokens, L and M

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.config import Config, option
 from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.experts import Experts, pop_auxiliary_losses
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import (
     AttentionLSTM,
     AttentionMemory,
@@ -23,8 +25,6 @@ from nmtkit.layers.recurrent import (
     PackedLSTM,
     ProductAttention,
 )
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import Config, option
 
 # S source tokens, T target tokens, D model width
 

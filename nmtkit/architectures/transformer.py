@@ -18,6 +18,7 @@ from nmtkit.architectures.interface import (
     Vocabulary,
     layer_index,
 )
+from nmtkit.config import Config, option
 from nmtkit.layers import compute_dtype, stacked_linear
 from nmtkit.layers.attention import AttentionContext, PackedContext
 from nmtkit.layers.attention_reference import AttentionSpec
@@ -25,11 +26,10 @@ from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.even_rows import even_rows
 from nmtkit.layers.feed_forward import FeedForward
 from nmtkit.layers.kv_cache import KVCache
+from nmtkit.layers.packed import Packed
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
-from nmtkit.packed import Packed
-from nmtkit.registry import Config, option
 
 # B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
 # end to end), D model width, H heads, K width of a query or key head, Kv width of a value head

@@ -40,10 +40,10 @@ def command(
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
-    from nmtkit.attention_page import attend, page
     from nmtkit.files import atomic_write
     from nmtkit.models import from_checkpoint
     from nmtkit.plugins import load_plugins
+    from nmtkit.translation.attention import attend, page
 
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)

@@ -28,6 +28,6 @@ def command(
     nmtkit average-checkpoints checkpoints --best 3 --output averaged.pt
     nmtkit average-checkpoints one.pt two.pt --output averaged.pt
     """
-    from nmtkit import averaging
+    from nmtkit.training import averaging
 
     averaging.write(averaging.choose(inputs, last, best, best_checkpoint_metric), output)

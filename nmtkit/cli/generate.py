@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import click
 
-from nmtkit import registry
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.config import COMMAND_LINE, Config, changed_flags, check_flags, derive, field_types, flag_of, option
+from nmtkit.documents import Document, ReadOptions, format_of, read_document
 from nmtkit.files import atomic_write
-from nmtkit.generation.options import GENERATE_RULES, DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
 from nmtkit.plugins import load_plugins
-from nmtkit.text.documents import Document, ReadOptions, format_of, read_document
+from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import has_several
+from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
-    from nmtkit.generation.lines import LineProcessor
-    from nmtkit.generation.requests import Request
-    from nmtkit.generation.translator import Translation, Translator
+    from nmtkit.translation.lines import LineProcessor
+    from nmtkit.translation.requests import Request
+    from nmtkit.translation.translator import Translation, Translator
 
 logger = logging.getLogger("nmtkit")
 
@@ -34,42 +36,42 @@ LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided",
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GenerateConfig(registry.Config):
+class GenerateConfig(Config):
     """Settings of the command beside those of the search and of the translator."""
 
-    gen_subset: str = registry.option("test", "subset of DATA", metavar="NAME")
-    prefix: Path | None = registry.option(None, "a line for each input line: how its translation begins")
-    constraints: Path | None = registry.option(
+    gen_subset: str = option("test", "subset of DATA", metavar="NAME")
+    prefix: Path | None = option(None, "a line for each input line: how its translation begins")
+    constraints: Path | None = option(
         None, "a line for each input line: phrases, tab-separated, that its translation must hold"
     )
-    avoid: Path | None = registry.option(
+    avoid: Path | None = option(
         None, "a line for each input line: phrases, tab-separated, that its translation must not hold"
     )
-    reference: Path | None = registry.option(None, "translations for --score-reference; none is those of DATA")
-    source_tag: str | None = registry.option(
+    reference: Path | None = option(None, "translations for --score-reference; none is those of DATA")
+    source_tag: str | None = option(
         None, "put this symbol of the vocabulary before every line, e.g. <2de>", metavar="TAG"
     )
-    format: Literal["text", "jsonl"] = registry.option(
+    format: Literal["text", "jsonl"] = option(
         "text", "text: a line for each line; jsonl: an object for each line, with all of --nbest"
     )
-    input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = registry.option(
+    input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = option(
         None,
         "text: lines; else one document, whose text is translated and whose rest stays; none is by the extension of "
         "--input (.html, .srt, .vtt, .po, .xlf, …)",
     )
-    output: Path | None = registry.option(
+    output: Path | None = option(
         None, "write here instead of to standard output: the whole translation or nothing", metavar="FILE"
     )
-    overwrite_translations: bool = registry.option(
+    overwrite_translations: bool = option(
         False, "translate also what is translated in a catalogue (PO, XLIFF), but nothing final"
     )
-    glossary_report: Path | None = registry.option(
+    glossary_report: Path | None = option(
         None, "write what became of each term of --glossary in each line: a table with tabs", metavar="FILE"
     )
-    quality_report: Path | None = registry.option(
+    quality_report: Path | None = option(
         None, "write how good each translation may be, to sort by: a table with tabs; see --quality", metavar="FILE"
     )
-    workers: int = registry.option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
+    workers: int = option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
 
 
 @click.command(cls=Command)
@@ -107,7 +109,7 @@ def command(
     sentence is done; sampling, constraints and prefixes, diverse groups, --no-repeat-ngram, --alignment and other
     models search batch by batch.
     """
-    given = registry.on_command_line(flags)
+    given = on_command_line(flags)
     config: GenerateConfig = derived(GenerateConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
     devices: DeviceOptions = derived(DeviceOptions, given)
@@ -126,15 +128,15 @@ def command(
 
 
 for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
-    command.params += registry.flags(part)
-command.params += registry.flags(TextOptions, "Text")
-command.params += registry.flags(SearchOptions, "Search")
+    command.params += flags(part)
+command.params += flags(TextOptions, "Text")
+command.params += flags(SearchOptions, "Search")
 
 
 def derived(config: type, given: dict[str, Any]) -> Any:
     """Returns a `config` with those of its fields that were given on the command line."""
-    fields = registry.field_types(config)
-    return registry.derive(config, {name: given[name] for name in given if name in fields}, registry.COMMAND_LINE)
+    fields = field_types(config)
+    return derive(config, {name: given[name] for name in given if name in fields}, COMMAND_LINE)
 
 
 def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
@@ -190,13 +192,13 @@ def check_combination(
     config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
 ) -> None:
     """Raises ValueError for flags, and `facts` of the input, that do not go together, naming them."""
-    given = registry.given_flags() | facts
-    search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
-    on = (given - search_flags) | registry.changed_flags(search)
+    given = given_flags() | facts
+    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
+    on = (given - search_flags) | changed_flags(search)
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
-    registry.check_flags(GENERATE_RULES, given, on)
+    check_flags(GENERATE_RULES, given, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or those of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
@@ -219,12 +221,12 @@ def generate(
     with imports():
         import torch
 
-        from nmtkit import busy_cores
-        from nmtkit.generation import inputs
-        from nmtkit.generation.line_reports import GlossaryReport, QualityReport
-        from nmtkit.generation.lines import LineProcessor
-        from nmtkit.generation.parallel import distribute, process_group, rank_device, worker_processes
-        from nmtkit.generation.translator import WINDOW, Translator
+        from nmtkit.processes import openmp as busy_cores
+        from nmtkit.translation import inputs
+        from nmtkit.translation.line_reports import GlossaryReport, QualityReport
+        from nmtkit.translation.lines import LineProcessor
+        from nmtkit.translation.parallel import distribute, process_group, rank_device, worker_processes
+        from nmtkit.translation.translator import WINDOW, Translator
 
     document, files = (source, ()) if isinstance(source, Document) else (None, source)
     device = rank_device(devices.named_device, config.workers)
@@ -292,7 +294,7 @@ def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: 
 
 def prompt(translator: "Translator", options: SearchOptions, tag: str | None, processor: "LineProcessor") -> None:
     """Reads lines at a terminal: translations go to stdout, their scores and alignments to stderr."""
-    from nmtkit.generation.requests import Request
+    from nmtkit.translation.requests import Request
 
     if not processor.options.active:
         options = dataclasses.replace(options, alignment="hard")

@@ -55,7 +55,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     for fact in facts(contents, tokenizer):
         stderr.print(f"{destination}: {fact}", markup=False, highlight=False, soft_wrap=True)
     if tries:
-        from nmtkit.generation.translator import Translator
+        from nmtkit.translation.translator import Translator
 
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         (translation,) = Translator([model], tokenizer).translate([line], **languages)

@@ -11,7 +11,7 @@ import click
 from nmtkit.cli.command import Command
 
 if TYPE_CHECKING:
-    from nmtkit.inspection import Description
+    from nmtkit.training.inspection import Description
 
 
 @click.command(cls=Command)
@@ -31,7 +31,7 @@ def command(path: Path, verify: bool, format: str) -> None:
     nmtkit inspect data-bin --verify
     nmtkit inspect averaged.pt --format toml > again.toml
     """
-    from nmtkit.inspection import config_of, inspect
+    from nmtkit.training.inspection import config_of, inspect
 
     if format == "toml" and path.exists():
         if verify:

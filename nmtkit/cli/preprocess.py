@@ -8,8 +8,9 @@ import click
 from rich.table import Table
 
 from nmtkit.cli.command import Command, stderr
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.config import COMMAND_LINE, check_flags, derive
 from nmtkit.data.config import PREPROCESS_RULES, PreprocessConfig
-from nmtkit.registry import COMMAND_LINE, check_flags, derive, flags, given_flags, on_command_line
 
 if TYPE_CHECKING:
     from nmtkit.data.report import Report

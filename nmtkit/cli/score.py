@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from nmtkit import registry
 from nmtkit.cli.command import Command, standard_input
-from nmtkit.registry import Config, FlagRule, option
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: An
     nmtkit score --sys output.de --ref reference-1.de --ref reference-2.de
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
     """
-    config = registry.derive(ScoreConfig, registry.on_command_line(flags), registry.COMMAND_LINE)
-    given = registry.given_flags() | ({"several --sys"} if len(systems) > 1 else set())
+    config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
+    given = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
     values = {f"--metric {name}" for name in config.metric} | {f"--format {config.format}"}
-    registry.check_flags(SCORE_RULES, given, given | values)
+    check_flags(SCORE_RULES, given, given | values)
     score(references, systems, config)
 
 
-command.params += registry.flags(ScoreConfig)
+command.params += flags(ScoreConfig)
 
 
 def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: ScoreConfig) -> None:

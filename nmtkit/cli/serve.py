@@ -5,11 +5,13 @@ from typing import Any
 
 import click
 
-from nmtkit import registry
 from nmtkit.cli.command import Command
+from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.cli.generate import derived
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
+from nmtkit.config import changed_flags, check_flags, flag_of
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
 
 @click.command(cls=Command)
@@ -33,7 +35,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     The languages are those that the checkpoint was trained for, unless they are given. SIGTERM ends it when what is
     running is finished; SIGHUP, or a checkpoint that changes, has it load the models anew. Needs nmtkit[serve].
     """
-    given = registry.on_command_line(flags)
+    given = on_command_line(flags)
     config: ServeConfig = derived(ServeConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
     devices: DeviceOptions = derived(DeviceOptions, given)
@@ -52,18 +54,18 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
 
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):
-    command.params += registry.flags(part)
-command.params += [flag for flag in registry.flags(TextOptions, "Text") if flag.name not in OWN_TEXT_FIELDS]
-command.params += [flag for flag in registry.flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]
+    command.params += flags(part)
+command.params += [flag for flag in flags(TextOptions, "Text") if flag.name not in OWN_TEXT_FIELDS]
+command.params += [flag for flag in flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]
 
 
 def check_combination(config: ServeConfig, search: SearchOptions, devices: DeviceOptions) -> None:
     """Raises ValueError for flags that do not go together, naming them."""
-    given = registry.given_flags()
-    search_flags = {registry.flag_of(field) for field in dataclasses.fields(search)}
-    on = (given - search_flags) | registry.changed_flags(search) | {f"--engine {devices.engine}"}
+    given = given_flags()
+    search_flags = {flag_of(field) for field in dataclasses.fields(search)}
+    on = (given - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
     if config.workers in (None, 1):
         on.discard("--workers")
-    registry.check_flags(RULES, given, on)
+    check_flags(RULES, given, on)
     if config.workers is not None and devices.device not in ("auto", "cpu"):
         raise ValueError(f"--workers are CPU processes; leave out --device {devices.device}")

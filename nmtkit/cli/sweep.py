@@ -17,7 +17,8 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from nmtkit.cli.command import Command, stderr
-from nmtkit.registry import FlagRule, check_flags, given_flags
+from nmtkit.cli.flags import given_flags
+from nmtkit.config import FlagRule, check_flags
 
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary

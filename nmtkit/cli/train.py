@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from nmtkit.cli.command import Command, fail, message_of, stderr
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.config import FlagRule, check_flags
 from nmtkit.plugins import plugins_for
-from nmtkit.registry import FlagRule, check_flags, flags, given_flags, on_command_line
-from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate
+from nmtkit.training.config import DEFAULTS, REGISTRIES, JobConfig, JobTemplate, kind_of
 from nmtkit.training.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -63,6 +64,15 @@ def name_flags() -> list[click.Option]:
     ]
 
 
+def component_flags(template: JobTemplate) -> list[click.Option]:
+    """Returns the flags of the chosen components, each component's under a heading with its name."""
+    return [
+        flag
+        for table, component in template.components.items()
+        for flag in flags(component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}")
+    ]
+
+
 class TrainCommand(Command):
     """The train command, whose flags depend on the components chosen: it looks for their names before click parses."""
 
@@ -79,7 +89,9 @@ class TrainCommand(Command):
             fail(message)
         names = {flag.name: flag for flag in name_flags()}  # again: plug-ins may have registered more
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
-        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*params, *template.flags()])
+        full = Command(
+            name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
+        )
         context = full.make_context(info_name, args, parent, **extra)
         context.obj = template, arguments
         return context
@@ -129,7 +141,7 @@ def command(
         return
     if job.data is None:
         raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
-    from nmtkit.distributed import launch, launched
+    from nmtkit.processes.distributed import launch, launched
     from nmtkit.training.plan import device_of, processes_to_start
 
     processes = processes_to_start(job.run)
@@ -146,7 +158,7 @@ def command(
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     """Runs one process's part and returns its exit code."""
-    from nmtkit import distributed
+    from nmtkit.processes import distributed
     from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
 
@@ -180,9 +192,9 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
 
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     """Returns lines that say why the run is finished, and which commands follow."""
-    from nmtkit import averaging
     from nmtkit.architectures import ARCHITECTURES
     from nmtkit.data.binarized import Dataset
+    from nmtkit.training import averaging
 
     folder = job.run.save_dir
     count = len(averaging.scheduled(folder))
@@ -204,7 +216,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
 
 def _fail_together(error: BaseException, debug: bool) -> NoReturn:
     """Says what went wrong in this process, tells the others, and ends without waiting for them."""
-    from nmtkit import distributed
+    from nmtkit.processes import distributed
 
     known = message_of(error)
     if distributed.is_connection_error(error):

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from nmtkit.architectures import Architecture
+from nmtkit.config import Config, option
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.losses import output_cross_entropy, output_r_drop_loss
-from nmtkit.packed import Batch
-from nmtkit.registry import Config, option
+from nmtkit.layers.packed import Batch
 
 
 @dataclass(frozen=True, kw_only=True)

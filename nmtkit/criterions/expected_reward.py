@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.architectures import Architecture
+from nmtkit.config import Config, option
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.options import SearchOptions
 from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
-from nmtkit.registry import Config, option
+from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.search.decoding import beam_search
+from nmtkit.search.options import SearchOptions
 
 # B sentences, T tokens, C candidates of all sentences together
 

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
+from nmtkit.config import option
 from nmtkit.criterions.cross_entropy import CrossEntropy, LabelSmoothedConfig
 from nmtkit.criterions.interface import CRITERIONS, Loss
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.losses import output_cross_entropy
-from nmtkit.packed import Batch
-from nmtkit.registry import option
+from nmtkit.layers.packed import Batch
 
 # B sentences, H heads, L and M tokens of the longest target and source sentence
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.contract import ContractError, described
-from nmtkit.packed import Batch
+from nmtkit.layers.packed import Batch
 from nmtkit.registry import Registry
 
 

@@ -28,7 +28,7 @@ from nmtkit.data.dataset_files import (
 from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 
 if TYPE_CHECKING:
-    from nmtkit.packed import Batch, Packed
+    from nmtkit.layers.packed import Batch, Packed
 
 CHUNK_ROWS = 1 << 20  # checked at a time
 
@@ -138,7 +138,7 @@ class Split:
         """
         import torch
 
-        from nmtkit.packed import Batch
+        from nmtkit.layers.packed import Batch
 
         source, target = self.source.gather(pairs), self.target.gather(pairs)
         sizes = self.tokenizer.source_size, self.tokenizer.target_size
@@ -175,7 +175,7 @@ class Split:
 def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Packed":
     import torch
 
-    from nmtkit.packed import Layout, Packed
+    from nmtkit.layers.packed import Layout, Packed
 
     layout = Layout(torch.from_numpy(lengths), int(lengths.max()), len(ids))
     return Packed(torch.from_numpy(ids.astype(np.int64)), layout)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nmtkit.registry import Config, FlagRule, option, plain
+from nmtkit.config import Config, FlagRule, option, to_dict
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # positions of aligned tokens are stored as 16 bits
@@ -173,4 +173,4 @@ class PreprocessConfig(Config):
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings that the dataset depends on, in plain types, for its manifest."""
-        return {name: value for name, value in plain(self).items() if name not in NOT_RECORDED}
+        return {name: value for name, value in to_dict(self).items() if name not in NOT_RECORDED}

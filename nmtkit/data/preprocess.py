@@ -39,7 +39,7 @@ from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, p
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.workers import Task, Workers
+from nmtkit.processes.workers import Task, Workers
 
 log = logging.getLogger("nmtkit")
 

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from nmtkit.config import Config, option
 from nmtkit.data.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Encoded, Tokenizer
-from nmtkit.registry import Config, Registry, option
+from nmtkit.registry import Registry
 
 Side = Any  # of a pair: a text, or an array of ids [tokens] without eos, as the transform's `level` says
 Ids = npt.NDArray[Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
-from nmtkit.registry import flag_of
+from nmtkit.config import flag_of
 
 # settings that matter in training alone
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}

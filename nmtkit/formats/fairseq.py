@@ -14,13 +14,13 @@ from torch import Tensor
 
 from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
+from nmtkit.config import derive
 from nmtkit.data.spm_model import pieces_of, renumbered
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.formats import pickles
 from nmtkit.formats.transformer_names import stacks
 from nmtkit.formats.vocabulary import HIDDEN, Table, read_model, table_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
-from nmtkit.registry import derive
 
 NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # in the order in which a folder is asked for them
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # before the entries of a dictionary

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
+from nmtkit.config import derive
 from nmtkit.data.spm_model import pieces_of, renumbered
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.formats.tokenizer_json import sentencepiece_model
 from nmtkit.formats.transformer_names import stacks
 from nmtkit.formats.vocabulary import HIDDEN, Table, is_language, read_model, table_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
-from nmtkit.registry import derive
 
 CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}

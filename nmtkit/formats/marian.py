@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
+from nmtkit.config import derive
 from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.formats.weights import Weights, transformer_checkpoint
-from nmtkit.registry import derive
 
 SETTINGS = "special:model.yml"  # among the tensors: YAML, one byte an element
 ACTIVATIONS = ("relu", "swish", "gelu")

@@ -14,7 +14,7 @@ from nmtkit.layers.attention_cpu import bmm_attention, sliding_window_attention
 from nmtkit.layers.attention_gpu import MAX_WIDTH, sdpa_attention, varlen_attention, varlen_width
 from nmtkit.layers.attention_reference import FULL_ATTENTION, AttentionSpec, attention_weights, reference_attention
 from nmtkit.layers.dropout import MAX_P
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
 # query or key head, Kv width of a value head, D model width

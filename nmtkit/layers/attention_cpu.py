@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
 from nmtkit.layers.dropout import dropout, dropped, keep_scale, noise_for
 from nmtkit.layers.even_rows import even_number
-from nmtkit.packed import Layout
+from nmtkit.layers.packed import Layout
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
 # of 16), H heads, K width of a query or key head, Kv width of a value head

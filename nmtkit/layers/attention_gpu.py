@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 
 # T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a query or key head,
 # Kv width of a value head

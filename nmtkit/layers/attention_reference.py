@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
 # query or key head, Kv width of a value head

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers.packed import Layout
 from nmtkit.layers.recurrent import LayerStates
-from nmtkit.packed import Layout
 
 # T tokens, N rows of a search
 

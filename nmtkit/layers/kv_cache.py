@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 # B sentences, R hypotheses (rows) of each, N = B x R, H heads, K width of a query or key head, Kv width of a value
 # head, D model width, S memory tokens of all sentences, M of the longest (rounded up to a multiple of 16), E entries of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmtkit.layers import compute_dtype
-from nmtkit.packed import IGNORE_INDEX
+from nmtkit.layers.packed import IGNORE_INDEX
 
 # T tokens, D model width, V vocabulary; p and q are the distributions of two passes
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, T target tokens, L and M tokens of the longest target and source sentence, R hypotheses of a sentence,
 # N = B x R rows of a search (with teacher forcing R is 1)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 # B slots, R hypotheses (rows) of each, N = B x R, P positions of the target, E = P x R entries of a slot (that of row r
 # at position p is p x R + r), M positions of the memory, T memory tokens, H heads, K width of a query or key head,

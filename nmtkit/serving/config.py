@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmtkit.generation.options import CTRANSLATE2_RULE, GLOSSARY_RULE, SEARCH_RULES
-from nmtkit.registry import Config, FlagRule, option
+from nmtkit.config import Config, FlagRule, option
+from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
+from nmtkit.translation.options import GLOSSARY_RULE
 
 # Those of SearchOptions that are the same for every request.
 SEARCH_FIELDS = (

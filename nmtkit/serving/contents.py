@@ -7,10 +7,10 @@ from typing import Any
 
 from starlette.datastructures import UploadFile
 
+from nmtkit.documents import EXTENSIONS, Document, ReadOptions, WebPage, format_of, read_document
+from nmtkit.documents.encoding import Encoding
 from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.reading import Refusal
-from nmtkit.text.documents import EXTENSIONS, Document, ReadOptions, WebPage, format_of, read_document
-from nmtkit.text.documents.encoding import Encoding
 
 FILES = (".txt", *EXTENSIONS)  # extensions of those that are translated
 

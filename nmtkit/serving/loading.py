@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint
+from nmtkit.config import changed_flags, derive
 from nmtkit.data.dataset_files import MANIFEST
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
-from nmtkit.generation import ctranslate2
-from nmtkit.generation.lines import LineProcessor
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
-from nmtkit.generation.parallel import rank_device
-from nmtkit.generation.translator import Translator, ctranslate2_engine
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 from nmtkit.plugins import load_plugins
-from nmtkit.registry import changed_flags, derive
+from nmtkit.search import ctranslate2
+from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import is_language
+from nmtkit.translation.lines import LineProcessor
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.parallel import rank_device
+from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]
 

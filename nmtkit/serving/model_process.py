@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from nmtkit import busy_cores
 from nmtkit.layers.even_rows import keep_few_shapes
+from nmtkit.processes import openmp as busy_cores
 from nmtkit.serving.loading import GUESS, Job, load_models
 from nmtkit.serving.messages import receive, send
 from nmtkit.serving.workers import work, work_on_gpu

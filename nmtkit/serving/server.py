@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
-from nmtkit.registry import plain
+from nmtkit.config import to_dict
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
 WATCH_SECONDS = 2.0  # between two looks at the files
 KEEP_ALIVE_SECONDS = 75  # above the 60 that proxies keep a connection for
@@ -36,10 +37,10 @@ def run(
     settings = {
         "paths": [(path.pair, str(Path(path.path).absolute())) for path in paths],
         "plugins": list(plugins),
-        "search": plain(search),
-        "devices": plain(devices),
-        "translator": plain(translator),
-        "text": plain(text),
+        "search": to_dict(search),
+        "devices": to_dict(devices),
+        "translator": to_dict(translator),
+        "text": to_dict(text),
         "split_sentences": config.split_sentences,
         "workers": config.workers,
         "log_level": logger.getEffectiveLevel(),

@@ -11,14 +11,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nmtkit.generation.decoding import BatchDecoder, SentenceBatch
-from nmtkit.generation.lines import LineProcessor
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.requests import Line, Output, Postprocessor, Preprocessor, Request
-from nmtkit.generation.translator import Translator
+from nmtkit.search.decoding import BatchDecoder, SegmentBatch
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send
+from nmtkit.translation.lines import LineProcessor
+from nmtkit.translation.requests import Line, Output, Postprocessor, Preprocessor, Request
+from nmtkit.translation.translator import Translator
 
 FAILED = "a line of this text cannot be translated"
 
@@ -174,7 +174,7 @@ class SlotWorker:
             complete = task.processor.translations(map(self.postprocessor.translation, task.lines))
             self.answer({"id": task.id, "lines": [list(map(found_of, line.hypotheses)) for line in complete]})
 
-    def batches(self) -> Iterator[SentenceBatch]:
+    def batches(self) -> Iterator[SegmentBatch]:
         """Yields a batch for each task; an empty one where none has come in and some are under way."""
         number = 0
         while True:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit import averaging, checkpoint
+from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary, contract
-from nmtkit.generation.translator import Translator
-from nmtkit.packed import Layout, Packed
-from nmtkit.registry import derive, plain
+from nmtkit.config import derive, to_dict
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import check_resume
+from nmtkit.training import averaging
+from nmtkit.translation.translator import Translator
 
 SIZE = 13
 VOCABULARY = Vocabulary(source=SIZE, target=SIZE, joint=True)
@@ -295,7 +296,7 @@ def auxiliary_losses_are_silent_in_evaluation(subject: ArchitectureSubject) -> N
 
 
 def the_config_survives_a_round_trip(subject: ArchitectureSubject) -> None:
-    again = derive(ARCHITECTURES[subject.name].preset, plain(subject.config), subject.name)
+    again = derive(ARCHITECTURES[subject.name].preset, to_dict(subject.config), subject.name)
     require(again == subject.config, f"the config {subject.config} comes back from a checkpoint as {again}")
 
 

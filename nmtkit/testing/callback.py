@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.architectures.contract import described
-from nmtkit.registry import derive
+from nmtkit.config import derive
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import TINY_TRANSFORMER, check_resume
 from nmtkit.training.callbacks import CALLBACKS, Callback

@@ -7,8 +7,6 @@ from typing import Any
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
-from nmtkit.lr_schedulers import LR_SCHEDULERS
-from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.plugins import is_own
 from nmtkit.registry import Registry
 from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
@@ -20,7 +18,9 @@ from nmtkit.testing.optimizer import OPTIMIZER_CHECKS, OptimizerSubject
 from nmtkit.testing.scheduler import SCHEDULER_CHECKS, SchedulerSubject
 from nmtkit.testing.transform import TRANSFORM_CHECKS, TransformSubject
 from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS
 from nmtkit.training.metrics import METRICS
+from nmtkit.training.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)

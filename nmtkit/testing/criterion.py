@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from nmtkit.architectures import ARCHITECTURES, Architecture
 from nmtkit.architectures.contract import described
+from nmtkit.config import derive
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
+from nmtkit.layers.packed import IGNORE_INDEX, Batch
 from nmtkit.models import vocabulary_of
-from nmtkit.packed import IGNORE_INDEX, Batch
-from nmtkit.registry import derive
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import TINY_TRANSFORMER, batch, check_resume, dataset
 

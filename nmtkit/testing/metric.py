@@ -8,8 +8,8 @@ import torch
 
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.contract import described
+from nmtkit.config import derive
 from nmtkit.models import vocabulary_of
-from nmtkit.registry import derive
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import TINY_TRANSFORMER, batch, check_resume, dataset
 from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of

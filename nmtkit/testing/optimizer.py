@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nmtkit.architectures.contract import described
-from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.registry import derive
+from nmtkit.config import derive
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import TINY_TRANSFORMER, check_resume
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import parameter_groups
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # learning rates, one of which must suit

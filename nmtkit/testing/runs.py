@@ -17,7 +17,7 @@ from nmtkit import checkpoint
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
-from nmtkit.packed import Batch
+from nmtkit.layers.packed import Batch
 from nmtkit.testing.checks import require
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.progress import Lines

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 from nmtkit.architectures.contract import ContractError, described
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
-from nmtkit.registry import derive
+from nmtkit.config import derive
 from nmtkit.testing.checks import Check, require, require_all
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, learning_rate
 
 UPDATES = (*range(1, 60), 100, 999, 1000, 1001, 4000, 10_000, 100_000)
 SCORES = (3.0, 2.5, 2.6, 2.6, 2.6, 2.6, 2.4, 2.7, 2.7, 2.7)  # of validations, lower is better

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from nmtkit.architectures.contract import described
+from nmtkit.config import derive
 from nmtkit.data.transforms import TRANSFORMS, Side, Transform
-from nmtkit.registry import derive
 from nmtkit.testing.checks import Check, require, require_all
 from nmtkit.testing.runs import TINY_TRANSFORMER, batch, check_resume, dataset
 

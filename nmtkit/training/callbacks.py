@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from nmtkit import distributed
 from nmtkit.architectures import Architecture
+from nmtkit.processes import distributed
 from nmtkit.registry import Registry
 
 log = logging.getLogger("nmtkit")

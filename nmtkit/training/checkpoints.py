@@ -9,11 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint, distributed
+from nmtkit import checkpoint
 from nmtkit.checkpoint import NUMBERED, Objective, file_name, numbered
 from nmtkit.files import sync_folder
+from nmtkit.processes import distributed
+from nmtkit.processes.folder_lock import FolderLock
 from nmtkit.training.differences import changes, table
-from nmtkit.training.folder_lock import FolderLock
 
 log = logging.getLogger("nmtkit")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nmtkit.processes.folder_lock import described, holder_of
 from nmtkit.training.differences import flat
-from nmtkit.training.folder_lock import described, holder_of
 from nmtkit.training.report import latest_records, read_lines
 
 SCORES = ("loss", "ppl", "bleu")  # of validations, first in this order

@@ -11,19 +11,28 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
-from nmtkit import checkpoint, registry
+from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.config import (
+    COMMAND_LINE,
+    changed_flags,
+    check_no_collisions,
+    convert,
+    derive,
+    field_types,
+    suggestion,
+    to_dict,
+    to_toml,
+)
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
-from nmtkit.lr_schedulers import LR_SCHEDULERS, LRScheduler
-from nmtkit.optimizers import OPTIMIZERS
 from nmtkit.plugins import load_plugins
-from nmtkit.registry import COMMAND_LINE, Registry, changed_flags, derive, plain, suggestion
+from nmtkit.registry import Registry
 from nmtkit.training import trackers  # noqa: F401  # registers them
 from nmtkit.training.callbacks import CALLBACKS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric, objective
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
 # Kind of component -> registry. Of a kind with one component, settings stand in the table [kind], whose `name` says
@@ -116,7 +125,7 @@ class JobConfig:
             return Path(os.path.abspath(path)) if folder is None else relative_to(path, folder)
 
         run: dict[str, Any] = {} if self.data is None else {"data": str(located(self.data))}
-        run |= plain(_with_paths(self.run, located))
+        run |= to_dict(_with_paths(self.run, located))
         if self.plugins:
             run["plugin"] = [str(located(Path(name))) if name.endswith(".py") else name for name in self.plugins]
         tables = {"run": run}
@@ -124,14 +133,14 @@ class JobConfig:
             run[kind] = [component.name for component in self.chosen(kind)]
         for table, component in self.components.items():
             named = {} if REGISTRIES[kind_of(table)].several else {"name": component.name}
-            settings = named | plain(_with_paths(component.config, located))
+            settings = named | to_dict(_with_paths(component.config, located))
             if settings:
                 tables[table] = settings
         return tables
 
     def toml(self, folder: Path) -> str:
         """Returns the resolved config as a file in `folder` holds it; `--config` with that file is the same job."""
-        return registry.to_toml(self.tables(folder))
+        return to_toml(self.tables(folder))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +184,7 @@ class JobTemplate:
         if start and not (names or {}).get("architecture") and "architecture" not in tables:
             components["architecture"] = _architecture_of(start)
         titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
-        registry.check_no_collisions({"the run": RunConfig()} | titles)
+        check_no_collisions({"the run": RunConfig()} | titles)
         return JobTemplate(
             run=in_folder(run, RunConfig, folder),
             components=components,
@@ -184,22 +193,12 @@ class JobTemplate:
             data=None if data is None else folder / data,
         )
 
-    def flags(self) -> list[click.Option]:
-        """Returns the flags of the components, each under a heading with its name."""
-        return [
-            flag
-            for table, component in self.components.items()
-            for flag in registry.flags(
-                component.config, f"{REGISTRIES[kind_of(table)].kind.capitalize()} {component.name}"
-            )
-        ]
-
     def job(self, given: Mapping[str, Any], data: Path | None = None) -> JobConfig:
         """Returns the job: `given` are the flags on the command line, by field name, over the file's settings.
 
         `data` goes before the dataset that the file names.
         """
-        run_fields = registry.field_types(RunConfig)
+        run_fields = field_types(RunConfig)
         run_flags = {name: value for name, value in given.items() if name in run_fields}
         # flags settle what the file left open: of two settings for one thing the file's goes
         in_file = dict(self.run)
@@ -209,7 +208,7 @@ class JobTemplate:
         run = derive(RunConfig(), in_file | run_flags, self.origin if in_file else COMMAND_LINE)
         components = {}
         for table, component in self.components.items():
-            fields = registry.field_types(type(component.config))
+            fields = field_types(type(component.config))
             changes = {name: value for name, value in given.items() if name in fields}
             components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
@@ -272,7 +271,7 @@ def relative_to(path: Path, folder: Path) -> Path:
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
     """Returns settings of a config file, with the paths among them seen from here and not from its folder."""
-    types = registry.field_types(cls)
+    types = field_types(cls)
 
     def located(value: Any) -> Any:
         if isinstance(value, list):
@@ -302,7 +301,7 @@ def _with_paths(config: Any, located: Callable[[Path], Path]) -> Any:
 
 def _converted(value: Any, hint: Any, name: str) -> Any:
     try:
-        return registry.convert(value, hint)
+        return convert(value, hint)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -19,7 +19,7 @@ from nmtkit.architectures.contract import check_forward
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, Split
 from nmtkit.layers.experts import Experts
-from nmtkit.packed import Layout, Packed
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.plugins import is_own
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig

@@ -15,7 +15,7 @@ import torch
 from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.data.transforms import TransformPipeline
-from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 
 PREFETCHED = 4  # updates prepared beyond the one being computed
 PROBED = 100  # updates whose micro-batches `largest_micro_batch` compares

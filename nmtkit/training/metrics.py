@@ -18,8 +18,9 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.contract import ContractError, described
 from nmtkit.checkpoint import Objective
-from nmtkit.packed import Batch
-from nmtkit.registry import Config, Registry, option
+from nmtkit.config import Config, option
+from nmtkit.layers.packed import Batch
+from nmtkit.registry import Registry
 from nmtkit.scoring.metrics import Settings, build_metrics, score
 
 LOSSES = ("loss", "nll", "ppl")  # which every validation has; less is better

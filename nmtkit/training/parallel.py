@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from nmtkit import distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion, Loss
-from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.layers.packed import Batch, Layout, Packed
+from nmtkit.processes import distributed
 
 if TYPE_CHECKING:  # a second to import, and for fsdp alone
     from torch.distributed.tensor import DTensor

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nmtkit import adapters, checkpoint, models
+from nmtkit import checkpoint, models
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.config import derive
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.optimizers import ParameterGroups
-from nmtkit.registry import derive
+from nmtkit.layers import adapters
+from nmtkit.training.optimizers import ParameterGroups
 from nmtkit.training.run_config import RunConfig
 
 Side = Literal["source", "target"]

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nmtkit import distributed
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Split
 from nmtkit.layers.even_rows import keep_few_shapes
+from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig

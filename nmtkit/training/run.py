@@ -9,15 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit import busy_cores, checkpoint, distributed, models
+from nmtkit import checkpoint, models
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.architectures.interface import parameter_count
 from nmtkit.checkpoint import Objective
 from nmtkit.data.batching import check_all_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.files import atomic_write
-from nmtkit.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.plugins import plugins_for
+from nmtkit.processes import distributed
+from nmtkit.processes import openmp as busy_cores
 from nmtkit.training import report
 from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
@@ -25,6 +26,7 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.differences import changed_settings, table
 from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import BatchLoader, Position, Update
+from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
 from nmtkit.training.meter import Meter, NonfiniteGuard
 from nmtkit.training.metrics import objective
 from nmtkit.training.plan import device_of, resolve

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from nmtkit.registry import Config, FlagRule, changed_flags, check_flags, flag_of, option
+from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
 RUN_RULES = (

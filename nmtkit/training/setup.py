@@ -21,17 +21,10 @@ from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
-from nmtkit.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.plugins import is_own
 from nmtkit.training.config import JobConfig
-from nmtkit.training.parameters import (
-    Side,
-    adapters_of,
-    choose_trained,
-    embedding_of,
-    load_embeddings,
-    start_from,
-)
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
+from nmtkit.training.parameters import Side, adapters_of, choose_trained, embedding_of, load_embeddings, start_from
 from nmtkit.training.plan import RunPlan
 from nmtkit.training.trainer import Trainer
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit import registry
+from nmtkit.config import field_types, flag_name, suggestion
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, in_folder
 from nmtkit.training.run_config import RunConfig
 
@@ -118,13 +118,11 @@ class Sweep:
             known: dict[str, Any] = {}
             classes: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
             for cls in classes:
-                known |= registry.field_types(cls)
+                known |= field_types(cls)
                 others = in_folder(others, cls, self.file.parent)
             for name in others:
                 if name not in known:
-                    raise ValueError(
-                        f"there is no setting {name!r}; {registry.suggestion(name, [*known, *kinds, 'data'])}"
-                    )
+                    raise ValueError(f"there is no setting {name!r}; {suggestion(name, [*known, *kinds, 'data'])}")
             data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
             job = template.job(others, data)
         except ValueError as error:
@@ -159,8 +157,8 @@ def _listed(value: Any) -> str:
 
 def _flag(name: str, job: JobConfig) -> list[str]:
     configs = [job.run, *(component.config for component in job.components.values())]
-    value = next(getattr(config, name) for config in configs if name in registry.field_types(type(config)))
-    flag = registry.flag_name(name)
+    value = next(getattr(config, name) for config in configs if name in field_types(type(config)))
+    flag = flag_name(name)
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     if isinstance(value, tuple):
@@ -192,7 +190,7 @@ def read(file: Path) -> Sweep:
         raise ValueError(f"{file} has no table [sweep], which says what varies")
     for name in table:
         if name not in SECTIONS:
-            raise ValueError(f"{file}: [sweep] has no {name!r}; {registry.suggestion(name, SECTIONS)}")
+            raise ValueError(f"{file}: [sweep] has no {name!r}; {suggestion(name, SECTIONS)}")
     folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
     if not isinstance(folder, str) or not folder:
         raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}, not a folder")

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nmtkit.processes.folder_lock import holder_of
 from nmtkit.training import comparison
-from nmtkit.training.folder_lock import holder_of
 from nmtkit.training.metrics import objective
 from nmtkit.training.report import latest_records
 from nmtkit.training.sweep import Range, Sweep, SweepRun

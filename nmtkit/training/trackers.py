@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
 MLFLOW_PARAMS = 100  # in a request, and

@@ -14,16 +14,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit import distributed
-from nmtkit.adapters import adapters_in
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
-from nmtkit.lr_schedulers import LRScheduler, learning_rate
-from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.packed import Batch
+from nmtkit.layers.adapters import adapters_in
+from nmtkit.layers.packed import Batch
+from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.loader import BatchLoader, Update
+from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel
 from nmtkit.training.parameters import embedding_names, parameter_groups
 

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nmtkit import adapters, distributed
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
+from nmtkit.layers import adapters
+from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
 from nmtkit.training.meter import perplexity
 from nmtkit.training.metrics import Metric, Outputs, counts_of, score_of
@@ -173,7 +174,7 @@ class Validator:
 
     def translations(self, model: Architecture) -> list[str] | None:
         """Returns translations of the raw source lines by beam search, in order; None when a rank was interrupted."""
-        from nmtkit.generation.translator import Translator
+        from nmtkit.translation.translator import Translator
 
         rank, ranks = distributed.rank(), distributed.world_size()
         translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
@@ -192,7 +193,7 @@ class Validator:
         Autocast would not do: it makes keys and values in 16 bits for a cache in the weights' 32. FSDP's modules cannot
         be copied; on a GPU their parameters are gathered in 16 bits already.
         """
-        from nmtkit.generation.translator import prepare
+        from nmtkit.translation.translator import prepare
 
         if self.sharded:
             return model

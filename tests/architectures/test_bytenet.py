@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nmtkit.architectures import Vocabulary
 from nmtkit.architectures.bytenet import ByteNet, ByteNetConfig, ResidualBlock, unfold
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 CONFIG = ByteNetConfig(encoder_blocks=4, decoder_blocks=4, d_model=3, dilations=(1, 2, 4), dropout=0.0)
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from testing import TINY_CONFIGS, tiny_model
+from builders import TINY_CONFIGS, tiny_model
 from torch import Tensor
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import PrefixState
-from nmtkit.generation.decoding import beam_search
-from nmtkit.generation.options import SearchOptions
-from nmtkit.packed import Packed
-from nmtkit.registry import derive
+from nmtkit.config import derive
+from nmtkit.layers.packed import Packed
+from nmtkit.search.decoding import beam_search
+from nmtkit.search.options import SearchOptions
 from nmtkit.testing import ARCHITECTURE_CHECKS
 from nmtkit.testing.architecture import ArchitectureSubject
 from nmtkit.testing.checks import Check, title

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing import TINY_CONFIGS
+from builders import TINY_CONFIGS
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.config import derive
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.binarized import Dataset
-from nmtkit.optimizers import OPTIMIZERS
-from nmtkit.registry import derive
+from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nmtkit.architectures import Vocabulary
 from nmtkit.architectures.convs2s import Block, ConvS2S, ConvS2SConfig
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 CONFIG = ConvS2SConfig(
     encoder_widths=(4, 6),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from testing import write_corpus
+from builders import write_corpus
 from torch import Tensor
 
 from nmtkit.architectures import Vocabulary
@@ -11,8 +11,8 @@ from nmtkit.architectures.deep_att import DeepAtt, DeepAttConfig, FastForwardSta
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.tokenizer import UNK
-from nmtkit.generation.translator import Translator
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
+from nmtkit.translation.translator import Translator
 
 H = 4
 CONFIG = DeepAttConfig(

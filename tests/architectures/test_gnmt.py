@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import Vocabulary
 from nmtkit.architectures.gnmt import GNMT, GNMTConfig
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 CONFIG = GNMTConfig(encoder_layers=4, decoder_layers=4, d_model=6, d_attention=5, dropout=0.2, initial_range=0.7)
 

@@ -4,7 +4,7 @@ import torch
 from nmtkit.architectures import Vocabulary
 from nmtkit.architectures.moe import MoE, MoEConfig, TransformerMoE, TransformerMoEConfig
 from nmtkit.layers.experts import Experts
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 CONFIG = MoEConfig(
     encoder_layers=3, decoder_layers=2, d_model=4, d_hidden=7, d_expert=5, experts=6, expert_groups=None, dropout=0.0

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from testing import tiny_model
+from builders import tiny_model
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.packed import Layout, Packed
 
 VOCABULARY = 30
 

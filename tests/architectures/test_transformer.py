@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from testing import tiny_transformer
+from builders import tiny_transformer
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
@@ -17,8 +17,8 @@ from nmtkit.architectures.interface import Architecture, PrefixState, parameter_
 from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig
 from nmtkit.layers.attention import PackedContext
 from nmtkit.layers.losses import output_cross_entropy
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.positions import sinusoids
-from nmtkit.packed import Layout, Packed
 
 SIZE = 19
 VARIANTS: dict[str, dict[str, Any]] = {

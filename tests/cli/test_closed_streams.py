@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import save_tiny_transformer
 from forked import Forks
-from testing import save_tiny_transformer
 
 from nmtkit.data.binarized import Dataset
 

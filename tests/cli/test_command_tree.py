@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
-from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.cli import COMMANDS, MODULES, main
 from nmtkit.cli.command import Command
-from nmtkit.registry import Registry, flags
+from nmtkit.cli.flags import flags
+from nmtkit.registry import Registry
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -32,8 +33,8 @@ def subcommand(name: str) -> click.Command:
 def registries() -> list[Registry]:
     from nmtkit.architectures import ARCHITECTURES
     from nmtkit.criterions import CRITERIONS
-    from nmtkit.lr_schedulers import LR_SCHEDULERS
-    from nmtkit.optimizers import OPTIMIZERS
+    from nmtkit.training.lr_schedulers import LR_SCHEDULERS
+    from nmtkit.training.optimizers import OPTIMIZERS
 
     return [ARCHITECTURES, CRITERIONS, OPTIMIZERS, LR_SCHEDULERS]
 
@@ -60,7 +61,7 @@ def help_of(option: click.Option) -> str:
 def test_every_file_of_a_command_is_registered() -> None:
     files = {path.stem for path in (ROOT / "nmtkit/cli").glob("*.py")}
     modules = {MODULES.get(name, name.replace("-", "_")) for name in COMMANDS}
-    assert files - {"__init__", "command", "other_toolkits"} == modules
+    assert files - {"__init__", "command", "flags", "other_toolkits"} == modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)

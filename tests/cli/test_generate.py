@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
-from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit import checkpoint
 from nmtkit.cli import main

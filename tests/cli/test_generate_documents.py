@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner, Result
-from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.cli import main
 

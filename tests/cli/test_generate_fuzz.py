@@ -4,8 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
-from testing import save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.cli import main
 from nmtkit.cli.generate import command as generate

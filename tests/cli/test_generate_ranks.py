@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import save_tiny_transformer
 from click.testing import CliRunner
-from testing import save_tiny_transformer
 
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
-from nmtkit.generation.parallel import rank_device
+from nmtkit.translation.parallel import rank_device
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Pat
     plugin = tmp_path / "dying.py"
     plugin.write_text(
         "import os\n"
-        "from nmtkit.generation.translator import Translator\n"
+        "from nmtkit.translation.translator import Translator\n"
         "decode = Translator.decode\n"
         "def dying(self, batch, options):\n"
         "    if os.environ['RANK'] == '1' and batch:\n"

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from builders import save_tiny_transformer
 from forked import Forks, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from testing import save_tiny_transformer
 
 from nmtkit.data.binarized import Dataset
 

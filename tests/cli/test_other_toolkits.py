@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import COMMANDS, main, other_toolkits
-from nmtkit.registry import flags
+from nmtkit.cli.flags import flags
 from nmtkit.training.config import REGISTRIES
 
 ROWS = [

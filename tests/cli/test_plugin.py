@@ -12,8 +12,8 @@ PLUGIN = '''
 from dataclasses import dataclass
 from torch import nn
 from nmtkit.architectures import ARCHITECTURES, Architecture
-from nmtkit.packed import Packed
-from nmtkit.registry import option
+from nmtkit.layers.packed import Packed
+from nmtkit.config import option
 
 @dataclass(frozen=True, kw_only=True)
 class BagConfig:

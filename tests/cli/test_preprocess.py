@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import save_tiny_transformer
 from click.testing import CliRunner, Result
-from testing import save_tiny_transformer
 
 from nmtkit.cli import main
 from nmtkit.cli.preprocess import command
+from nmtkit.config import flag_of
 from nmtkit.data import corpus
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, verify
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.registry import flag_of
 
 WORDS = "bado kelu miro sate vonu pika zulo tera gano feli".split()  # noqa: SIM905
 FLAGS = ["-s", "xx", "-t", "yy"]

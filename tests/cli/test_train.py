@@ -17,7 +17,7 @@ from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
-from nmtkit.lr_schedulers import LR_SCHEDULERS
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
     "--arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 "
@@ -203,7 +203,7 @@ class Mine(CrossEntropy):
 """
 BROKEN = """
 import math
-from nmtkit.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
+from nmtkit.training.lr_schedulers import LR_SCHEDULERS, Fixed, FixedConfig
 
 @LR_SCHEDULERS.register("broken", FixedConfig())
 class Broken(Fixed):
@@ -377,7 +377,7 @@ def test_a_dry_run_times_real_updates(mirror_data: Path, tmp_path: Path) -> None
 
 SEVERAL = """
 from dataclasses import dataclass
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
 from nmtkit.data.transforms import TRANSFORMS, Transform
 
 @dataclass(frozen=True, kw_only=True)

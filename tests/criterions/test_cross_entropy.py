@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nmtkit.architectures import Architecture
+from nmtkit.config import derive
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
-from nmtkit.packed import IGNORE_INDEX, Batch, Layout, Packed
-from nmtkit.registry import derive
+from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 
 V = 5
 LOGITS = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5], [1.0, 0.0, 0.0, 0.0, 3.0], [2.0, 2.0, 0.0, 1.0, 1.0], [9.0] * V])

@@ -5,18 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from testing import tiny_transformer
+from builders import tiny_transformer
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
-from nmtkit.criterions.expected_reward import (
-    ExpectedReward,
-    ExpectedRewardConfig,
-    gleu,
-    sentence_bleu,
-    sentence_chrf,
-)
-from nmtkit.packed import IGNORE_INDEX, Batch, Packed
+from nmtkit.criterions.expected_reward import ExpectedReward, ExpectedRewardConfig, gleu, sentence_bleu, sentence_chrf
+from nmtkit.layers.packed import IGNORE_INDEX, Batch, Packed
 
 SIZE = 7
 

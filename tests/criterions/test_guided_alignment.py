@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import TINY_CONFIGS, tiny_tokenizer, tiny_transformer, write_corpus
 from click.testing import CliRunner
-from testing import TINY_CONFIGS, tiny_tokenizer, tiny_transformer, write_corpus
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.interface import layer_index
 from nmtkit.cli import main
+from nmtkit.config import derive
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.guided_alignment import GuidedAlignment
 from nmtkit.data.binarized import Dataset
+from nmtkit.layers.packed import Batch, Packed
 from nmtkit.models import from_checkpoint
-from nmtkit.packed import Batch, Packed
-from nmtkit.registry import derive
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.setup import build_trainer
 

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parallel_text import parallel_lines, write_pair
 
-from nmtkit import inspection
 from nmtkit.data import binarized
 from nmtkit.data.binarized import Dataset, verify
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.dataset_files import MANIFEST
 from nmtkit.data.preprocess import preprocess
+from nmtkit.training import inspection
 
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2, 10**30, 0.5, float("nan"), "", "en", "uint32", "int8", "../../etc/passwd", [], [1],

@@ -5,7 +5,7 @@ import random
 
 import pytest
 import sentencepiece
-from testing import REAL_LINES
+from builders import REAL_LINES
 
 from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.spm_model import pieces_of, renumbered

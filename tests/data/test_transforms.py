@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from parallel_text import parallel_lines
 
+from nmtkit.config import derive
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import EOS, Encoded, Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, Transform, TransformPipeline
-from nmtkit.registry import derive
 
 SOURCE, TARGET = parallel_lines(60)
 PAIRS = np.arange(100, 160)

@@ -5,23 +5,23 @@ from unittest import mock
 
 import numpy as np
 import torch
+from builders import TINY_CONFIGS, tiny_model, tiny_tokenizer
 from fake_gpu import StepRules, fake_gpu, on_host
-from testing import TINY_CONFIGS, tiny_model, tiny_tokenizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nmtkit.architectures import Architecture
 from nmtkit.criterions import CRITERIONS, Criterion
-from nmtkit.generation.graph_search import GraphBeamSearch
-from nmtkit.generation.options import SearchOptions
-from nmtkit.generation.translator import Translator
 from nmtkit.layers import logsumexp_gpu, residual_gpu
+from nmtkit.layers.packed import Batch, Layout, Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.packed import Batch, Layout, Packed
+from nmtkit.search.graph_search import GraphBeamSearch
+from nmtkit.search.options import SearchOptions
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import REGISTRIES, JobTemplate
 from nmtkit.training.loader import Position, Update
 from nmtkit.training.setup import build_trainer
 from nmtkit.training.trainer import Trainer
+from nmtkit.translation.translator import Translator
 
 DEVICE = torch.device("cuda", 0)
 VOCABULARY = 200

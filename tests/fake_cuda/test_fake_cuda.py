@@ -12,7 +12,7 @@ import checks
 import library
 import pytest
 import torch
-from testing import TINY_CONFIGS, tiny_model
+from builders import TINY_CONFIGS, tiny_model
 
 Runner = Callable[..., Any]
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from testing import REAL_LINES
+from builders import REAL_LINES
 
 FOLDER = Path(__file__).parent / "huggingface"
 OTHER_LINES = [line.translate(str.maketrans("aeiou", "öüäei")) for line in REAL_LINES]

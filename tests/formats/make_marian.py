@@ -17,7 +17,7 @@ import sentencepiece
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from testing import fragments, save_ending_transformer
+from builders import fragments, save_ending_transformer
 
 from nmtkit.demo import corpus
 from nmtkit.formats import marian_export

@@ -4,20 +4,20 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from builders import REAL_LINES, TINY_CONFIGS, save_transformer, tiny_model, tiny_tokenizer
 from click.testing import CliRunner
-from testing import REAL_LINES, TINY_CONFIGS, save_transformer, tiny_model, tiny_tokenizer
 
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.cli import main
+from nmtkit.config import derive, option
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.formats import ctranslate2
 from nmtkit.formats.expressible import TRAINING, check_expressible
-from nmtkit.generation.requests import Request
-from nmtkit.generation.translator import Translator
 from nmtkit.models import to_checkpoint, vocabulary_of
-from nmtkit.registry import derive, option
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
 
 
 def export(*arguments: object) -> str:

@@ -26,9 +26,9 @@ from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.data.tokenizer import BOS
 from nmtkit.formats import detect, fairseq, pickles
-from nmtkit.generation.translator import Translator
+from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint
-from nmtkit.packed import Packed
+from nmtkit.translation.translator import Translator
 
 
 def imported(folder: Path, temporary: Path) -> Translator:

@@ -21,10 +21,10 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.data.spm_model import pieces_of
 from nmtkit.data.tokenizer import BOS
 from nmtkit.formats import huggingface
-from nmtkit.generation.requests import Request
-from nmtkit.generation.translator import Translator
+from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, tokenizer_of
-from nmtkit.packed import Packed
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
 
 Languages = tuple[str | None, str | None]
 

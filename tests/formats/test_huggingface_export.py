@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import REAL_LINES, save_ending_transformer, save_transformer
 from click.testing import CliRunner
 from make_huggingface import real_lines
-from testing import REAL_LINES, save_ending_transformer, save_transformer
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.formats import huggingface
 from nmtkit.formats.huggingface_export import save
-from nmtkit.generation.translator import Translator
 from nmtkit.models import from_checkpoint
+from nmtkit.translation.translator import Translator
 
 pytest.importorskip("safetensors")
 

@@ -22,7 +22,7 @@ from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.demo import corpus
 from nmtkit.formats import detect, marian
-from nmtkit.generation.translator import Translator
+from nmtkit.translation.translator import Translator
 
 
 def compare(folder: Path, expected: list[dict[str, Any]], temporary: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import REAL_LINES, save_ending_transformer, save_transformer, tiny_tokenizer, tiny_transformer
 from click.testing import CliRunner
 from make_huggingface import real_lines
 from make_marian import EXPORTED, SEARCHES, translations
-from testing import REAL_LINES, save_ending_transformer, save_transformer, tiny_tokenizer, tiny_transformer
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
@@ -22,9 +22,9 @@ from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.formats import marian
 from nmtkit.formats.marian_export import save, to_marian
-from nmtkit.generation.translator import Translation, Translator
+from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
-from nmtkit.packed import Packed
+from nmtkit.translation.translator import Translation, Translator
 
 VARIANTS = {
     "default": {},

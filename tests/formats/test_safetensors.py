@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from builders import save_transformer
 from click.testing import CliRunner
-from testing import save_transformer
 
 from nmtkit import checkpoint
 from nmtkit.cli import main

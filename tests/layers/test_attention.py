@@ -11,7 +11,7 @@ from nmtkit.layers.attention import Backend, attention, backend
 from nmtkit.layers.attention_cpu import bmm_attention
 from nmtkit.layers.attention_gpu import sdpa_attention, varlen_attention
 from nmtkit.layers.attention_reference import AttentionSpec, attention_weights, reference_attention
-from nmtkit.packed import Layout
+from nmtkit.layers.packed import Layout
 
 H, K, V = 2, 4, 6
 CASES = [

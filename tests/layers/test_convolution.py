@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nmtkit.layers.convolution import PackedConvolution, WeightNormLinear
-from nmtkit.packed import Layout
+from nmtkit.layers.packed import Layout
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from testing import tiny_transformer
+from builders import tiny_transformer
 
 from nmtkit.architectures import transformer
 from nmtkit.layers.even_rows import STEPS, even_rows
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 
 def test_few_numbers_of_rows_are_left_and_few_rows_are_spare() -> None:

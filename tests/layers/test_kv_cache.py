@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from testing import tiny_transformer
+from builders import tiny_transformer
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.layers.kv_cache import cached_attention
-from nmtkit.packed import Packed
+from nmtkit.layers.packed import Packed
 
 
 @pytest.mark.parametrize("window", [None, 7])

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmtkit.layers import losses
 from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
-from nmtkit.packed import IGNORE_INDEX
+from nmtkit.layers.packed import IGNORE_INDEX
 
 
 def case(tokens: int = 37, vocabulary: int = 29, bias: bool = False) -> tuple[nn.Linear, Tensor, Tensor]:

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import (
     AdditiveAttention,
     AttentionLSTM,
@@ -12,7 +13,6 @@ from nmtkit.layers.recurrent import (
     lstm_cell,
     reversal,
 )
-from nmtkit.packed import Layout, Packed
 
 
 def layout_of(*lengths: int) -> Layout:

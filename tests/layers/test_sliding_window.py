@@ -6,7 +6,7 @@ import torch
 from nmtkit.layers.attention import BACKENDS, attention, backend
 from nmtkit.layers.attention_cpu import sliding_window_attention
 from nmtkit.layers.attention_reference import AttentionSpec, reference_attention
-from nmtkit.packed import Layout
+from nmtkit.layers.packed import Layout
 
 H, K, V = 2, 4, 6
 

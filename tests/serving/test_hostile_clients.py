@@ -13,8 +13,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
+from builders import save_transformer
 from serving_process import serving
-from testing import save_transformer
 
 JSON = "Content-Type: application/json\r\n"
 EMPTY = b'{"q": "", "source": "en", "target": "de"}'  # translates without a model

@@ -22,11 +22,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
+from builders import REAL_LINES, save_transformer
 from serving_process import serving
-from testing import REAL_LINES, save_transformer
 
 import nmtkit
-from nmtkit.generation.translator import Translator
+from nmtkit.translation.translator import Translator
 
 LINES = REAL_LINES * 3
 

@@ -6,21 +6,23 @@ import queue
 from pathlib import Path
 
 import pytest
-from testing import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
+from builders import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
 
-from nmtkit import checkpoint, registry
+from nmtkit import checkpoint
 from nmtkit.cli.serve import command
+from nmtkit.config import to_dict
 from nmtkit.formats import huggingface
-from nmtkit.generation.continuous_batching import ContinuousBatching
-from nmtkit.generation.lines import LineProcessor
-from nmtkit.generation.options import DeviceOptions, SearchOptions, TextOptions, TranslatorOptions
-from nmtkit.generation.requests import Request
-from nmtkit.generation.translator import Translator
 from nmtkit.models import from_checkpoint, vocabulary_of
+from nmtkit.search.continuous_batching import ContinuousBatching
+from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
 from nmtkit.serving.workers import SlotWorker, answer_to
 from nmtkit.text.alignment import words
+from nmtkit.translation.lines import LineProcessor
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
 
 IMPORTED = Path(__file__).parent.parent / "formats" / "huggingface"
 PAIR = ("en", "de")
@@ -43,8 +45,8 @@ def job(*paths, **fields):
     """The job as it arrives in the process of the models."""
     settings = {
         "paths": [(pair, str(path)) for pair, path in paths], "plugins": [], "workers": 1, "split_sentences": False,
-        "search": registry.plain(SearchOptions(**SHORT)), "devices": registry.plain(DeviceOptions(device="cpu")),
-        "translator": registry.plain(TranslatorOptions()), "text": registry.plain(TextOptions()),
+        "search": to_dict(SearchOptions(**SHORT)), "devices": to_dict(DeviceOptions(device="cpu")),
+        "translator": to_dict(TranslatorOptions()), "text": to_dict(TextOptions()),
     }  # fmt: skip
     return Job.from_message(json.loads(json.dumps(settings | fields)))
 
@@ -66,14 +68,14 @@ def texts_of(answer):
 
 
 def test_lines_are_treated_as_the_operator_asks(path):
-    models, _ = load_models(job((PAIR, path), text=registry.plain(TEXT)))
+    models, _ = load_models(job((PAIR, path), text=to_dict(TEXT)))
     found = texts_of(answer_to(models, task(LINES)))
     assert found == generated(path, TEXT) != generated(path, TextOptions())
     assert "http://example.org/x?y=1" in found[-4] and found[-1] == "{a} %s"
 
 
 def test_a_request_of_html_has_its_tags_and_the_operators_treatment(path):
-    models, _ = load_models(job((PAIR, path), text=registry.plain(TEXT)))
+    models, _ = load_models(job((PAIR, path), text=to_dict(TEXT)))
     source = "<p>All are <b>equal</b> #12 before the law.</p>"
     found = texts_of(answer_to(models, task([source], html=True)))
     assert found == generated(path, dataclasses.replace(TEXT, markup="html"), [source])
@@ -84,14 +86,14 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms = tmp_path / "terms.tsv"
     terms.write_text("law\tliberty|spirit\nrights\tequal\n")
     text = TextOptions(glossary=terms)
-    models, _ = load_models(job((PAIR, path), text=registry.plain(text)))
+    models, _ = load_models(job((PAIR, path), text=to_dict(text)))
     found = texts_of(answer_to(models, task(LINES)))
     assert found == generated(path, text) != generated(path, TextOptions())
     assert "equal" in found[0] and any(word in found[6].lower() for word in ("liberty", "spirit"))
     assert [texts_of(answer) for answer in slot_answers(unpacked(path, text), [task(LINES)], False).values()] == [found]
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
-        load_models(job((PAIR, path), text=registry.plain(text)))
+        load_models(job((PAIR, path), text=to_dict(text)))
 
 
 def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs():
@@ -113,7 +115,7 @@ def test_each_pair_splits_by_its_source_language(path):
 
 def test_what_a_model_cannot_do_is_refused_when_it_is_loaded(path, tmp_path):
     with pytest.raises(ValueError, match="not a regular expression"):
-        load_models(job((PAIR, path), text=registry.plain(TextOptions(protect=("(",)))))
+        load_models(job((PAIR, path), text=to_dict(TextOptions(protect=("(",)))))
     tokenizer = tiny_tokenizer()
     model = ServedModel(
         Translator([tiny_model("bytenet_small", vocabulary_of(tokenizer))], tokenizer), SearchOptions(), TEXT

@@ -13,12 +13,12 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
+from builders import REAL_LINES, save_transformer
 from serving_process import serving
-from testing import REAL_LINES, save_transformer
 
-from nmtkit.generation.translator import Translator
 from nmtkit.serving.app import Service
 from nmtkit.serving.config import ServeConfig
+from nmtkit.translation.translator import Translator
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NASTY = "<script>document.title = 'taken'</script> <img src=x onerror=\"document.title='taken'\">"

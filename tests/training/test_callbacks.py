@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.distributed import launch
+from nmtkit.processes.distributed import launch
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.progress import Lines
@@ -155,7 +155,7 @@ PLUGIN = """
 from dataclasses import dataclass
 from pathlib import Path
 from nmtkit import distributed
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from builders import write_corpus
 from click.testing import CliRunner
-from testing import write_corpus
 
 from nmtkit import checkpoint, models
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
-from nmtkit.distributed import launch
+from nmtkit.processes.distributed import launch
 from nmtkit.training.config import JobTemplate
 
 FLAGS = shlex.split("""

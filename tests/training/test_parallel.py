@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.distributed import launch
+from nmtkit.processes.distributed import launch
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 15 --heads 3 --d-ff 31 --encoder-layers 2 --decoder-layers 1 --dropout 0.1
@@ -137,7 +137,7 @@ def test_every_architecture_trains_on_two_processes(
 
 UNDECLARED = """
 import torch
-from nmtkit.optimizers import OPTIMIZERS, AdamConfig
+from nmtkit.training.optimizers import OPTIMIZERS, AdamConfig
 
 @OPTIMIZERS.register("undeclared", AdamConfig())
 def undeclared(config, groups):

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from testing import tiny_model
+from builders import tiny_model
 from torch import Tensor
 
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES
+from nmtkit.config import derive
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import build, to_checkpoint, vocabulary_of
-from nmtkit.registry import derive
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.parameters import decay_rule, embedding_of, load_embeddings, same_pieces, start_from
 from nmtkit.training.setup import build_trainer

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nmtkit import checkpoint, distributed
-from nmtkit.distributed import free_port, launch
+from nmtkit import checkpoint
+from nmtkit.processes import distributed
+from nmtkit.processes.distributed import free_port, launch
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
@@ -180,7 +181,7 @@ def test_a_signal_ends_a_validation_which_is_made_up_for(mirror_data: Path, tmp_
 
 TRANSLATING = """
 from nmtkit.cli import main
-from nmtkit.generation.translator import Translator
+from nmtkit.translation.translator import Translator
 plain = Translator.translate
 def translate(self, lines, **settings):
     print("translating", flush=True)

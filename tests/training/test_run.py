@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint, distributed
-from nmtkit.generation.translator import Translator
-from nmtkit.training import folder_lock, health, setup
+from nmtkit import checkpoint
+from nmtkit.processes import distributed, folder_lock
+from nmtkit.training import health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 from nmtkit.training.stopping import StopReason
+from nmtkit.translation.translator import Translator
 
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
 SMALL_RUN = {

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset
-from nmtkit.packed import IGNORE_INDEX
+from nmtkit.layers.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.loader import BatchLoader, Position
 from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard

@@ -16,8 +16,8 @@ from nmtkit import checkpoint
 from nmtkit.checkpoint import Objective
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
-from nmtkit.distributed import launch
 from nmtkit.models import from_checkpoint
+from nmtkit.processes.distributed import launch
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.metrics import METRICS, CometConfig, Metric, Outputs, objective
 from nmtkit.training.progress import Lines
@@ -144,7 +144,7 @@ def test_a_count_of_the_criterion_can_be_followed_and_a_wrong_one_is_named(mirro
 
 PLUGIN = """
 from dataclasses import dataclass
-from nmtkit.registry import Config, option
+from nmtkit.config import Config, option
 from nmtkit.training.metrics import METRICS, Metric
 
 @dataclass(frozen=True, kw_only=True)

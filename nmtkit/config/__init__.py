@@ -1,0 +1,38 @@
+"""Settings: frozen dataclasses whose fields are declared once and become flags, TOML keys and keyword arguments."""
+
+from nmtkit.config.fields import (
+    LARGEST,
+    LIMITS,
+    Config,
+    check_limits,
+    check_no_collisions,
+    field_types,
+    flag_name,
+    flag_of,
+    option,
+)
+from nmtkit.config.rules import FlagRule, changed_flags, check_flags
+from nmtkit.config.toml import to_toml
+from nmtkit.config.values import COMMAND_LINE, convert, derive, present, suggestion, to_dict
+
+__all__ = [
+    "COMMAND_LINE",
+    "LARGEST",
+    "LIMITS",
+    "Config",
+    "FlagRule",
+    "changed_flags",
+    "check_flags",
+    "check_limits",
+    "check_no_collisions",
+    "convert",
+    "derive",
+    "field_types",
+    "flag_name",
+    "flag_of",
+    "option",
+    "present",
+    "suggestion",
+    "to_dict",
+    "to_toml",
+]

@@ -1,0 +1,115 @@
+"""Converts settings between flags, TOML files, checkpoints and the typed fields of a config."""
+
+import dataclasses
+import difflib
+import reprlib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, overload
+
+from nmtkit.config.fields import check_limits, field_types
+
+T = TypeVar("T")
+
+COMMAND_LINE = "the command line"  # origin of settings that are flags
+
+
+def convert(value: Any, hint: Any, text: bool = False) -> Any:
+    """Returns `value` as the annotated type `hint`. Raises ValueError saying what is expected.
+
+    With `text` it is as typed on the command line: `a,b,c` is a list, `none` no value, and numbers are written out.
+    Without, it comes from TOML or a checkpoint, and has its type: 1 is no boolean and 1.0 no whole number. In a list
+    of `str | None`, an empty item is None.
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return convert(value, present(hint), text)
+    if origin is tuple:
+        if text:
+            value = [item.strip() for item in value.split(",")]
+        if isinstance(value, list | tuple):
+            optional = type(None) in typing.get_args(arguments[0])
+            if text and "" in value and not optional:
+                raise ValueError("an item of the list is empty")
+            return tuple(None if item == "" and optional else convert(item, arguments[0], text) for item in value)
+    elif origin is Literal:
+        if any(value == choice and type(value) is type(choice) for choice in arguments):
+            return value
+    elif hint is Path:
+        if isinstance(value, str | Path) and str(value):
+            return Path(value)
+    elif text or (hint is float and type(value) is int):
+        try:
+            return hint(value)
+        except (ValueError, OverflowError):
+            pass
+    elif type(value) is hint:  # exactly: True is an int to isinstance
+        return value
+    raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}")
+
+
+def present(hint: Any) -> Any:
+    """Returns the type of an optional value where there is one."""
+    return next(item for item in typing.get_args(hint) if item is not type(None))
+
+
+def _expected(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    return {int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}.get(hint, "a text")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Returns what to say of an unknown name: the nearest of those known, and all of these."""
+    known = list(known)
+    nearest = difflib.get_close_matches(name, known, 1)
+    return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
+
+
+@overload
+def derive(config: type[T], changes: Mapping[str, Any], origin: str) -> T: ...
+
+
+@overload
+def derive(config: T, changes: Mapping[str, Any], origin: str) -> T: ...
+
+
+def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
+    """Returns `config`, or that of a class with its defaults, with `changes` by field name; dashes are underscores.
+
+    `origin` names in errors where the changes come from (a TOML table, a checkpoint, `COMMAND_LINE`). Raises ValueError
+    for a field the config does not have, and for a value of the wrong type or beyond its limits.
+    """
+    hints = field_types(config if isinstance(config, type) else type(config))
+    checked = {}
+    for key, value in changes.items():
+        name = key.replace("-", "_")
+        if name not in hints:
+            raise ValueError(f"{origin} has no setting {key!r}; {suggestion(name, hints)}")
+        try:
+            checked[name] = convert(value, hints[name])
+        except ValueError as error:
+            raise ValueError(f"{origin}: {key}: {error}") from None
+    try:
+        result = config(**checked) if isinstance(config, type) else dataclasses.replace(config, **checked)  # type: ignore[type-var]
+        check_limits(result)  # configs of plug-ins need not derive from Config
+    except ValueError as error:
+        raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
+    return result
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Returns a config as a dict of plain types, as checkpoints and TOML files hold it; `derive` reads it back."""
+
+    def plain_value(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain_value(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return {field.name: plain_value(getattr(config, field.name)) for field in dataclasses.fields(config)}

@@ -1,0 +1,273 @@
+"""Subtitles: SubRip (.srt) and WebVTT (.vtt, the W3C's).
+
+Read here and not by a library: srt, webvtt-py and pysubs2 make objects of cues and write these anew, with other
+numbers, times, line ends and blank lines, or without notes, styles and tags. Here only the lines of text change.
+
+A line break within a cue, or the end of one, is seldom the end of a sentence. So the lines of a cue are translated
+together, and cues in which one sentence runs too; the translation is divided among the cues in proportion to
+the characters that each had, which is by its time as far as the source was, and each cue's part into lines.
+"""
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nmtkit.documents.encoding import Encoding, decode
+from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
+from nmtkit.documents.interface import Document, Edit, ReadOptions, line_of, lines_of, newline_of, without_white_space
+from nmtkit.documents.lines import Word, divided, ends_sentence, goes_on, words_of, wrapped
+from nmtkit.text.alignment import UNSPACED
+
+WIDTH = 42  # columns of a line, as most guides for subtitles ask for; or what the longest line before had
+MOST_CUES = 6  # of a sentence
+GAP = 2000  # milliseconds between cues, above which no sentence goes on
+
+_CLOCK = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_TIMING = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}(?:[ \t].*)?")
+_NUMBER = re.compile(r"[ \t]*\d+[ \t]*")
+_DASH = re.compile(r"\s*[-–—‐][ \u00a0]?(?=\S)")
+_SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*>|\{\\[^{}\r\n]*\}|\{[A-Za-z]:[^{}\r\n]*\}|[♪♫]+")
+_VTT_CODE = re.compile(r"<[^<>\r\n]*>|[♪♫]+")
+
+
+@dataclass(frozen=True)
+class Cue:
+    """A subtitle: when it shows, in milliseconds, and the places of its lines of text."""
+
+    start: int
+    end: int
+    lines: list[tuple[int, int]]
+
+
+@dataclass
+class Block:
+    """Lines of a cue that are translated together; `pieces` are those between the codes at either end."""
+
+    cue: int
+    start: int  # place in the file of what changes
+    end: int
+    lines: int
+    width: int  # columns of the longest line
+    pieces: list[Piece]
+    only: bool  # the first and last block of a cue may go on in others
+    last: bool
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def plain(self) -> bool:
+        return all(piece.role == "text" for piece in self.pieces)
+
+
+def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """Returns start and end in milliseconds of a line of times, None for another line. Raises ValueError."""
+    if "-->" not in text[start:end]:
+        return None
+    match = _TIMING.fullmatch(text, start, end)
+    if match is None:
+        if not re.match(r"\s*\d+:", text[start:end]):
+            return None
+        raise ValueError(
+            f"line {line_of(text, start)}: {text[start:end].strip()[:60]!r} is no time of a subtitle, as "
+            "00:01:02,500 --> 00:01:04,000"
+        )
+    numbers = [int(group or 0) for group in match.groups()]
+    starts, ends = numbers[:4], numbers[4:]
+    milliseconds = [((hours * 60 + minutes) * 60 + seconds) * 1000 + rest for hours, minutes, seconds, rest
+                    in (starts, ends)]  # fmt: skip
+    return milliseconds[0], milliseconds[1]
+
+
+class Subtitles(Document):
+    """Cues, each with its lines."""
+
+    code: re.Pattern[str]
+
+    @classmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "Subtitles":
+        text, encoding = decode(data)
+        return cls(text, encoding, options)
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        super().__init__(text, encoding, options)
+        self.cues = list(self.read_cues())
+        if not self.cues and text.strip():
+            raise ValueError("it has no subtitle: no line has times, as 00:01:02,500 --> 00:01:04,000")
+        blocks = [block for number, cue in enumerate(self.cues) for block in self.blocks(number, cue)]
+        self.chains = list(self.chains_of(blocks))
+        self.inlines = [Inline(self.chained(chain)) for chain in self.chains]
+        self.segments = [inline.markup for inline in self.inlines]
+
+    def read_cues(self) -> Iterator[Cue]:
+        raise NotImplementedError
+
+    def pieces(self, start: int, end: int) -> list[Piece]:
+        """Returns the texts and codes of a line."""
+        pieces = []
+        cursor = start
+        for match in [*self.code.finditer(self.text, start, end), None]:
+            stop = match.start() if match else end
+            if cursor < stop:
+                pieces.append(Piece("text", self.read_text(self.text[cursor:stop]), start=cursor, end=stop))
+            if match is not None:
+                pieces.append(_code(match))
+                cursor = match.end()
+        return pieces
+
+    def read_text(self, raw: str) -> str:
+        return raw
+
+    def write_text(self, text: str) -> str:
+        return text
+
+    def blocks(self, number: int, cue: Cue) -> Iterator[Block]:
+        """Yields the lines of a cue in groups: one begins with a speaker's dash, or after the end of a sentence."""
+        groups: list[list[tuple[int, int]]] = []
+        for start, end in cue.lines:
+            before = self.text[slice(*groups[-1][-1])] if groups else "."
+            if groups and len(lines_of(self.text[groups[-1][-1][1] : start])) > 2:
+                before = ""  # a blank line
+            if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
+                groups.append([])
+            groups[-1].append((start, end))
+        found = [block for group in groups if (block := self.block(number, group)) is not None]
+        for index, block in enumerate(found):
+            block.only, block.last = index == 0, index == len(found) - 1
+            yield block
+
+    def block(self, number: int, lines: Sequence[tuple[int, int]]) -> Block | None:
+        pieces: list[Piece] = []
+        for start, end in lines:
+            if pieces:
+                glued = UNSPACED.match(self.text[start : start + 1]) and UNSPACED.match(self.text[pieces[-1].end - 1])
+                pieces.append(Piece("text", "" if glued else " ", start=pieces[-1].end, end=start))
+            pieces += self.pieces(start, end)
+        pieces = _without_dash(pieces)
+        first, last = trimmed(pieces)
+        pieces = pieces[first:last]
+        if not has_words(pieces) or sum(piece.role != "text" for piece in pieces) > MAX_CODES:
+            return None
+        start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
+        within = [(max(first, start), min(last, end)) for first, last in lines if first < end and last > start]
+        width = max(_columns(self.text[first:last]) for first, last in within)
+        return Block(number, start, end, len(within), width, pieces, True, True)
+
+    def chains_of(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
+        """Yields blocks that one sentence runs through; a block with codes within is by itself."""
+        chain: list[Block] = []
+        for block in blocks:
+            if chain and self.follows(chain[-1], block) and len(chain) < MOST_CUES:
+                chain.append(block)
+                continue
+            if chain:
+                yield chain
+            chain = [block]
+        if chain:
+            yield chain
+
+    def follows(self, before: Block, block: Block) -> bool:
+        if block.cue != before.cue + 1 or not before.last or not block.only or not (before.plain and block.plain):
+            return False
+        gap = self.cues[block.cue].start - self.cues[before.cue].end
+        line_start = self.cues[block.cue].lines[0][0]
+        dashed = _DASH.match(self.code.sub("", self.text[line_start : block.end]))
+        return -GAP < gap < GAP and not dashed and goes_on(before.text, block.text)
+
+    def chained(self, chain: Sequence[Block]) -> list[Piece]:
+        pieces = list(chain[0].pieces)
+        for block in chain[1:]:
+            glued = UNSPACED.match(pieces[-1].text[-1:]) and UNSPACED.match(block.pieces[0].text[:1])
+            pieces += [Piece("text", "" if glued else " "), *block.pieces]
+        return pieces
+
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        newline = newline_of(self.text)
+        edits: list[Edit] = []
+        for chain, inline, translation in zip(self.chains, self.inlines, translations, strict=True):
+            parts = inline.restored(translation)
+            if parts is None:
+                continue
+            words = words_of(parts, self.write_text)
+            shares: Sequence[Sequence[Word]] = [words]
+            if len(chain) > 1:
+                shares = divided(words, [float(len(block.text)) for block in chain])
+            for block, share in zip(chain, shares, strict=True):
+                text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
+                if "-->" not in inline.text:
+                    text = text.replace("-->", "→")  # readers of subtitles take it for times
+                edits.append((block.start, block.end, text))
+        return edits
+
+
+class SubRip(Subtitles):
+    """Cues of SubRip: a number, times, lines of text; a blank line."""
+
+    code = _SRT_CODE
+
+    def read_cues(self) -> Iterator[Cue]:
+        lines = lines_of(self.text)
+        times = [(index, found) for index, line in enumerate(lines) if (found := timing(self.text, *line)) is not None]
+        for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
+            last = len(lines)
+            if following is not None:
+                last = following[0] - bool(_NUMBER.fullmatch(self.text, *lines[following[0] - 1]))
+            yield Cue(start, end, [line for line in lines[index + 1 : last] if self.text[slice(*line)].strip()])
+
+
+class WebVTT(Subtitles):
+    """Cues of WebVTT, between notes, styles and regions."""
+
+    code = _VTT_CODE
+
+    def read_cues(self) -> Iterator[Cue]:
+        if not re.match(r"WEBVTT(?![^ \t\r\n])", self.text):
+            raise ValueError("line 1: it does not begin with WEBVTT")
+        block: list[tuple[int, int]] = []
+        for line in [*lines_of(self.text), None]:
+            if line is not None and self.text[slice(*line)].strip(" \t"):
+                block.append(line)
+                continue
+            if not re.match(
+                r"(?:WEBVTT|NOTE|STYLE|REGION)(?![^ \t\r\n])", self.text[slice(*block[0])] if block else ""
+            ):
+                found = [timing(self.text, *place) for place in block[:2]]
+                at = next((at for at, times in enumerate(found) if times is not None), None)
+                if at is not None:
+                    times = found[at]
+                    assert times is not None
+                    yield Cue(*times, block[at + 1 :])
+            block = []
+
+    def read_text(self, raw: str) -> str:
+        return html.unescape(raw)
+
+    def write_text(self, text: str) -> str:
+        return html.escape(text, quote=False).replace("\u00a0", "&nbsp;")
+
+
+def _code(match: re.Match[str]) -> Piece:
+    """Returns a code; a tag as <i.loud>, <v Mary> or <font color=…> finds its partner by its name."""
+    raw = match[0]
+    name = re.match(r"</?([A-Za-z]+)", raw)
+    role = "alone" if name is None else "closing" if raw.startswith("</") else "opening"
+    word = name[1].lower() if name else ""
+    return Piece(role, "", raw, word, raw[0] in "♪♫", match.start(), match.end())  # type: ignore[arg-type]
+
+
+def _without_dash(pieces: list[Piece]) -> list[Piece]:
+    """Returns the pieces after the dash that begins a speaker's line."""
+    for index, piece in enumerate(pieces):
+        if piece.role == "text" and piece.text.strip():
+            dash = _DASH.match(piece.text)
+            if dash is None:
+                return pieces
+            rest = Piece("text", piece.text[dash.end() :], start=piece.start + dash.end(), end=piece.end)
+            return [rest, *pieces[index + 1 :]] if not any(p.role == "opening" for p in pieces[:index]) else pieces
+    return pieces
+
+
+def _columns(line: str) -> int:
+    return Word(text=re.sub(r"<[^<>]*>|\{[^{}]*\}", "", line)).width

@@ -1,0 +1,338 @@
+"""Web pages: HTML, and XHTML.
+
+Read by a tokenizer of its own, after the HTML standard (section 13.2.5), as far as it takes to tell text, tags,
+attributes, comments and raw text apart. Parsers of the trade (html5lib, lxml, selectolax) build a tree and write
+another file: entities, quotes, omitted tags and white space come out their way. `html.parser` knows places in the text,
+but what it takes for a tag changed with patch releases of Python, and damaged input may cost it quadratic time. Here a
+page is cut at places of the text and nothing but translations is put in, so that all else is byte for byte what it was,
+and each regular expression is linear (atomic groups).
+"""
+
+import html
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nmtkit.documents.encoding import Encoding, decode
+from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
+from nmtkit.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
+from nmtkit.documents.lines import goes_on
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+INLINE = _names(
+    "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
+    "samp small span strike strong sub sup svg time tt u var wbr"
+)
+VOID = _names("area base br col embed hr img input link meta param source track wbr")
+RAW = _names("iframe noembed noframes plaintext script style textarea title xmp")  # no tags within
+# Their text is not translated, unless they say translate="yes".
+UNTRANSLATED = _names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
+# What ends an element whose end tag may be left out (section 13.1.2.4).
+ENDED_BY = {
+    "p": _names("address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 "
+        "h6 header hgroup hr main menu nav ol p pre section table ul"),
+    "li": frozenset(["li"]), "dt": frozenset(["dt", "dd"]), "dd": frozenset(["dt", "dd"]),
+    "td": frozenset(["td", "th", "tr", "tbody", "tfoot"]), "th": frozenset(["td", "th", "tr", "tbody", "tfoot"]),
+    "tr": frozenset(["tr", "tbody", "tfoot"]), "option": frozenset(["option", "optgroup"]),
+}  # fmt: skip
+ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}  # of what may hold a >
+ATTRIBUTES = _names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
+LABELLED = _names("optgroup option track")  # whose label is shown
+BUTTONS = frozenset(["button", "reset", "submit"])  # types of input whose value is shown
+DESCRIPTIONS = _names(
+    "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
+)
+RIGHT_TO_LEFT = _names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
+
+_TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+)>")
+_ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
+_CHARSET = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
+_DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A run of text, a tag, or anything else; `name` of a tag in small letters."""
+
+    kind: str  # text, opening, closing, other
+    start: int
+    end: int
+    name: str = ""
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Yields tokens end to end. What begins and does not end, as a comment, goes to the end of the page."""
+    cursor = 0  # of text that has not been yielded
+    place = 0
+    while (at := text.find("<", place)) >= 0:
+        tag = _TAG.match(text, at)
+        if tag is not None:
+            kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
+        elif text.startswith("<!--", at):
+            close = text.find("-->", at + 2)
+            kind, end, name = "other", close + 3 if close >= 0 else len(text), ""
+        elif text[at + 1 : at + 2] in ("!", "?") or re.match(r"</[^A-Za-z]", text[at : at + 3]):
+            mark = next((end for start, end in ENDS.items() if text.startswith(start, at)), ">")
+            close = text.find(mark, at)
+            kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
+        else:
+            place = at + 1
+            continue
+        if cursor < at:
+            yield Token("text", cursor, at)
+        yield Token(kind, at, end, name)
+        cursor = place = end
+        if kind == "opening" and name in RAW and not (text[end - 2] == "/" and is_xml(text)):
+            close_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, end)
+            cursor = place = close_tag.start() if close_tag else len(text)
+            if end < cursor:
+                yield Token("text" if name == "title" else "other", end, cursor)
+    if cursor < len(text):
+        yield Token("text", cursor, len(text))
+
+
+def is_xml(text: str) -> bool:
+    return text.startswith("<?xml")
+
+
+def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
+    """Returns place and value of the attributes of a start tag; of one that is given twice, the first.
+
+    The place has the quotes; the value has no entities.
+    """
+    found: dict[str, tuple[int, int, str]] = {}
+    for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
+        group = next((group for group in (2, 3, 4) if match[group] is not None), None)
+        if group is not None:
+            quotes = int(group < 4)
+            place = match.start(group) - quotes, match.end(group) + quotes
+            found.setdefault(match[1].lower(), (*place, html.unescape(match[group])))
+        else:
+            found.setdefault(match[1].lower(), (match.end(), match.end(), ""))
+    return found
+
+
+def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
+    """Returns the names of those attributes of an element that people read."""
+    names = [attribute for attribute in found if attribute in ATTRIBUTES]
+    if name in LABELLED and "label" in found:
+        names.append("label")
+    if name == "input" and "value" in found and found.get("type", (0, 0, ""))[2].lower() in BUTTONS:
+        names.append("value")
+    if name == "meta" and "content" in found:
+        kind = found.get("name", found.get("property", (0, 0, "")))[2].lower()
+        names += ["content"] if kind in DESCRIPTIONS else []
+    return names
+
+
+class _Reader:
+    """Finds the runs of text and inline tags of a page, and the attributes to translate."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.xml = text, is_xml(text)
+        self.runs: list[list[Piece]] = []
+        self.attributes: list[tuple[int, int, str]] = []
+        self.root: Token | None = None  # <html …>
+        self.run: list[Piece] = []
+        self.open: list[tuple[str, bool]] = []  # elements, and whether their text is translated
+        self.names: Counter[str] = Counter()  # of the open elements
+        # an element within the run that stays as it is: its start, the elements open there, whether it is a drawing
+        self.copied: tuple[int, int, bool] | None = None
+
+    @property
+    def translates(self) -> bool:
+        return self.open[-1][1] if self.open else True
+
+    def read(self) -> None:
+        for token in tokens(self.text):
+            if token.kind == "opening":
+                self.start_tag(token)
+            elif token.kind == "closing":
+                self.end_tag(token)
+            elif token.kind == "text" or self.text.startswith("<!--", token.start):
+                self.add("text" if token.kind == "text" else "alone", token)
+            elif self.copied is None:
+                self.flush()
+        self.flush()
+
+    def add(self, role: str, token: Token) -> None:
+        """Adds a token to the run, if it is of a text that is translated."""
+        if self.copied is not None:
+            return
+        if not self.translates or len(self.run) >= MAX_CODES:
+            self.flush()
+        if self.translates:
+            text = html.unescape(self.text[token.start : token.end]) if role == "text" else ""
+            spaced = token.name in ("br", "img")
+            self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))  # type: ignore[arg-type]
+
+    def start_tag(self, tag: Token) -> None:
+        name = tag.name
+        while self.open and name in ENDED_BY.get(self.open[-1][0], ()):
+            self.pop(tag.start)
+        if name == "html" and self.root is None:
+            self.root = tag
+        inherited = self.translates
+        found = attributes(self.text, tag)
+        said = found.get("translate", (0, 0, "none"))[2].lower()
+        if "notranslate" in found.get("class", (0, 0, ""))[2].split():
+            said = "no"
+        if inherited and said != "no":
+            self.attributes += [found[key] for key in shown_attributes(name, found)]
+        translates = said in ("yes", "") or (inherited and said != "no" and name not in UNTRANSLATED)
+        alone = name in VOID or (self.xml and self.text[tag.end - 2] == "/")
+        if name not in INLINE:
+            self.flush_at_block()
+        elif alone:
+            self.add("alone", tag)
+        elif self.copied is None and inherited and not translates:
+            self.copied = tag.start, len(self.open), name in ("svg", "math")
+        else:
+            self.add("opening", tag)
+        if not alone:
+            self.open.append((name, translates))
+            self.names[name] += 1
+
+    def end_tag(self, tag: Token) -> None:
+        if self.names[tag.name]:
+            while self.open[-1][0] != tag.name:
+                self.pop(tag.start)
+            self.pop(tag.end)
+        if tag.name not in INLINE:
+            self.flush_at_block()
+        elif not self.run or self.run[-1].end < tag.end:  # else it ended what was copied
+            self.add("closing", tag)
+
+    def pop(self, place: int) -> None:
+        """Closes the last open element, whose text has ended at `place`."""
+        name, _ = self.open.pop()
+        self.names[name] -= 1
+        if self.copied is not None and len(self.open) <= self.copied[1]:
+            start, self.copied = self.copied[0], None
+            if len(self.run) >= MAX_CODES:
+                self.flush()
+            self.run.append(Piece("alone", "", "", name, True, start, place))
+
+    def flush_at_block(self) -> None:
+        """Ends the run at a tag that is not inline, unless it is a part of a drawing."""
+        if self.copied is None or not self.copied[2]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Ends the run. An element that was to be copied within it, and has a block in it, is beside it instead."""
+        self.copied = None
+        if self.run:
+            self.runs += _sentences_of(self.run)
+            self.run = []
+
+
+def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yields the parts of a run between those <br> at which no sentence goes on."""
+    texts = [""]
+    for piece in run:
+        if piece.name == "br":
+            texts.append("")
+        texts[-1] += piece.text
+    part: list[Piece] = []
+    line = 0
+    for piece in run:
+        if piece.name == "br":
+            line += 1
+            if not goes_on(texts[line - 1], texts[line]):
+                yield part
+                part = []
+                continue
+            part += [piece, Piece("text", " ", start=piece.end, end=piece.end)]
+        else:
+            part.append(piece)
+    yield part
+
+
+class WebPage(Document):
+    """A page of HTML or XHTML, or a part of one."""
+
+    @classmethod
+    def read(cls, data: bytes, options: ReadOptions) -> "WebPage":
+        head = data[:1024]
+        declared = _DECLARED.match(head) or _CHARSET.search(head)
+        text, encoding = decode(data, declared[1].decode() if declared else None, web=True)
+        return cls(text, encoding, options)
+
+    def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
+        super().__init__(text, encoding, options)
+        reader = _Reader(text)
+        reader.read()
+        self.root = reader.root
+        self.runs: list[tuple[int, int, Inline]] = []
+        self.attributes: list[tuple[int, int, Inline]] = []
+        for run in reader.runs:
+            first, last = trimmed(run)
+            if has_words(run[first:last]):
+                self.runs.append((run[first].start, run[last - 1].end, Inline(run[first:last])))
+        for start, end, value in reader.attributes:
+            if has_words([Piece("text", value)]):
+                self.attributes.append((start, end, Inline([Piece("text", value)])))
+        self.segments = [inline.markup for _, _, inline in (*self.runs, *self.attributes)]
+
+    def edits(self, translations: Sequence[str]) -> list[Edit]:
+        inner = self.language_edits()
+        for (start, end, inline), translation in zip(self.attributes, translations[len(self.runs) :], strict=True):
+            parts = inline.restored(translation)
+            if parts is not None:
+                inner.append((start, end, self.quoted(start, end, "".join(part.text for part in parts))))
+        inner.sort()
+        outer: list[Edit] = []
+        for (start, end, inline), translation in zip(self.runs, translations[: len(self.runs)], strict=True):
+            parts = inline.restored(translation)
+            if parts is not None:
+                new = [spliced(self.text, inner, part.start, part.end) if part.role != "text" else written(part.text)
+                       for part in parts]  # fmt: skip
+                first, last = without_white_space(self.text, start, end)
+                outer.append((first, last, "".join(new)))
+        starts = [start for start, _, _ in outer]
+        for edit in inner:
+            at = bisect_left(starts, edit[0] + 1) - 1
+            if at < 0 or edit[0] >= outer[at][1]:
+                outer.append(edit)
+        return outer
+
+    def quoted(self, start: int, end: int, value: str) -> str:
+        quote = self.text[start] if self.text[start] in "\"'" else '"'
+        return quote + written(value).replace(quote, "&quot;" if quote == '"' else "&#39;") + quote
+
+    def language_edits(self) -> list[Edit]:
+        """Returns what <html lang="…"> changes to; a page without any tag gets none."""
+        language = self.options.target_language
+        if language is None or self.root is None:
+            return []
+        code = language.replace("_", "-")
+        right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
+        found = attributes(self.text, self.root)
+        named = [name for name in ("lang", "xml:lang") if name in found]
+        wanted = dict.fromkeys(named or ["lang"], code)
+        if right_to_left or "dir" in found:
+            wanted["dir"] = "rtl" if right_to_left else "ltr"
+        edits: list[Edit] = []
+        missing = ""
+        for name, value in wanted.items():
+            if name not in found:
+                missing += f' {name}="{value}"'
+            elif found[name][2].lower() != value.lower():
+                start, end, _ = found[name]
+                edits.append((start, end, f'="{value}"' if start == end else f'"{value}"'))
+        after_name = self.root.start + len("<html")
+        return [*edits, *([(after_name, after_name, missing)] if missing else [])]
+
+    def encoded(self, text: str) -> bytes:
+        return self.encoding.encode(text, "xmlcharrefreplace")
+
+
+def written(text: str) -> str:
+    """Returns a text as HTML, with no-break spaces to be seen."""
+    return html.escape(text, quote=False).replace("\u00a0", "&#160;")

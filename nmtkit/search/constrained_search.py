@@ -1,0 +1,273 @@
+"""Beam search for translations that hold required phrases.
+
+Source: the banks of Post and Vilar 2018 ("Fast Lexically Constrained Decoding with Dynamic Beam Allocation"): a
+hypothesis competes with those that have produced equally many required tokens. When the rest of the length is just
+enough for the phrases that are missing, only they may come. How far a hypothesis has come is read off an automaton.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures import Architecture
+from nmtkit.data.tokenizer import EOS
+from nmtkit.layers.packed import Packed
+from nmtkit.search.beam_search import BeamSearch, Candidates, Hypothesis, topk
+from nmtkit.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
+from nmtkit.search.options import SearchOptions
+
+# B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
+
+READINGS = 64  # of a hypothesis that are followed, the most advanced; with fewer than 7 phrases there are hardly more
+
+Reading = tuple[int, int, Phrase]  # phrases held (a bit for each), the phrase under way, its tokens so far (): none is
+
+
+class PhraseAutomaton:
+    """How much of the required phrases a hypothesis holds; its states are numbered as they are first met, from 0.
+
+    A hypothesis may be read in several ways: "4 4 3" holds "4 3" from its second token on, and with "3 5" required as
+    well, a 3 may end one phrase or begin the other. A state is the set of these readings (a subset construction), and
+    whether a letter came last. `edges` are needed for phrases of whole words: a reading that has come to the end of
+    such a phrase holds it unless the next token goes on with the word.
+    """
+
+    def __init__(self, phrases: Sequence[RequiredPhrase], ordered: bool, edges: PieceEdges | None = None) -> None:
+        self.phrases, self.ordered = phrases, ordered
+        self.edges = edges if any(phrase.whole_words for phrase in phrases) else None
+        self.beginnings = [
+            {alternative[:end] for alternative in phrase.alternatives for end in range(1, len(alternative) + 1)}
+            for phrase in phrases
+        ]
+        self.shortest = [self.least(phrase) for phrase in phrases]
+        self.total = sum(self.shortest)
+        self.alphabet = {token for beginnings in self.beginnings for beginning in beginnings for token in beginning}
+        self.numbers: dict[tuple[frozenset[Reading], bool], int] = {}
+        self.states: list[tuple[frozenset[Reading], bool]] = []
+        self.remaining: list[int] = []  # of each state, the tokens that its best reading still needs
+        self.wanted: list[list[int]] = []  # of each state, the tokens that a phrase begins or goes on with
+        self.transitions: list[dict[int, int]] = []
+        self.number_of({(0, 0, ())}, False)
+
+    def least(self, phrase: RequiredPhrase) -> int:
+        """Returns the tokens of the shortest alternative that may follow any token, a letter too."""
+        joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
+        free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
+        return min(map(len, free or phrase.alternatives))
+
+    def next(self, state: int, token: int) -> int:
+        """Returns the state after one more token."""
+        key = token
+        if token not in self.alphabet:  # all of these that have the same edges do the same
+            key = NONE if self.edges is None else NONE - self.edges.begins[token] - 2 * self.edges.ends[token]
+        known = self.transitions[state]
+        if key not in known:
+            readings, inside = self.states[state]
+            joined = inside and self.edges is not None and self.edges.begins[token]
+            after = {after for reading in readings for after in self.readings_after(reading, token, joined)}
+            known[key] = self.number_of(after, self.edges is not None and self.edges.ends[token])
+        return known[key]
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Returns whether a whole output holds the phrases."""
+        state = 0
+        for token in tokens:
+            state = self.next(state, token)
+        return self.remaining[state] == 0
+
+    def number_of(self, readings: set[Reading], inside: bool) -> int:
+        best = sorted(readings, key=lambda reading: (not reading[2], -self.needed(reading)))
+        kept = frozenset([reading for reading in best if not self.dominated(reading, readings)][-READINGS:])
+        if (kept, inside) not in self.numbers:
+            self.numbers[kept, inside] = len(self.states)
+            self.states.append((kept, inside))
+            self.remaining.append(min(map(self.needed, kept)))
+            self.wanted.append(sorted({token for reading in kept for token in self.wanted_by(reading)}))
+            self.transitions.append({})
+        return self.numbers[kept, inside]
+
+    def needed(self, reading: Reading) -> int:
+        """Returns the fewest tokens that complete a reading."""
+        held, index, begun = reading
+        others = sum(n for i, n in enumerate(self.shortest) if not held >> i & 1 and not (begun and i == index))
+        return others + min((len(rest) for rest in self.rests(index, begun)), default=0)
+
+    def rests(self, index: int, begun: Phrase) -> list[Phrase]:
+        """Returns what is missing of each alternative that begins so; nothing of one that is complete."""
+        alternatives = self.phrases[index].alternatives if begun else ()
+        return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
+
+    def dominated(self, reading: Reading, readings: set[Reading]) -> bool:
+        """Returns whether another reading is as far in the same phrase and holds more phrases."""
+        held, *rest = reading
+        return any(held & other == held and held != other and rest == others for other, *others in readings)
+
+    def startable(self, held: int) -> Iterator[int]:
+        """Yields the phrases that may begin: the first missing one if they are ordered; of equal ones, one."""
+        seen: set[RequiredPhrase] = set()
+        for index, phrase in enumerate(self.phrases):
+            if not held >> index & 1 and phrase not in seen:
+                yield index
+                if self.ordered:
+                    return
+                seen.add(phrase)
+
+    def wanted_by(self, reading: Reading) -> Iterator[int]:
+        held, index, begun = reading
+        rests = self.rests(index, begun)
+        yield from (rest[0] for rest in rests if rest)
+        if () in rests or not begun:
+            for start in self.startable(held | 1 << index if begun else held):
+                yield from (alternative[0] for alternative in self.phrases[start].alternatives)
+
+    def readings_after(self, reading: Reading, token: int, joined: bool) -> Iterator[Reading]:
+        """Yields the readings after one more token, which goes on with the word before if `joined`."""
+        held, index, begun = reading
+        if begun:
+            yield from self.begun_with(held, index, (*begun, token))
+            if joined or begun not in self.phrases[index].alternatives:
+                return
+            held |= 1 << index
+        yield held, 0, ()
+        for start in self.startable(held):
+            if not (joined and self.phrases[start].whole_words):
+                yield from self.begun_with(held, start, (token,))
+
+    def begun_with(self, held: int, index: int, tokens: Phrase) -> Iterator[Reading]:
+        """Yields the reading in which these are the tokens of a phrase so far, if one of its alternatives begins so."""
+        phrase = self.phrases[index]
+        if tokens in phrase.alternatives and not phrase.whole_words:
+            yield held | 1 << index, 0, ()
+        elif tokens in self.beginnings[index]:
+            yield held, index, tokens
+
+
+def lacking(
+    constraints: Sequence[Constraints],
+    found: Sequence[Sequence[Hypothesis]],
+    options: SearchOptions,
+    edges: PieceEdges | None,
+) -> list[int]:
+    """Returns the sentences of which too few hypotheses hold every required phrase."""
+    result = []
+    for index, (sentence, hypotheses) in enumerate(zip(constraints, found, strict=True)):
+        if sentence.required:
+            automaton = PhraseAutomaton(sentence.required, options.ordered_constraints, edges)
+            if sum(automaton.holds(hypothesis.tokens) for hypothesis in hypotheses) < options.nbest:
+                result.append(index)
+    return result
+
+
+def with_required(
+    models: Sequence[Architecture],
+    source: Packed,
+    options: SearchOptions,
+    constraints: Sequence[Constraints],
+    edges: PieceEdges | None,
+    found: list[list[Hypothesis]],
+) -> list[list[Hypothesis]]:
+    """Returns what a search without required phrases has `found`, or for a sentence that lacks one, what holds all.
+
+    What a free search finds and what holds the phrases is the best there is: banks, which take places of the beam from
+    the best hypotheses before a phrase begins, are for those sentences only that need them.
+    """
+    missing = lacking(constraints, found, options, edges)
+    if missing:
+        rest = source.select(torch.tensor(missing, device=source.values.device))
+        search = ConstrainedBeamSearch(models, rest, options, [constraints[index] for index in missing], edges)
+        for index, hypotheses in zip(missing, search.run(), strict=True):
+            found[index] = hypotheses
+    return found
+
+
+class ConstrainedBeamSearch(BeamSearch):
+    """Every hypothesis that ends holds every required phrase; in their order, if `options.ordered_constraints`."""
+
+    def __init__(
+        self,
+        models: Sequence[Architecture],
+        source: Packed,
+        options: SearchOptions,
+        constraints: Sequence[Constraints],
+        edges: PieceEdges | None = None,
+    ) -> None:
+        super().__init__(models, source, options, constraints)
+        ordered = options.ordered_constraints
+        self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
+        self.states = [[0] * options.rows for _ in constraints]  # of each open hypothesis: B R
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        return self.scorer.step(tokens)
+
+    def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
+        sentences, rows = group.shape[:2]
+        wanted = self.wanted_tokens()  # B R wanted
+        wanted_values = group.gather(2, wanted.clamp_min(0).to(group.device)).double().cpu()
+        wanted_values = wanted_values.masked_fill(wanted == NONE, -math.inf)
+        values, tokens = topk(group.flatten(0, 1), rows + 1 + wanted.shape[2])
+        values, tokens = values.double().cpu().view(sentences, rows, -1), tokens.cpu().view(sentences, rows, -1)
+        doubled = (tokens[:, :, :, None] == wanted[:, :, None, :]).any(3)
+        values = torch.cat([values.masked_fill(doubled, -math.inf), wanted_values], 2)
+        tokens = torch.cat([tokens, wanted.clamp_min(0)], 2)
+        remaining = self.remaining_after(tokens)
+        total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
+        # tokens that may follow this one
+        room = (self.logits_processor.max_length - self.history.shape[2] - 1)[:, None, None]
+        forbidden = torch.where(tokens == EOS, remaining > 0, remaining > room)
+        totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
+        # a long alternative may need more tokens than the shortest of all did before it began
+        banks = (total - remaining).clamp_min(0).flatten(1)
+        best = round_robin(totals, banks, min(2 * rows, totals.shape[1]))
+        beam_index = torch.arange(rows)[None, :, None].expand_as(tokens).flatten(1)
+        return Candidates(totals.gather(1, best), beam_index.gather(1, best), tokens.flatten(1).gather(1, best))
+
+    def wanted_tokens(self) -> Tensor:
+        """Returns the tokens that a required phrase begins or goes on with: B R and as many as any row has, or NONE."""
+        lists = [
+            [automaton.wanted[state] for state in states]
+            for automaton, states in zip(self.automata, self.states, strict=True)
+        ]
+        width = max(len(tokens) for rows in lists for tokens in rows)
+        padded = [[tokens + [NONE] * (width - len(tokens)) for tokens in rows] for rows in lists]
+        return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
+
+    def remaining_after(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens that each hypothesis still needs after each of `tokens` [B, R, C]; eos changes nothing."""
+        return torch.tensor(
+            [
+                [
+                    [automaton.remaining[state if token == EOS else automaton.next(state, token)] for token in row]
+                    for state, row in zip(states, rows, strict=True)
+                ]
+                for automaton, states, rows in zip(self.automata, self.states, tokens.tolist(), strict=True)
+            ]
+        )
+
+    def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        parents, tokens = super().advance(log_probs)
+        self.states = [
+            [automaton.next(states[row % self.options.rows], token) for row, token in zip(*pairs, strict=True)]
+            for automaton, states, *pairs in zip(
+                self.automata, self.states, parents.tolist(), tokens.tolist(), strict=True
+            )
+        ]
+        return parents, tokens
+
+    def drop_finished(self, kept: Tensor) -> None:
+        super().drop_finished(kept)
+        self.automata = [self.automata[index] for index in kept.tolist()]
+        self.states = [self.states[index] for index in kept.tolist()]
+
+
+def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
+    """Returns the indices of `number` of `scores` [B, C]: banks take turns, the fullest first, each with its best."""
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    bank = banks.gather(1, order)
+    same_bank = bank[:, :, None] == bank[:, None, :]  # B C C
+    rank = (same_bank & torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)).sum(2)  # better ones of the bank
+    most = int(banks.max()) + 1
+    closed = ~scores.gather(1, order).isfinite()
+    key = rank * (most + 1) - bank + closed * (scores.shape[1] + 1) * (most + 1)
+    return order.gather(1, key.argsort(dim=1, stable=True)[:, :number])

@@ -1,0 +1,160 @@
+"""CTranslate2 as the engine of a search: faster than PyTorch for few sentences at a time.
+
+It searches as `BeamSearch` does as long as only log probabilities are compared; options that it has not, or takes to
+mean something else, are refused. Its log probabilities are of a vocabulary without <unk>, which differs in the third
+decimal place for a trained model. Needs the package ctranslate2.
+"""
+
+import math
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nmtkit import checkpoint
+from nmtkit.architectures import Architecture
+from nmtkit.config import changed_flags, check_flags
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.formats import ctranslate2 as ctranslate2_format
+from nmtkit.search.beam_search import Hypothesis, length_penalty
+from nmtkit.search.constraints import NO_CONSTRAINTS
+from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch, annotated, decode
+from nmtkit.search.options import CTRANSLATE2_RULE, SearchOptions
+
+COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
+
+Precision = Literal["fp32", "int8"]
+
+
+def check_options(options: SearchOptions) -> None:
+    """Raises ValueError, naming the option, for what CTranslate2 would do differently from PyTorch."""
+    check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
+    if options.beam > 1 and options.lenpen != 0:
+        raise ValueError(
+            f"--engine ctranslate2 knows another length penalty than --lenpen {options.lenpen:g}: give --lenpen 0, "
+            "or --beam 1"
+        )
+
+
+def exported(path: Path, precision: Precision) -> Path:
+    """Returns the folder of a CTranslate2 model of the checkpoint `path`: beside it, made if need be.
+
+    Its name holds the checkpoint's checksum, so that another checkpoint under the same name is exported again, and the
+    folder of the old one removed. Where nothing can be written beside the checkpoint, it is a temporary folder.
+
+    Raises ImportError without the package, and ValueError for a model that CTranslate2 cannot express.
+    """
+    ctranslate2_format.require()
+    stem = f"{path.stem}.ctranslate2-{precision}-"
+    folder = path.with_name(f"{stem}{checkpoint.load(path, mmap=True)['checksum']:016x}")
+    if folder.is_dir():
+        return folder
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="nmtkit-")) / folder.name
+    for old in path.parent.glob(f"{stem}*"):
+        shutil.rmtree(old, ignore_errors=True)
+    try:
+        ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
+    except OSError:
+        if not folder.is_dir():  # else another process has made it meanwhile
+            raise
+    return folder
+
+
+class CTranslate2Engine:
+    """One model in CTranslate2's memory, on the CPU: `workers` batches are searched at a time, each by `threads`."""
+
+    def __init__(
+        self, path: Path, tokenizer: Tokenizer, precision: Precision, workers: int = 1, threads: int = 1
+    ) -> None:
+        folder = exported(path, precision)
+        import ctranslate2
+
+        self.workers = workers
+        self.pieces = tokenizer.source_pieces(range(tokenizer.source_size))
+        self.ids = {piece: id for id, piece in enumerate(tokenizer.target_pieces(range(tokenizer.target_size)))}
+        self.bos = tokenizer.target_pieces([BOS])[0]
+        self.translator = ctranslate2.Translator(
+            str(folder), compute_type=COMPUTE_TYPES[precision], inter_threads=workers, intra_threads=threads
+        )
+
+    def decoder(self, models: Sequence[Architecture], options: SearchOptions) -> BatchDecoder:
+        """Returns a decoder of batches. `models`, on the CPU, align, and search for those sentences whose translation
+        is cut at the longest length or has no finite score: there the two engines differ.
+
+        Raises ValueError, naming the option, for what CTranslate2 would do differently from PyTorch.
+        """
+        check_options(options)
+        return partial(self._decode, models=models, options=options)
+
+    def _decode(
+        self, batches: Iterable[SegmentBatch], models: Sequence[Architecture], options: SearchOptions
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        running: deque[tuple[int, SegmentBatch, list[Any]]] = deque()
+
+        def finished(all_of_them: bool) -> Iterator[tuple[int, BatchHypotheses]]:
+            while running and (all_of_them or running[0][2] == [] or running[0][2][-1].done()):
+                number, batch, results = running.popleft()
+                yield number, self._hypotheses(batch, [result.result() for result in results], models, options)
+
+        for number, batch in enumerate(batches):
+            running.append((number, batch, self._start(batch, options)))
+            # an empty batch says that no more has come in yet: nothing is to be held back for what comes
+            yield from finished(not batch or len(running) > 2 * self.workers)
+        yield from finished(True)
+
+    def _start(self, batch: SegmentBatch, options: SearchOptions) -> list[Any]:
+        """Starts the search for a batch; returns a result to wait for, for each sentence.
+
+        CTranslate2 knows one longest length for a call: sentences of one length go together.
+        """
+        results: list[Any] = []
+        for _, group in groupby(batch, key=lambda sentence: self._max_length(sentence, options)):
+            results += self._start_group(list(group), options)
+        return results
+
+    def _max_length(self, sentence: Segment, options: SearchOptions) -> int:
+        return options.max_length(len(sentence.ids) - 1)
+
+    def _start_group(self, group: Sequence[Segment], options: SearchOptions) -> list[Any]:
+        if any(sentence.constraints != NO_CONSTRAINTS for sentence in group):
+            raise ValueError("--engine ctranslate2 has no prefixes, required and avoided phrases; leave them or it out")
+        return self.translator.translate_batch(
+            [[self.pieces[id] for id in sentence.ids if id != EOS] for sentence in group],
+            beam_size=options.beam,
+            length_penalty=0,
+            max_decoding_length=self._max_length(group[0], options) + 1,
+            min_decoding_length=0,
+            max_input_length=0,
+            disable_unk=not options.replace_unknown,
+            suppress_sequences=[[self.bos]],
+            return_scores=True,
+            asynchronous=True,
+        )
+
+    def _hypotheses(
+        self, batch: SegmentBatch, results: Sequence[Any], models: Sequence[Architecture], options: SearchOptions
+    ) -> BatchHypotheses:
+        device = torch.device("cpu")
+        found, cut = [], []
+        for index, (sentence, result) in enumerate(zip(batch, results, strict=True)):
+            tokens = [self.ids[piece] for piece in result.hypotheses[0]]
+            log_probability = result.scores[0]
+            if len(tokens) >= self._max_length(sentence, options) or not math.isfinite(log_probability):
+                cut.append(index)
+            score = log_probability / float(length_penalty(len(tokens) + 1, options.lenpen))
+            found.append([Hypothesis(tokens, score, log_probability)])
+        found = annotated(models, batch, options, device, found)
+        searched = decode(models, [batch[index] for index in cut], options, device)
+        for index, hypotheses in zip(cut, searched, strict=True):
+            found[index] = hypotheses
+        return found

@@ -1,0 +1,195 @@
+"""The facts of a checkpoint or a dataset in plain types, for people and for scripts.
+
+Reading a checkpoint this way builds no model and loads no plug-in, so that it works where the architecture is unknown.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmtkit import checkpoint
+from nmtkit.config import to_dict, to_toml
+from nmtkit.data.binarized import Dataset, Side
+from nmtkit.data.dataset_files import read_manifest, shard_folders
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.models import tokenizer_of
+from nmtkit.training.run_config import RunConfig
+
+Section = dict[str, Any]
+
+
+@dataclass
+class Description:
+    """A file in facts by name under titles, with commands to go on with by purpose, and what was verified if asked."""
+
+    kind: str  # checkpoint or dataset
+    path: Path
+    sections: dict[str, Section] = field(default_factory=dict)
+    commands: dict[str, str] = field(default_factory=dict)
+    verified: list[str] = field(default_factory=list)
+
+
+def inspect(path: Path) -> Description:
+    """Describes a path. Raises OSError, or ValueError for what is neither checkpoint nor dataset or damaged."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    return of_dataset(path) if path.is_dir() else of_checkpoint(path)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def of_checkpoint(path: Path) -> Description:
+    contents = checkpoint.read(path, mmap=True)
+    tokenizer = tokenizer_of(contents, path)
+    training = contents.get("training")
+    sections: dict[str, Section] = {
+        "Checkpoint": {
+            "architecture": contents["architecture"],
+            "updates": contents["update"],
+            "bytes": path.stat().st_size,
+            "training state": "kept: training can go on from here" if training else "none: for translating only",
+        },
+        "Parameters": parameters(contents["model"]),
+        "Vocabulary": vocabulary(tokenizer),
+        "Config": dict(contents["config"]),
+    }
+    if contents["plugins"]:
+        sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
+    if contents.get("averaged"):
+        sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
+    if "adapters" in contents:
+        sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
+    for name, value in contents.get("scores", {}).items():
+        sections["Checkpoint"][f"validation {name}"] = value
+    if "run" in contents:
+        sections |= of_run(contents["run"])
+    return Description("checkpoint", path, sections, commands(path, contents))
+
+
+def parameters(model: Mapping[str, Any]) -> Section:
+    """Returns the numbers in each part of the model, tied weights counted where they first appear; then all of them."""
+    parts: dict[str, int] = {}
+    layers: dict[str, set[str]] = {}
+    for name, first in checkpoint.tied_to(model).items():
+        part, _, rest = name.partition(".")
+        parts[part] = parts.get(part, 0) + (model[name].numel() if name == first else 0)
+        number = rest.partition(".")[0]
+        if number.isdigit():
+            layers.setdefault(part, set()).add(number)
+    named = {
+        part + numbered(len(layers.get(part, ()))): count or "shared with a part above" for part, count in parts.items()
+    }
+    return {**named, "all": sum(parts.values())}
+
+
+def numbered(layers: int) -> str:
+    return f" ({layers} layer{'s' * (layers > 1)})" if layers else ""
+
+
+def vocabulary(tokenizer: Tokenizer) -> Section:
+    sizes: Section = (
+        {"joint": tokenizer.source_size}
+        if tokenizer.joint
+        else {"source": tokenizer.source_size, "target": tokenizer.target_size}
+    )
+    return {**sizes, "fingerprint": tokenizer.fingerprint}
+
+
+def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
+    """Returns how the run was set up: its data and components, and those of its settings that are not the default."""
+    tables = facts["settings"]
+    default = to_dict(RunConfig())
+    run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
+    sections: dict[str, Section] = {
+        "Made by": {name: value for name, value in facts.items() if name != "settings"},
+        "Run (where it differs from the defaults)": run,
+    }
+    for table in ("criterion", "optimizer", "lr-scheduler"):
+        sections[table.capitalize()] = dict(tables[table])
+    return sections
+
+
+def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
+    plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
+    result = {"translate": shlex.join(["nmtkit", "generate", "--path", str(path), *plugins]) + " < source.txt"}
+    if "adapters" in contents:
+        result["merge them into the base"] = shlex.join(
+            ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
+        )
+    if "training" in contents:
+        config = Path(contents["run"]["settings"]["run"]["save_dir"]) / "config.toml"
+        result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
+    if "run" in contents:
+        written = shlex.join(["nmtkit", "inspect", str(path), "--format", "toml"])
+        result["train the same again"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
+    return result
+
+
+def config_of(path: Path) -> str:
+    """Returns a config file that starts the run a checkpoint is of again, an averaged checkpoint too.
+
+    It leaves out --save-dir: the run's own folder is taken. Raises OSError, or ValueError for a checkpoint that does
+    not say how it was made.
+    """
+    facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})
+    if not facts:
+        raise ValueError(f"{path} does not say which run it is of; --format toml is for checkpoints of `nmtkit train`")
+    tables = {table: dict(settings) for table, settings in facts["settings"].items()}
+    folder = tables["run"].pop("save_dir")
+    lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
+    return "\n".join([f"# The run of {path}, saved in {folder}.", *lines, "", to_toml(tables)])
+
+
+# --- datasets -------------------------------------------------------------------------------------------------------
+
+
+def of_dataset(path: Path) -> Description:
+    dataset = Dataset.open(path)
+    manifests = [read_manifest(shard) for shard in shard_folders(path)]
+    sections: dict[str, Section] = {
+        "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "shards": len(manifests)},
+        "Vocabulary": vocabulary(dataset.tokenizer),
+    }
+    for name, split in dataset.splits.items():
+        having = [manifest["splits"][name] for manifest in manifests if name in manifest["splits"]]
+        sections[f"Subset {name}"] = {
+            "pairs": len(split),
+            "source tokens": sum(facts["source"]["tokens"] for facts in having),
+            "target tokens": sum(facts["target"]["tokens"] for facts in having),
+            "longest sentence": max(longest(split.source), longest(split.target)),
+        }
+    sections |= of_corpora(manifests)
+    sections["Made with"] = {name: value for name, value in manifests[0]["settings"].items() if value is not None}
+    folder = shlex.quote(str(path))
+    use = {"train": f"nmtkit train {folder} --arch transformer_base --save-dir checkpoints"}
+    for name in dataset.splits:
+        if name.startswith("test"):
+            use[f"translate {name}"] = f"nmtkit generate {folder} --gen-subset {name} --path checkpoints/best.pt"
+    return Description("dataset", path, sections, use)
+
+
+def longest(side: Side) -> int:
+    """Returns the tokens of the longest sentence. Reads piece by piece: a side may be larger than memory."""
+    step = 1 << 20
+    return max(
+        (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
+    )
+
+
+def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
+    """Counts the pairs of each training corpus, read and dropped, over all parts of the dataset."""
+    corpora: dict[str, Section] = {}
+    for manifest in manifests:
+        for corpus in manifest["report"]["corpora"]:
+            facts = corpora.setdefault(f"{corpus['source']}, {corpus['target']}", {})
+            counts = {"pairs read": corpus["read"], "pairs written": corpus["written"]}
+            counts |= {f"dropped: {reason}": count for reason, count in corpus["dropped"].items()}
+            counts |= {f"kept, but {reason}": count for reason, count in corpus["kept"].items()}
+            for name, count in counts.items():
+                facts[name] = facts.get(name, 0) + count
+    return {
+        f"Training files {index}": {"files": files} | facts for index, (files, facts) in enumerate(corpora.items(), 1)
+    }

@@ -1,0 +1,249 @@
+"""Optimizers by name (`--optimizer`): factories of `torch.optim.Optimizer`. The trainer sets the learning rate.
+
+A registered factory is called as `factory(config, groups)`. Each group is a dict, as torch's optimizers take it:
+
+    "name"          "matrices", "embeddings" (the output projection among them), "vectors", or "tensors" of more axes;
+                    where --weight-decay-for makes several of a kind, followed by the decay
+    "params"        the parameters
+    "param_names"   their names
+    "weight_decay"  where it is not the optimizer's own: vectors have 0
+
+A group's "lr" is set before every step, to the schedule's learning rate times the group's "lr_scale" if it has one.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nmtkit.config import Config, option
+from nmtkit.registry import Registry
+from nmtkit.training.adafactor import Adafactor
+
+ParameterGroups = list[dict[str, Any]]
+
+
+class OptimizerRegistry(Registry[Optimizer]):
+    """The registry of optimizers, which also knows the ones that work on shards."""
+
+    def __init__(self) -> None:
+        super().__init__("optimizer", "--optimizer")
+        self.on_shards: set[str] = set()
+
+    def register(
+        self, name: str, preset: Any, works_on_shards: bool = False
+    ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
+        """As `Registry.register`. `works_on_shards` declares that a step on some rows of a parameter, of its gradient
+        and of its state is the step on the whole, as where every number is treated without looking at the others;
+        --parallel fsdp refuses the others.
+        """
+        keep = super().register(name, preset)
+
+        def declare(factory: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+            keep(factory)
+            self.on_shards = self.on_shards | {name} if works_on_shards else self.on_shards - {name}
+            return factory
+
+        return declare
+
+
+OPTIMIZERS = OptimizerRegistry()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig(Config):
+    adam_betas: tuple[float, ...] = option(
+        (0.9, 0.98), "Decay rates of the two moments (the paper's section 5.3).", min=0, below=1
+    )
+    adam_eps: float = option(1e-9, "Added to the root of the second moment.", above=0, max=1)
+    weight_decay: float = option(0.0, "L2 penalty, added to the gradient.", min=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.adam_betas) != 2:
+            raise ValueError(f"--adam-betas is {','.join(map(str, self.adam_betas))}; it must be two numbers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(AdamConfig):
+    weight_decay: float = option(0.01, "Share of a weight taken off per update and unit of learning rate.", min=0)
+
+
+@OPTIMIZERS.register("adam", AdamConfig(), works_on_shards=True)
+def adam(config: AdamConfig, groups: ParameterGroups) -> Optimizer:
+    """Adam (Kingma & Ba 2015), with the constants of Vaswani et al. 2017, section 5.3."""
+    return torch.optim.Adam(groups, **_adam_arguments(config))
+
+
+@OPTIMIZERS.register("adamw", AdamWConfig(), works_on_shards=True)
+def adamw(config: AdamWConfig, groups: ParameterGroups) -> Optimizer:
+    """Adam with weight decay apart from the gradient (Loshchilov & Hutter 2019)."""
+    return torch.optim.AdamW(groups, **_adam_arguments(config))
+
+
+def _adam_arguments(config: AdamConfig) -> dict[str, Any]:
+    return {
+        "lr": 0.0,
+        "betas": config.adam_betas,
+        "eps": config.adam_eps,
+        "weight_decay": config.weight_decay,
+        "fused": True,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGDConfig(Config):
+    momentum: float = option(0.99, "Nesterov momentum; 0: none.", min=0, below=1)
+    weight_decay: float = option(0.0, "L2 penalty, added to the gradient.", min=0)
+
+
+@OPTIMIZERS.register("sgd", SGDConfig(), works_on_shards=True)
+def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
+    """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013).
+
+    Momentum starts at zero here: torch's fused kernel would allocate it uninitialised, and leave it so if the first
+    update is skipped because a gradient is not finite.
+    """
+    momentum, weight_decay = config.momentum, config.weight_decay
+    nesterov = momentum > 0
+    optimizer = torch.optim.SGD(
+        groups, lr=0.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, fused=True
+    )
+    for parameter in [p for group in optimizer.param_groups for p in group["params"]] if momentum else []:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdafactorConfig(Config):
+    beta2_decay: float = option(-0.8, "Exponent of the second moment's decay, 1 - update^X.", min=-10, max=0)
+    update_clip: float = option(1.0, "Largest root mean square of an update, before the learning rate.", min=1)
+    weight_decay: float = option(0.0, "Share of a weight taken off per update and unit of learning rate.", min=0)
+
+
+@OPTIMIZERS.register("adafactor", AdafactorConfig())
+def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
+    """Adafactor, second moments by row and column, for models whose Adam state is too large (Shazeer & Stern 2018).
+
+    The learning rate is relative: each update is scaled by the root mean square of its weights.
+    """
+    return Adafactor(
+        groups,
+        lr=0.0,
+        beta2_decay=config.beta2_decay,
+        update_clip=config.update_clip,
+        weight_decay=config.weight_decay,
+    )
+
+
+# --- several optimizers as one ----------------------------------------------------------------------------------------
+
+
+class CompositeOptimizer(Optimizer):
+    """Several optimizers, each for parameters of its own, as one: stepped, saved, loaded and resumed together.
+
+    `param_groups` are those of all, in order, and `state` is shared, so that `state_dict` is an ordinary one.
+    """
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self.optimizers = optimizers
+        state: defaultdict[Tensor, Any] = defaultdict(dict)
+        for optimizer in optimizers:
+            state.update(optimizer.state)
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self.state = state
+        self._share()
+        # whether it reads `found_inf` on the device, as torch's fused optimizers do
+        self._step_supports_amp_scaling = all(
+            getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers
+        )
+
+    def _share(self) -> None:
+        first = 0
+        for optimizer in self.optimizers:
+            end = first + len(optimizer.param_groups)
+            optimizer.param_groups, optimizer.state = self.param_groups[first:end], self.state
+            first = end
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Steps each optimizer. A `closure` is refused: it would be called by each."""
+        assert closure is None
+        for optimizer in self.optimizers:
+            if self._step_supports_amp_scaling:
+                for name in ("found_inf", "grad_scale"):
+                    setattr(optimizer, name, getattr(self, name, None))
+            optimizer.step()
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(AdamWConfig):
+    weight_decay: float = option(0.1, "Share of a weight taken off per update and unit of learning rate.", min=0)
+    muon_momentum: float = option(0.95, "Momentum of the matrices, in Nesterov's form.", min=0, below=1)
+    muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
+    muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(
+        "match_rms_adamw", "How an update follows a matrix's shape: the root mean square of AdamW's, or Jordan's rule."
+    )
+    muon_lr_scale: float = option(1.0, "Learning rate of the matrices, as a multiple of --lr.", above=0)
+
+
+@OPTIMIZERS.register("muon", MuonConfig())
+def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices; AdamW for all else.
+
+    Matrices within the model get the orthogonalised momentum, by torch.optim.Muon. Embeddings, the output projection,
+    vectors, and tensors of more than two axes get AdamW. By default the update of a matrix has the root mean square
+    0.2 of AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that both share a learning rate; with
+    `original` it is scaled by the root of max(1, rows / columns), and learning rates are of the order of 0.02.
+
+    Projections of queries, keys and values that one weight holds are orthogonalised one by one, as Jordan et al. do.
+    Raises ValueError where no matrix is trained.
+    """
+    matrices = [group for group in groups if group["name"].startswith("matrices")]
+    others = [group for group in groups if not group["name"].startswith("matrices")]
+    if not matrices:
+        raise ValueError("--optimizer muon is for matrices, and none is trained; give --optimizer adamw")
+    splits: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
+    optimizer = torch.optim.Muon(
+        [_split_stacked(group, splits) | {"lr_scale": config.muon_lr_scale} for group in matrices],
+        lr=0.0,
+        weight_decay=config.weight_decay,
+        momentum=config.muon_momentum,
+        ns_steps=config.muon_steps,
+        adjust_lr_fn=config.muon_adjust_lr,
+    )
+
+    def share_gradients(*_: Any) -> None:
+        for whole, parts in splits:
+            if whole.grad is not None:
+                for part, gradient in zip(parts, whole.grad.split([len(part) for part in parts]), strict=True):
+                    part.grad = gradient
+
+    optimizer.register_step_pre_hook(share_gradients)
+    return CompositeOptimizer(optimizer, adamw(config, others)) if others else optimizer
+
+
+def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
+    """Returns a group in which a weight that stacks several projections (`stacked_rows`) is their views.
+
+    Adds the weight and the views to `splits`.
+    """
+    params, names = [], []
+    for name, parameter in zip(group["param_names"], group["params"], strict=True):
+        rows: tuple[int, ...] = getattr(parameter, "stacked_rows", ())
+        parts = [nn.Parameter(part) for part in parameter.detach().split(rows)] if rows else [parameter]
+        if rows:
+            splits.append((parameter, parts))
+        params += parts
+        names += [f"{name}[{index}]" for index in range(len(parts))] if rows else [name]
+    return group | {"params": params, "param_names": names}

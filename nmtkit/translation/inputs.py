@@ -1,0 +1,136 @@
+"""Requests as they come in, a window of them at a time: from files, a dataset, or a stream whose writer may be slow."""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nmtkit.data import corpus
+from nmtkit.data.binarized import Split
+from nmtkit.translation.requests import Request
+
+CHUNK = 1 << 16  # bytes of a stream read at once
+TIMEOUT = 0.1  # seconds that a window waits for more lines before it goes off with those it has
+
+
+def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
+    """Yields the lines of a file, perhaps compressed, `size` at a time.
+
+    Raises OSError when it cannot be read, ValueError when it is empty or not UTF-8, naming it and the line.
+    """
+    first = 1
+    with corpus.open_bytes(path) as file:
+        while raw := list(islice(file, size)):
+            yield corpus.decode(b"".join(raw).removesuffix(b"\n"), path, first).split("\n")
+            first += len(raw)
+    if first == 1:
+        raise ValueError(f"{path} is empty")
+
+
+def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
+    """Yields the lines of a pipe or terminal, up to `size` at a time, as they come.
+
+    When none comes for a while, it yields those it has, or none: the reader may flush what is ready. At most a few
+    chunks are read ahead. Raises ValueError as `lines_of_file` does.
+    """
+    chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
+
+    def read() -> None:
+        try:
+            while chunk := stream.read1(CHUNK):  # type: ignore[attr-defined]  # buffered streams have it
+                chunks.put(chunk)
+            chunks.put(b"")
+        except OSError as error:
+            chunks.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    lines: list[str] = []
+    rest, first = b"", 1
+    while True:
+        try:
+            chunk = chunks.get(timeout=TIMEOUT)
+        except queue.Empty:
+            yield lines
+            lines = []
+            continue
+        if isinstance(chunk, OSError):
+            raise chunk
+        whole, newline, rest = (rest + chunk).rpartition(b"\n") if chunk else (rest, rest[:1] and b"\n", b"")
+        if newline:
+            new = corpus.decode(whole, Path(name), first).split("\n")
+            first += len(new)
+            lines += new
+        while len(lines) >= size:
+            yield lines[:size]
+            lines = lines[size:]
+        if not chunk:
+            yield lines
+            return
+
+
+def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
+    """Yields the lines of `stream` (standard input), or of the files one after the other if it is None."""
+    if stream is None:
+        windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
+    else:
+        windows = lines_of_stream(stream, "standard input", window)
+    for lines in windows:
+        yield [Request(line) for line in lines]
+
+
+def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Request]]:
+    """Yields the segments of a document."""
+    for start in range(0, len(segments), window):
+        yield [Request(segment) for segment in segments[start : start + window]]
+
+
+def tagged_request(line: str, tag: str | None) -> Request:
+    """Returns a request for the line with the tag before it; an empty line stays empty."""
+    return Request(f"{tag} {line}" if tag is not None and line.strip() else line)
+
+
+def dataset_requests(split: Split, window: int, with_references: bool) -> Iterator[list[Request]]:
+    """Yields the sentences of a dataset's subset."""
+    try:
+        texts: Sequence[str] | None = split.source_lines()
+    except ValueError:  # no raw text of a training set is kept
+        texts = None
+    references = split.references() if with_references else None
+    for start in range(0, len(split), window):
+        rows = range(start, min(start + window, len(split)))
+        ids = [split.source.sentence(row) for row in rows]
+        sources = [split.tokenizer.decode_source(row) for row in ids] if texts is None else texts[start : rows.stop]
+        yield [
+            Request(source, sentence, reference=None if references is None else references[row])
+            for row, source, sentence in zip(rows, sources, ids, strict=True)
+        ]
+
+
+def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> Iterator[list[Request]]:
+    """Yields the requests with fields (names of `files`) from files of one line for each input line.
+
+    Phrases, those of `required` and `avoided`, are separated by tabs. Raises ValueError, once the shorter of a file and
+    the input has ended, naming the file and both counts.
+    """
+    streams = {name: chain.from_iterable(lines_of_file(path, 1024)) for name, path in files.items()}
+    count = 0
+    for window in windows:
+        columns = {name: list(islice(stream, len(window))) for name, stream in streams.items()}
+        for name, lines in columns.items():
+            if len(lines) < len(window):
+                raise ValueError(f"{files[name]} has {count + len(lines)} lines, fewer than the input")
+        count += len(window)
+        yield [
+            dataclasses.replace(request, **{name: _field(name, lines[row]) for name, lines in columns.items()})
+            for row, request in enumerate(window)
+        ]
+    for name, stream in streams.items():
+        if next(stream, None) is not None:
+            raise ValueError(f"{files[name]} has more lines than the input, which has {count}")
+
+
+def _field(name: str, line: str) -> Any:
+    return [phrase for phrase in line.split("\t") if phrase.strip()] if name in ("required", "avoided") else line

@@ -1,0 +1,79 @@
+"""Reports of a translation line by line: tables with tabs, beside its text."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from nmtkit.files import atomic_write
+from nmtkit.text.glossary import ALTERNATIVES
+from nmtkit.translation.requests import Translation
+
+
+class Table:
+    """A file of rows with tabs, under their names; it appears whole when the `with` block ends, or not at all."""
+
+    def __init__(self, path: Path | None, names: Sequence[str]) -> None:
+        self.path, self.names = path, names
+        self.stack = ExitStack()
+        self.file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        if self.path is not None:
+            self.file = self.stack.enter_context(atomic_write(self.path))
+            self.write(self.names)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.__exit__(kind, error, trace)
+
+    def write(self, row: Sequence[object]) -> None:
+        if self.file is not None:
+            self.file.write("\t".join(map(str, row)).encode() + b"\n")
+
+
+class GlossaryReport(Table):
+    """Report on a glossary: a row for each occurrence of a term in the source, with its target in the translation."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path, ("line", "result", "term", "targets", "found"))
+        self.lines = self.lines_with_terms = self.hits = self.misses = 0
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            terms = translation.hypotheses[0].terms or []
+            for term in terms:
+                result = "miss" if term.found is None else "hit"
+                self.write((translation.id + 1, result, term.source, ALTERNATIVES.join(term.targets), term.found or ""))
+            met = sum(term.found is not None for term in terms)
+            self.hits, self.misses = self.hits + met, self.misses + len(terms) - met
+            self.lines, self.lines_with_terms = self.lines + 1, self.lines_with_terms + bool(terms)
+            yield translation
+
+    @property
+    def totals(self) -> str:
+        return (
+            f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
+            f"{self.hits:,} translated as asked for, {self.misses:,} not"
+        )
+
+
+class QualityReport(Table):
+    """The quality of the best translation of each line, a row for each."""
+
+    NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, self.NAMES)
+
+    def observe(self, translations: Iterable[Translation]) -> Iterator[Translation]:
+        for translation in translations:
+            quality = translation.hypotheses[0].quality
+            assert quality is not None
+            numbers = (quality.mean_probability, quality.min_probability, quality.length_ratio, quality.copied)
+            flags = ",".join(quality.flags)
+            self.write((translation.id + 1, f"{quality.score:.4f}", flags, *(f"{number:.4f}" for number in numbers)))
+            yield translation

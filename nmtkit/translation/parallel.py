@@ -1,0 +1,195 @@
+"""Decodes in several processes: forked workers of one thread each, or the ranks that torchrun started, one per GPU."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is documented
+
+from nmtkit.processes import distributed
+from nmtkit.processes.workers import Workers
+from nmtkit.search.beam_search import Hypothesis
+from nmtkit.search.constraints import Constraints, RequiredPhrase
+from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.translator import Translator
+
+PREFETCH = 2  # batches a rank has in hand: one under way, one to go on with
+POLL = 0.005  # seconds between two looks into an empty message queue
+TIMEOUT_MINUTES = 30  # without a sign of life, after which a process is taken to hang
+
+
+# --- workers of this machine ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
+    """Starts `count` processes of one thread each, which share the weights in memory; gives the decoder that uses them.
+
+    Create them before other threads. Its results come as they are ready; an error of a worker is raised here, and
+    ChildProcessError where one was killed.
+    """
+
+    def of_one_thread() -> Translator:
+        torch.set_num_threads(1)
+        return translator
+
+    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        tasks = ((Translator.decode, batch, options) if batch else None for batch in batches)
+        return ((number, found or []) for number, found in workers.imap_unordered(tasks))
+
+    with Workers(count, of_one_thread) as workers:
+        yield decode
+
+
+# --- ranks of torchrun ----------------------------------------------------------------------------------------------
+
+
+def rank_device(device: str, workers: int) -> str:
+    """Returns the device of this process: under torchrun each has its own GPU. Raises ValueError if it has none."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
+    if not distributed.launched():
+        return device
+    if workers > 1:
+        raise ValueError("--workers and torchrun cannot be combined: torchrun has started the processes")
+    if device != "cuda":
+        return device
+    rank, gpus = distributed.local_rank(), torch.cuda.device_count()
+    if rank >= gpus:
+        raise ValueError(f"process {rank} of this machine has no GPU of its own: start {gpus} processes, one per GPU")
+    torch.cuda.set_device(rank)
+    return f"cuda:{rank}"
+
+
+@contextmanager
+def process_group() -> Iterator[int]:
+    """Joins the processes that torchrun started, if any; yields their number. An error in one ends all."""
+    distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
+    try:
+        yield distributed.world_size()
+    except BaseException as error:
+        distributed.abort(f"rank {distributed.rank()}: {error}")
+        raise
+    distributed.destroy_process_group()
+
+
+def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
+    """Returns a decoder that has all ranks decode; on ranks other than 0 it works until all is done, returning None."""
+    if distributed.world_size() == 1:
+        return decoder
+    messages = MessageQueue()
+    if distributed.is_rank_zero():
+        return RankDispatcher(decoder, messages).decode
+    serve(decoder, messages)
+    return None
+
+
+class MessageQueue:
+    """JSON messages between ranks, received in the order they were sent. Every rank must create one."""
+
+    def __init__(self) -> None:
+        first = distributed.is_rank_zero()
+        port = 0 if first else distributed.broadcast(None)
+        self.store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=first, wait_for_workers=False)
+        if first:
+            distributed.broadcast(self.store.port)
+        self.count: dict[str, int] = {}  # messages sent or received, by channel
+
+    def send(self, channel: str, message: Any) -> None:
+        self.store.set(self._next(channel), json.dumps(message))
+        self.count[channel] += 1
+
+    def receive(self, channel: str) -> Any:
+        """Returns the next message; None while there is none."""
+        name = self._next(channel)
+        if not self.store.check([name]):
+            return None
+        message = json.loads(self.store.get(name))
+        self.store.delete_key(name)
+        self.count[channel] += 1
+        return message
+
+    def _next(self, channel: str) -> str:
+        return f"{channel} {self.count.setdefault(channel, 0)}"
+
+
+class RankDispatcher:
+    """Rank 0: `decode` is a `BatchDecoder` that keeps some batches for its own decoder and sends out the others."""
+
+    def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
+        self.decoder, self.messages = decoder, messages
+        self.others = range(1, distributed.world_size())
+        self.in_hand = dict.fromkeys((0, *self.others), 0)  # batches given to each rank and not come back
+        self.own: list[int] = []  # numbers of the batches that this rank's decoder got
+
+    def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        for index, found in self.decoder(self.own_batches(batches)):
+            self.in_hand[0] -= 1
+            yield self.own[index], found
+            yield from self.received()
+        while any(self.in_hand.values()):
+            time.sleep(POLL)
+            distributed.heartbeat()
+            yield from self.received()
+        for other in self.others:
+            self.messages.send(f"to {other}", "end")
+
+    def own_batches(self, batches: Iterable[SegmentBatch]) -> Iterator[SegmentBatch]:
+        for number, batch in enumerate(batches):
+            distributed.heartbeat()
+            load = {rank: in_hand - (PREFETCH if rank else 0) for rank, in_hand in self.in_hand.items()}
+            rank = min(load, key=load.__getitem__) if batch else 0  # an empty batch asks for what is ready
+            self.in_hand[rank] += 1
+            if rank:
+                self.messages.send(f"to {rank}", [number, [asdict(sentence) for sentence in batch]])
+            else:
+                self.own.append(number)
+                yield batch
+
+    def received(self) -> Iterator[tuple[int, BatchHypotheses]]:
+        for other in self.others:
+            while (result := self.messages.receive(f"from {other}")) is not None:
+                self.in_hand[other] -= 1
+                number, found = result
+                yield number, [[Hypothesis(**fields) for fields in hypotheses] for hypotheses in found]
+
+
+def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
+    """Other ranks: decodes what rank 0 sends, until it says that this is all."""
+    rank = distributed.rank()
+    numbers: dict[int, int] = {}  # index of a batch here -> its number
+
+    def batches() -> Iterator[SegmentBatch]:
+        index = 0
+        while (message := messages.receive(f"to {rank}")) != "end":
+            distributed.heartbeat()
+            if message is None:  # nothing has come: what is in hand may be finished
+                time.sleep(POLL)
+                yield []
+            else:
+                numbers[index], batch = message
+                yield [segment_from(fields) for fields in batch]
+            index += 1
+
+    for index, found in decoder(batches()):
+        if index in numbers:
+            results = [[asdict(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
+            messages.send(f"from {rank}", [numbers.pop(index), results])
+
+
+def segment_from(fields: dict[str, Any]) -> Segment:
+    """Returns the sentence of which `fields` are `dataclasses.asdict` after a journey through JSON."""
+    constraints = fields["constraints"]
+    required = tuple(
+        RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])
+        for phrase in constraints["required"]
+    )
+    avoided = tuple(map(tuple, constraints["avoided"]))
+    prefix, given = tuple(constraints["prefix"]), constraints["given"]
+    return Segment(**{**fields, "constraints": Constraints(prefix, given, required, avoided)})

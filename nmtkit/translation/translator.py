@@ -1,0 +1,303 @@
+"""Lines in, translations out, in order. `nmtkit.load` returns it in a form that is shorter to use."""
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nmtkit import models
+from nmtkit.architectures import Architecture
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.layers.prepack import prepack
+from nmtkit.search.constrained_search import lacking
+from nmtkit.search.constraints import PieceEdges
+from nmtkit.search.continuous_batching import ContinuousBatching
+from nmtkit.search.ctranslate2 import CTranslate2Engine
+from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch, annotated, decode
+from nmtkit.search.graph_search import supports
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.background import OrderedCalls, prefetched, short_switch_interval
+from nmtkit.translation.options import TranslatorOptions
+from nmtkit.translation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
+from nmtkit.translation.terms import piece_edges
+
+__all__ = ["Output", "Request", "Translation", "Translator"]
+
+WINDOW = 8192  # lines sorted by length together; a stream holds no more of them in memory
+MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # source tokens of a batch
+STEP_COST = 8  # sentences; measured: one takes 0.11 to 0.16 of the time of 64, with tiny and base models, fp32 and int8
+PREFETCHED = 1  # windows that are encoded while a GPU decodes the one before
+TOKENS_PER_SLOT = 64  # of `max_tokens`, for each slot of a GPU's search
+
+Precision = Literal["auto", "fp32", "bf16", "int8"]
+Engine = Literal["torch", "ctranslate2"]
+Part = tuple[Line, int]  # a line and the index of one of its parts
+
+
+class Translator:
+    """Translates with one model, or with an ensemble of models that share a tokenizer. Models are in evaluation mode.
+
+    `options.max_tokens` bounds the source tokens of a batch (its longest sentence times its sentences); a result does
+    not depend on it. Lines of more than `options.max_source_len` pieces, or than a model can read, are split or cut,
+    with a warning. Empty and white-space lines become empty lines, of which the models know nothing.
+    """
+
+    def __init__(
+        self, models: Sequence[Architecture], tokenizer: Tokenizer, options: TranslatorOptions | None = None
+    ) -> None:
+        self.options = options or TranslatorOptions()
+        self.models = list(models)
+        self.tokenizer = tokenizer
+        parameter = next(self.models[0].parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
+        limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
+        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
+        self.continuous: ContinuousBatching | None = None
+        # lines are encoded and decoded to text on other threads than that which launches a GPU's kernels
+        self.background = self.device.type == "cuda"
+        self.engine: CTranslate2Engine | None = None
+
+    @staticmethod
+    def load(
+        path: str | Path | Sequence[str | Path],
+        device: str = "cpu",
+        precision: Precision = "auto",
+        engine: Engine = "torch",
+        workers: int = 1,
+        **options: Any,
+    ) -> "Translator":
+        """Loads a checkpoint, or several of one tokenizer: an ensemble. `options` are fields of TranslatorOptions.
+
+        `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs. `engine` "ctranslate2" searches on the CPU
+        with CTranslate2, `workers` batches at a time, where the options of a search allow it.
+
+        Raises FileNotFoundError or ValueError, naming the file.
+        """
+        paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
+        loaded = [models.from_checkpoint(file) for file in paths]
+        tokenizer = loaded[0][1]
+        for file, (_, other) in zip(paths, loaded, strict=True):
+            if other.fingerprint != tokenizer.fingerprint:
+                raise ValueError(f"{file} and {paths[0]} have different tokenizers; an ensemble needs one for all")
+        if engine == "ctranslate2":
+            translator = Translator([model for model, _ in loaded], tokenizer, TranslatorOptions(**options))
+            translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
+            return translator
+        prepared = [prepare(model, device, precision) for model, _ in loaded]
+        return Translator(prepared, tokenizer, TranslatorOptions(**options))
+
+    def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
+        """Returns the translations of `lines`, in their order; `options` are fields of SearchOptions."""
+        return list(self.stream(lines, SearchOptions(**options)))
+
+    def stream(self, lines: Iterable[str | Request], options: SearchOptions) -> Iterator[Translation]:
+        """Yields the translations of `lines`, a window of lines at a time, in bounded memory."""
+        requests = (Request(line) if isinstance(line, str) else line for line in lines)
+        windows = iter(lambda: list(islice(requests, WINDOW)), [])
+        return self.run(windows, options, self.batch_decoder(options))
+
+    def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
+        """Returns the decoder of this process: continuous batching on a GPU where possible, else batch after batch.
+
+        What a GPU has set up for some options serves the next call with the same.
+
+        Raises ValueError for options that the engine does not have.
+        """
+        if self.engine is not None:
+            return self.engine.decoder(self.models, options)
+        search = replace(options, quality=False)  # what is told of translations is no matter of the search
+        if self.device.type == "cuda" and supports(self.models, search):
+            if self.continuous is None or self.continuous.options != search:
+                self.continuous = None  # frees its memory
+                slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
+                fallback = partial(self.decode, options=search)
+                self.continuous = ContinuousBatching(self.models, search, slots, fallback, self.device)
+            return partial(self.decode_in_slots, self.continuous, options)
+
+        def decode_in_turn(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+            for number, batch in enumerate(batches):
+                yield number, self.decode(batch, options)
+
+        return decode_in_turn
+
+    def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
+        """Returns the hypotheses of each sentence of a batch, best first."""
+        required = any(sentence.constraints.required for sentence in batch)
+        return decode(self.models, batch, options, self.device, self.edges if required else None)
+
+    def decode_in_slots(
+        self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
+    ) -> Iterator[tuple[int, BatchHypotheses]]:
+        """Searches in slots without required phrases, and once more those sentences whose translation lacks one."""
+        under_way: dict[int, SegmentBatch] = {}
+
+        def free() -> Iterator[SegmentBatch]:
+            for number, batch in enumerate(batches):
+                under_way[number] = batch
+                yield [without_required(sentence) for sentence in batch]
+
+        for number, found in continuous.decode(free()):
+            batch = under_way.pop(number)
+            constraints = [sentence.constraints for sentence in batch]
+            required = any(sentence.required for sentence in constraints)
+            found = annotated(self.models, batch, options, self.device, found)
+            missing = lacking(constraints, found, options, self.edges) if required else []
+            for index, hypotheses in zip(missing, self.decode([batch[i] for i in missing], options), strict=True):
+                found[index] = hypotheses
+            yield number, found
+
+    @cached_property
+    def edges(self) -> PieceEdges:
+        return piece_edges(self.tokenizer)
+
+    def run(
+        self, windows: Iterable[Sequence[Request]], options: SearchOptions, decoder: BatchDecoder, processes: int = 1
+    ) -> Iterator[Translation]:
+        """Translates windows of requests; a window's lines are sorted by length and batched together.
+
+        An empty window says that no more has come in yet, so that what is ready goes out. Work is split evenly between
+        the `processes` of the decoder.
+        """
+        preprocessor = Preprocessor(self.tokenizer, options, self.max_source_len, self.options.long_lines)
+        postprocessor = Postprocessor(self.tokenizer, options)
+        waiting: deque[Line] = deque()
+        under_way: dict[int, list[Part]] = {}
+
+        def windows_of_batches() -> Iterator[tuple[list[Line], list[list[Part]]]]:
+            number = 0
+            for window in windows:
+                lines = preprocessor.lines(window, number)
+                number += len(lines)
+                yield lines, self.batches(lines, processes) or [[]]
+
+        def sentences(prepared: Iterable[tuple[list[Line], list[list[Part]]]]) -> Iterator[SegmentBatch]:
+            number = 0
+            for lines, batches in prepared:
+                waiting.extend(lines)
+                for parts in batches:
+                    under_way[number] = parts
+                    number += 1
+                    yield [line.parts[index] for line, index in parts]
+
+        def complete_lines(number: int, found: BatchHypotheses) -> list[Line]:
+            for (line, index), hypotheses in zip(under_way.pop(number), found, strict=True):
+                line.hypotheses[index] = hypotheses
+            return [waiting.popleft() for _ in list(takewhile(lambda line: line.complete, waiting))]
+
+        def translations(lines: list[Line]) -> list[Translation]:
+            return [postprocessor.translation(line) for line in lines]
+
+        if not self.background:
+            for number, found in decoder(sentences(windows_of_batches())):
+                for line in complete_lines(number, found):
+                    yield postprocessor.translation(line)
+        else:
+            prepared = prefetched(windows_of_batches(), PREFETCHED)
+            with short_switch_interval(), OrderedCalls[list[Translation]]() as calls, contextlib.closing(prepared):
+                for number, found in decoder(sentences(prepared)):
+                    calls.submit(translations, complete_lines(number, found))
+                    for ready in calls.results(wait=not under_way):
+                        yield from ready
+                for ready in calls.results(wait=True):
+                    yield from ready
+        assert not waiting
+
+    def batches(self, lines: Sequence[Line], processes: int) -> list[list[Part]]:
+        """Returns the parts of all lines in batches, longest first: the slowest does not come last, and memory is
+        claimed once.
+        """
+        parts = [(line, index) for line in lines for index in range(len(line.parts))]
+        parts.sort(key=lambda part: -padded_tokens(part[0].parts[part[1]]))
+        ends = batch_ends([padded_tokens(line.parts[i]) for line, i in parts], self.max_tokens, processes)
+        return [parts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[int]:
+    """Returns the end of each batch of sentences of these lengths, in descending order.
+
+    Batches hold up to `max_tokens`. For several processes their number is a multiple of that of the processes, if there
+    are sentences enough, and their cost as even as it can be: a step costs STEP_COST sentences besides its own.
+    """
+
+    def ends_within(cost: float) -> list[int]:
+        ends: list[int] = []
+        start = 0
+        for index in range(1, len(lengths)):
+            size, longest = index - start + 1, lengths[start]
+            if size * longest > max_tokens or (size + STEP_COST) * longest > cost:
+                ends.append(index)
+                start = index
+        return [*ends, len(lengths)] if lengths else []
+
+    ends = ends_within(math.inf)
+    if processes == 1 or not ends:
+        return ends
+    number = -(-len(ends) // processes) * processes
+    low, high = 0, lengths[0] * (len(lengths) + STEP_COST)  # the least cost that makes no more batches
+    while low < high:
+        cost = (low + high) // 2
+        low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
+    return ends_within(low)
+
+
+def without_required(sentence: Segment) -> Segment:
+    if not sentence.constraints.required:
+        return sentence
+    return replace(sentence, constraints=replace(sentence.constraints, required=()))
+
+
+def padded_tokens(sentence: Segment) -> int:
+    """Returns the tokens of the longer side of a sentence."""
+    return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
+
+
+def ctranslate2_engine(
+    paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
+) -> CTranslate2Engine:
+    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, and a precision it has not."""
+    if len(paths) > 1:
+        raise ValueError("--engine ctranslate2 decodes with one model; leave it out for an ensemble")
+    if not device.startswith("cpu"):
+        raise ValueError(f"--engine ctranslate2 is for CPUs here; leave out --device {device}, or the engine")
+    if precision == "bf16":
+        raise ValueError("--engine ctranslate2 has --precision fp32 and int8; leave out the engine for bf16")
+    return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
+
+
+def prepare(model: Architecture, device: str, precision: Precision) -> Architecture:
+    """Returns the model on its device, its weights laid out for inference.
+
+    Raises ValueError for int8 off the CPU, and for a device that cannot be used.
+    """
+    if precision == "int8" and not device.startswith("cpu"):
+        raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
+    on_cpu = usable_device(device).type == "cpu"
+    if precision == "auto":
+        precision = "fp32" if on_cpu else "bf16"
+    if on_cpu:
+        with torch.inference_mode():
+            prepack(model, precision)
+        return model
+    return model.to(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def usable_device(name: str) -> torch.device:
+    """Returns the device of this name. Raises ValueError if it cannot be used, saying why."""
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        gpus = torch.cuda.device_count()
+        raise ValueError(f"--device {name} cannot be used: {reason}. GPUs here: {gpus}") from error
+    return device

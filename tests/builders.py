@@ -1,0 +1,179 @@
+"""Builders of tiny models, tokenizers and checkpoints: seconds become milliseconds, and nothing is downloaded.
+
+Every builder is deterministic: the same arguments return the same weights.
+"""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit import checkpoint
+from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.config import derive
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.layers.packed import Packed
+from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+
+WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
+
+# A config of a few thousand weights for each architecture.
+TINY_CONFIGS: dict[str, dict[str, Any]] = {
+    "transformer_tiny": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
+    "transformer_moe_tiny": {
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "d_model": 16,
+        "d_ff": 24,
+        "heads": 2,
+        "experts": 5,
+        "active_experts": 2,
+    },
+    "gnmt_small": {"encoder_layers": 3, "decoder_layers": 3, "d_model": 12, "d_attention": 7, "initial_range": 0.5},
+    "deep_att_small": {
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_embedding": 6,
+        "d_model": 8,
+        "d_memory": 10,
+        "d_attention": 7,
+        "initial_range": 0.4,
+    },
+    "convs2s_small": {
+        "encoder_widths": (8, 12),
+        "encoder_kernels": (3, 5),
+        "decoder_widths": (8, 8, 12),
+        "decoder_kernels": (3, 2, 1),
+        "d_embedding": 10,
+        "d_output": 9,
+        "max_positions": 60,
+    },
+    "bytenet_small": {
+        "encoder_blocks": 3,
+        "decoder_blocks": 4,
+        "d_model": 6,
+        "dilations": (1, 2, 4),
+        "unfold_extra": 1,
+    },
+    "moe_small": {
+        "encoder_layers": 3,
+        "decoder_layers": 3,
+        "d_model": 8,
+        "d_hidden": 12,
+        "d_expert": 16,
+        "initial_range": 0.4,
+        "experts": 9,
+        "expert_groups": 3,
+        "active_experts": 2,
+    },
+}
+
+
+def tiny_model(
+    architecture: str,
+    vocabulary: int | Vocabulary = 30,
+    *,
+    seed: int = 1,
+    sharpness: float = 1.0,
+    **config: Any,
+) -> Architecture:
+    """Returns a random model in evaluation mode, its settings those of `TINY_CONFIGS` with `config` on top.
+
+    A whole number stands for a joint vocabulary of that size. `sharpness` scales the weights of the output projection,
+    so that the distributions of its tokens are far from uniform.
+    """
+    if isinstance(vocabulary, int):
+        vocabulary = Vocabulary(source=vocabulary, target=vocabulary, joint=True)
+    entry = ARCHITECTURES[architecture]
+    torch.manual_seed(seed)
+    model = entry.factory(derive(entry.preset, TINY_CONFIGS[architecture] | config, "test"), vocabulary).eval()
+    with torch.no_grad():
+        model.output_projection.weight.mul_(sharpness)
+    return model
+
+
+def tiny_transformer(
+    vocabulary: int | Vocabulary = 30, *, seed: int = 1, sharpness: float = 1.0, **config: Any
+) -> Transformer:
+    """Returns `tiny_model("transformer_tiny", …)`: one encoder layer, two decoder layers, 16 wide."""
+    model = tiny_model("transformer_tiny", vocabulary, seed=seed, sharpness=sharpness, **config)
+    assert isinstance(model, Transformer)
+    return model
+
+
+def tiny_tokenizer(size: int = 330) -> Tokenizer:
+    """Returns a joint BPE tokenizer of `WORDS`."""
+    return Tokenizer(train_model([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))], size))
+
+
+def save_tiny_transformer(
+    path: Path, tokenizer: Tokenizer, *, seed: int = 1, sharpness: float = 1.0, update: int = 1, **config: Any
+) -> Path:
+    """Writes a checkpoint of `tiny_transformer` with the tokenizer's vocabulary to `path` and returns `path`."""
+    model = tiny_transformer(vocabulary_of(tokenizer), seed=seed, sharpness=sharpness, **config)
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], update))
+    return path
+
+
+# the beginning of the Universal Declaration of Human Rights: real sentences of several lengths, free to copy
+REAL_LINES = [
+    "All human beings are born free and equal in dignity and rights.",
+    "They are endowed with reason and conscience and should act towards one another in a spirit of brotherhood.",
+    "Everyone has the right to life, liberty and security of person.",
+    "No one shall be held in slavery or servitude; slavery and the slave trade shall be prohibited in all their forms.",
+    "No one shall be subjected to torture or to cruel, inhuman or degrading treatment or punishment.",
+    "Everyone has the right to recognition everywhere as a person before the law.",
+    "All are equal before the law.",
+    "No one shall be subjected to arbitrary arrest, detention or exile.",
+]
+
+
+def save_transformer(path: Path, **changes: object) -> Path:
+    """Writes the checkpoint of a Transformer of random, sharp weights, whose tokenizer knows `REAL_LINES`."""
+    tokenizer = Tokenizer(train_model(REAL_LINES, 400))
+    small = {"encoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
+    model = tiny_transformer(vocabulary_of(tokenizer), sharpness=2.0, **small)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)  # so that no norm is still 1 and no bias 0
+    checkpoint.save(path, to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 7))
+    return path
+
+
+def fragments() -> list[str]:
+    """Returns 48 lines: the ends of `REAL_LINES`, from each of the first six words on."""
+    return [" ".join(line.split()[start:]) for line in REAL_LINES for start in range(6)]
+
+
+def save_ending_transformer(path: Path, **changes: object) -> Path:
+    """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end."""
+    model, tokenizer = from_checkpoint(save_transformer(path, **changes))
+    lines = fragments()
+    copies = [" ".join(line.split()[: 1 + number % 5]) for number, line in enumerate(lines)]
+    targets = [ids.tolist() for ids in tokenizer.encode_target(copies).split()]
+    source = Packed.from_lists([ids.tolist() for ids in tokenizer.encode_source(lines).split()], "cpu")
+    inputs = Packed.from_lists([[BOS, *ids[:-1]] for ids in targets], "cpu")
+    wanted = torch.tensor([token for ids in targets for token in ids])
+    optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
+    torch.manual_seed(1)
+    for _ in range(200):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model.output_projection(model(source, inputs)), wanted).backward()
+        optimizer.step()
+    contents = checkpoint.load(path)
+    checkpoint.save(path, contents | {"model": model.state_dict()})
+    return path
+
+
+MIRRORED_WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]
+
+
+def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
+    """`prefix`.xx and `prefix`.yy: 1 to 9 words, and the same words backwards, in capitals."""
+    draw = random.Random(seed)
+    sources = [[draw.choice(MIRRORED_WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
+    prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
+    prefix.with_suffix(".yy").write_text("".join(" ".join(reversed(words)).upper() + "\n" for words in sources))

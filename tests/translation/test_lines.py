@@ -1,0 +1,155 @@
+"""Lines as people write them, around a model that knows sentences."""
+
+import html
+import re
+import sys
+
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+
+import nmtkit
+from nmtkit.search.options import SearchOptions
+from nmtkit.text.alignment import words
+from nmtkit.text.sentences import sentences, splitter
+from nmtkit.translation.lines import LineProcessor
+from nmtkit.translation.options import TextOptions
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
+
+SHORT = {"max_len_a": 0.0, "max_len_b": 8}
+LINES = [
+    "the dog runs in {place} .",
+    "",
+    "{a} {b}",
+    "two men 🙂 see http://example.org/x?y=1, %s",
+    "two women sleep .",
+    "Łódź runs {a}s and {a}",
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_tiny_transformer(tmp_path_factory.mktemp("model") / "tiny.pt", tiny_tokenizer(), sharpness=2.0)
+
+
+def test_protected_text_comes_out_of_any_model(path):
+    texts = nmtkit.load(path).translate(LINES, protect_spans=True, **SHORT)
+    plain = nmtkit.load(path).translate(LINES, **SHORT)
+    assert re.findall(r"\{.*?\}", texts[0]) == ["{place}"]
+    assert texts[1:3] == ["", "{a} {b}"]
+    assert [texts[3].count(text) for text in ("🙂", "http://example.org/x?y=1", "%s")] == [1, 1, 1]
+    assert texts[4] == plain[4]
+    assert [texts[5].count(text) for text in ("Łódź", "{a}s", "{a}")] == [1, 1, 2]
+
+
+def test_the_rest_of_a_line_translates_as_it_does_without_what_was_cut_out(path):
+    model = nmtkit.load(path)
+    text = model.translate("the dog {x} runs .", protect=r"\{x\}", **SHORT)
+    plain = model.translate("the dog runs .", **SHORT)
+    assert "".join(text.replace("{x}", "").split()) == "".join(plain.split())
+
+
+def test_every_hypothesis_holds_them_and_a_tag_is_no_part_of_the_text(path):
+    translator = Translator.load(path)
+    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)))
+    search = processor.search_options(SearchOptions(nbest=3, **SHORT))
+    windows = [[Request("a dog #12 runs")], [], [Request("two #3 #4 men")]]
+    requests = processor.requests(windows, "the")
+    found = list(processor.translations(translator.run(requests, search, translator.batch_decoder(search))))
+    assert [translation.source for translation in found] == ["a dog #12 runs", "two #3 #4 men"]
+    assert [re.findall("#[0-9]+", output.text) for output in found[0].hypotheses] == [["#12"]] * 3
+    assert [sorted(re.findall("#[0-9]+", output.text)) for output in found[1].hypotheses] == [["#3", "#4"]] * 3
+
+
+def test_word_alignment_gives_words_of_both_texts(path):
+    source = "the dog café runs in 日本 ."
+    (output,) = nmtkit.load(path).translate(source, nbest=1, alignment="words", **SHORT).hypotheses
+    targets = [(link[2], link[3]) for link in output.alignment]
+    assert targets and set(targets) <= set(words(output.text))
+    assert {(link[0], link[1]) for link in output.alignment} <= set(words(source))
+
+
+def test_links_are_of_the_line_as_it_was(path):
+    translator = Translator.load(path)
+    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)), links=True)
+    search = processor.search_options(SearchOptions(**SHORT))
+    line = "a dog #12 runs #3"
+    requests = processor.requests([[Request(line)]])
+    (found,) = processor.translations(translator.run(requests, search, translator.batch_decoder(search)))
+    (output,) = found.hypotheses
+    texts = [(line[a:b], output.text[c:d]) for a, b, c, d in output.alignment]
+    assert ("#12", "#12") in texts and ("#3", "#3") in texts
+    assert {source for source, _ in texts} <= set(line.split())
+
+
+def test_settings_that_do_not_go_together_are_refused(path):
+    with pytest.raises(ValueError, match="leave it out with protect_spans"):
+        nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
+    with pytest.raises(ValueError, match="not a regular expression"):
+        nmtkit.load(path).translate("a dog", protect="(")
+
+
+def test_a_line_with_markup_translates_as_the_plain_line_does(path):
+    model = nmtkit.load(path)
+    marked = "the <b>dog &amp; cat</b> run<br/> <i><a href='x'>in</a> the</i> park ."
+    (text, plain) = (model.translate(line, **SHORT, **options) for line, options in
+                     ((marked, {"markup": "html"}), ("the dog & cat run in the park .", {})))  # fmt: skip
+    assert html.unescape(re.sub("<[^\x00-\x20>][^<>]*>", "", text)) == plain
+    assert sorted(re.findall("</?(?:b|i|a|br)\\b[^<>]*>", text)) == sorted(re.findall("<[^<>]+>", marked))
+
+
+def test_markup_and_protected_text_go_together(path):
+    line = "<p>the <b>{x}</b> &lt;dog&gt; see <i>http://a.de/?x=1&amp;y=2</i></p>"
+    text = nmtkit.load(path).translate(line, markup="html", protect_spans=True, **SHORT)
+    assert sorted(re.findall("</?[pbi]>", text)) == sorted(re.findall("</?[pbi]>", line))
+    assert text.count("{x}") == text.count("http://a.de/?x=1&amp;y=2") == 1
+
+
+def test_a_line_in_capitals_translates_as_a_sentence_in_capitals(path):
+    model = nmtkit.load(path)
+    texts = model.translate(["THE DOG RUNS {x} .", "THE dog runs ."], truecase_caps=True, protect=r"\{x\}", **SHORT)
+    plain = model.translate("The dog runs .", **SHORT)
+    assert "".join(texts[0].replace("{x}", "").split()) == "".join("".join(map(str.upper, plain)).split())
+    assert texts[0].count("{x}") == 1
+    assert texts[1] == model.translate("THE dog runs .", **SHORT)
+
+
+SENTENCES = "  the dog runs.  two men {x} sleep! \t THE CAT RUNS IN. "
+
+
+def split_at_marks(language, text):
+    assert language == "en"
+    return re.findall(r"[^.!]*(?:[.!]\s*|$)", text)
+
+
+def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monkeypatch):
+    monkeypatch.setattr("nmtkit.translation.lines.splitter", lambda: split_at_marks)
+    model = nmtkit.load(path)
+    texts = model.translate([SENTENCES, " \t", "a dog"], split_sentences="en", protect=r"\{x\}", **SHORT)
+    parts = model.translate(["the dog runs.", "two men {x} sleep!", "THE CAT RUNS IN."], protect=r"\{x\}", **SHORT)
+    assert texts[0] == "  {}  {} \t {} ".format(*parts)
+    assert texts[1].strip() == "" and texts[2] == model.translate("a dog", **SHORT)
+
+
+def test_tags_may_go_over_sentences(path, monkeypatch):
+    monkeypatch.setattr("nmtkit.translation.lines.splitter", lambda: split_at_marks)
+    line = "<i>the <b>dog runs. two</b> men</i> sleep."
+    (found,) = nmtkit.load(path).translate(line, nbest=1, split_sentences="en", markup="html", **SHORT).hypotheses
+    assert sorted(re.findall("</?[bi]>", found.text)) == ["</b>", "</i>", "<b>", "<i>"]
+    parts = nmtkit.load(path).translate(["the dog runs.", "two men sleep."], nbest=1, **SHORT)
+    assert found.log_probability == pytest.approx(sum(part.hypotheses[0].log_probability for part in parts))
+
+
+def test_sentences_as_sentencex_cuts_them(path):
+    pytest.importorskip("sentencex")
+    text = "  Dr. Smith went home.  He slept! \t Did he?"
+    found = sentences(text, "en", splitter())
+    assert [text[start:end] for start, end in found] == ["Dr. Smith went home.", "He slept!", "Did he?"]
+
+
+def test_a_language_that_is_none_and_a_missing_package_are_told(path, monkeypatch):
+    with pytest.raises(ValueError, match="no code of a language"):
+        TextOptions(split_sentences="English please")
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ImportError, match=r"nmtkit\[text\]"):
+        splitter()

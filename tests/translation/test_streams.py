@@ -1,0 +1,65 @@
+"""The command as a process: at a terminal, and on a stream too long for memory."""
+
+import os
+import pty
+import re
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+
+WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory) -> list[str]:
+    """Translates standard input, into a few pieces a line, with a random tiny Transformer."""
+    path: Path = tmp_path_factory.mktemp("streams") / "model.pt"
+    save_tiny_transformer(path, tiny_tokenizer(), decoder_layers=1)
+    limits = ["--device", "cpu", "--threads", "1", "--max-len-a", "0", "--max-len-b", "3"]
+    return [sys.executable, "-m", "nmtkit", "generate", "--path", str(path), *limits]
+
+
+def test_a_terminal_gets_a_prompt_with_translation_score_and_alignment(command):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        os.write(ours, b"a dog runs .\nthe cat\n\x04")
+        out, talk = process.communicate(timeout=60)
+        os.close(ours)
+    assert process.returncode == 0, talk
+    translations = out.splitlines()
+    assert len(translations) == 2 and all(translations)
+    assert "Ctrl-D" in talk and len(re.findall("^> ", talk, re.MULTILINE)) == 3
+    scored = re.findall(r"^(?:> )?  (-\d+\.\d{3})  (.+)$", talk, re.MULTILINE)
+    assert len(scored) == 2
+    for _, alignment in scored:
+        assert all(re.fullmatch(r"\S+→\S+", pair) for pair in alignment.split())
+
+
+def peak_memory_of(command: list[str], lines: int) -> int:
+    """Kilobytes of the largest process so far, once this many lines have been translated."""
+    with subprocess.Popen([*command, "--beam", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+
+        def feed() -> None:
+            for number in range(lines):
+                process.stdin.write((" ".join(WORDS[number % 7 : number % 7 + 1 + number % 9]) + "\n").encode())
+            process.stdin.close()
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        assert sum(1 for _ in process.stdout) == lines
+        feeder.join()
+    assert process.returncode == 0
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+
+
+@pytest.mark.slow
+def test_100_000_lines_take_the_memory_of_20_000(command):
+    """20,000 fill the window of lines that are sorted together, and what is read ahead."""
+    few = peak_memory_of(command, 20_000)
+    assert peak_memory_of(command, 100_000) < 1.2 * few

@@ -1,0 +1,137 @@
+"""Glossaries around a model: its translations hold the terms as whole words, beside everything else done to a line."""
+
+import re
+
+import numpy as np
+import pytest
+from builders import save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner
+
+import nmtkit
+from nmtkit.cli import main
+from nmtkit.data.tokenizer import UNK, Encoded, Tokenizer
+from nmtkit.translation.terms import TermPhrases, piece_edges
+
+SHORT = {"max_len_a": 0.0, "max_len_b": 8}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save_tiny_transformer(tmp_path_factory.mktemp("model") / "tiny.pt", tiny_tokenizer(), sharpness=2.0)
+
+
+@pytest.fixture
+def terms(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("dog\tHund|Köter\nthe park\tstreet\ncat\tcat\ntwo men\tmen in|women in\nstreet\t🙂 {x}\n")
+    return path
+
+
+def words_of(text):
+    return re.findall(r"\w+", text)
+
+
+def test_every_hypothesis_holds_every_term_as_often_as_the_line_has_it(path, terms):
+    lines = ["the dog runs in the park .", "a dog and a dog", "", "Two men sleep !", "a women runs", "cat cat cat ."]
+    found = nmtkit.load(path).translate(lines, nbest=4, glossary=terms, **SHORT)
+    plain = nmtkit.load(path).translate(lines, **SHORT)
+    for translation in found:
+        for output in translation.hypotheses:
+            assert all(result.found in result.targets for result in output.terms)
+            words = words_of(output.text)
+            text = " ".join(words)
+            counts = [
+                words.count("Hund") + words.count("Köter"),
+                words.count("street"),
+                sum(text.count(form) for form in ("men in", "Men in")),
+                words.count("cat") + words.count("Cat"),
+            ]
+            wanted = [len(re.findall(term, translation.source)) for term in ("dog", "the park", "[tT]wo men", "cat")]
+            assert all(count >= number for count, number in zip(counts, wanted, strict=True)), output.text
+    assert [[result.source for result in translation.hypotheses[0].terms] for translation in found] == [
+        ["dog", "the park"], ["dog", "dog"], [], ["two men"], [], ["cat"] * 3]  # fmt: skip
+    assert found[4].text == plain[4] and found[2].text == ""
+
+
+def test_a_line_translates_alike_alone_and_beside_lines_with_terms(path, terms):
+    lines = ["the dog runs .", "two women sleep in the park !", "the cat", "a street ."]
+    model = nmtkit.load(path)
+    assert [model.translate(line, glossary=terms, **SHORT) for line in lines] == model.translate(
+        lines, glossary=terms, **SHORT
+    )
+
+
+def test_terms_go_with_markup_capitals_sentences_and_protected_text(path, terms, monkeypatch):
+    monkeypatch.setattr(
+        "nmtkit.translation.lines.splitter", lambda: lambda language, text: re.findall(r"[^.!]*(?:[.!]\s*|$)", text)
+    )
+    line = "<b>the <i>dog</i> runs</b> {dog} . THE DOG SLEEPS ! @dog street {x} ."
+    options = {"markup": "html", "truecase_caps": True, "protect_spans": True, "split_sentences": "en"}
+    (output,) = nmtkit.load(path).translate(line, nbest=1, glossary=terms, **options, **SHORT).hypotheses
+    assert [(result.source, result.found in ("Hund", "Köter")) for result in output.terms] == [
+        ("dog", True), ("dog", True), ("street", False)]  # fmt: skip
+    text = re.sub("<[^<>]+>", "", output.text)
+    assert [text.count(span) for span in ("{dog}", "@dog", "{x}")] == [1, 1, 1]
+    assert "HUND" in text or "KÖTER" in text
+    assert sorted(re.findall("<[^<>]+>", output.text)) == ["</b>", "</i>", "<b>", "<i>"]
+
+
+def test_a_long_line_has_each_term_in_the_part_where_it_stands(path, terms):
+    line = " ".join(["the dog runs ."] * 2 + ["a cat sleeps ."] * 3)
+    model = nmtkit.load(path, max_source_len=8)
+    (output,) = model.translate(line, nbest=1, glossary=terms, **SHORT).hypotheses
+    assert [result.found for result in output.terms if result.source == "cat"] == ["cat"] * 3
+    words = words_of(output.text)
+    last = max(index for index, word in enumerate(words) if word in ("Hund", "Köter"))
+    assert "cat" in words[last:] and words.count("cat") >= 3
+
+
+def test_a_term_is_spelt_as_it_may_stand_in_a_sentence():
+    tokenizer = tiny_tokenizer()
+    phrases = TermPhrases(tokenizer)
+    dog = phrases.phrase(["dog"])
+    assert dog.whole_words and phrases.phrase(["dog"]) is dog
+    texts = {tokenizer.decode_target(ids) for ids in dog.alternatives}
+    assert texts == {"dog", "Dog"}
+    begins = {"".join(tokenizer.target_pieces(ids))[0] for ids in dog.alternatives}
+    assert begins == {"▁", "d", "<"}  # the capital is a byte to this vocabulary
+    edges = piece_edges(tokenizer)
+    for text, begin, end in [("dog", False, True), ("dog.", False, False), ("(dog", False, True)]:
+        ids = tokenizer.encode_target([text]).ids[:-1].tolist()
+        assert (edges.begins[ids[0]], edges.ends[ids[-1]]) == (begin, end)
+
+
+def test_what_the_vocabulary_cannot_spell_is_left_out():
+    class WithoutRuns(Tokenizer):
+        def encode_target(self, lines):
+            encoded = super().encode_target(lines)
+            unknown = np.repeat(["uns" in line for line in lines], encoded.lengths)
+            return Encoded(np.where(unknown, UNK, encoded.ids), encoded.lengths)
+
+    phrases = TermPhrases(WithoutRuns(tiny_tokenizer().source_model))
+    assert phrases.phrase(["runs"]) is None
+    assert phrases.phrase(["runs", "dog"]) == TermPhrases(tiny_tokenizer()).phrase(["dog"])
+
+
+@pytest.mark.parametrize("option", [{"sampling": True}, {"diverse_groups": 2}, {"no_repeat_ngram": 3}])
+def test_a_search_that_cannot_require_terms_is_refused(path, terms, option):
+    with pytest.raises(ValueError, match="--glossary and --"):
+        nmtkit.load(path).translate("a dog", glossary=terms, **option)
+
+
+def test_generate_reports_hits_and_misses(path, terms, tmp_path):
+    text, report = tmp_path / "text", tmp_path / "report.tsv"
+    text.write_text("a dog\nwomen\nthe street {x} cat\n")
+    command = ["generate", "--path", str(path), "--input", str(text), "--glossary", str(terms), "--protect-spans"]
+    result = CliRunner().invoke(main, [*command, "--glossary-report", str(report), "--max-len-b", "8"])
+    assert result.exit_code == 0, result.output
+    rows = [line.split("\t") for line in report.read_text().splitlines()]
+    assert rows[0] == ["line", "result", "term", "targets", "found"]
+    assert [row[:4] for row in rows[1:]] == [
+        ["1", "hit", "dog", "Hund|Köter"], ["3", "miss", "street", "🙂 {x}"], ["3", "hit", "cat", "cat"]]  # fmt: skip
+    assert rows[1][4] in ("Hund", "Köter") and rows[2][4] == ""
+    assert "3 terms in 2 of 3 lines; 2 translated as asked for, 1 not" in result.stderr
+    result = CliRunner().invoke(main, [*command, "--sampling"])
+    assert "--glossary and --sampling cannot be combined" in result.stderr
+    result = CliRunner().invoke(main, [*command[:-3], "--glossary-report", str(report)])
+    assert "--glossary-report does nothing without --glossary" in result.stderr
