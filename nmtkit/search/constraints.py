@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizer import BOS, EOS, UNK
-from nmtkit.search.options import SearchOptions
-from nmtkit.translation.options import GENERATE_RULES
+from nmtkit.search.options import CONSTRAINTS_RULE, SearchOptions
 
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
@@ -57,7 +56,7 @@ class Constraints:
         if self.required:
             if self.avoided:
                 raise ValueError("required phrases and avoided phrases cannot be combined")
-            rules = [rule for rule in GENERATE_RULES if rule.flag == "--constraints"]
+            rules = [CONSTRAINTS_RULE]
             check_flags(rules, changed_flags(options), {"--constraints"})
 
 

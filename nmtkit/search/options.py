@@ -36,6 +36,9 @@ CTRANSLATE2_RULE = FlagRule(
 )
 
 
+CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Config):
     """How to search. Lengths are in target pieces without eos; a source's length is in pieces without eos too.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, option
-from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
+from nmtkit.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.text.sentences import is_language
 
 # The terms of a glossary are phrases that the search requires.
@@ -24,7 +24,7 @@ GENERATE_RULES = (
     FlagRule("DATA", excludes=("--source-tag",), reason="a dataset has its tags already"),
     FlagRule("--reference", needs=("--score-reference",)),
     FlagRule("--ordered-constraints", needs=("--constraints",)),
-    FlagRule("--constraints", excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram")),
+    CONSTRAINTS_RULE,
     FlagRule(
         "--score-reference",
         excludes=("--prefix", "--constraints", "--avoid", "--long-lines", "--max-source-len"),
