@@ -86,9 +86,9 @@ def child(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     if arguments.watch:
-        from nmtkit.processes import openmp as busy_cores
+        from nmtkit.processes import openmp
 
-        busy_cores.start()
+        openmp.start()
     work = {"train": training, "generate": decoding}[arguments.child](arguments.arch)
     warm = time.perf_counter() + WARM_UP
     while time.perf_counter() < warm:

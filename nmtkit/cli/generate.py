@@ -221,7 +221,7 @@ def generate(
     with imports():
         import torch
 
-        from nmtkit.processes import openmp as busy_cores
+        from nmtkit.processes import openmp
         from nmtkit.translation import inputs
         from nmtkit.translation.line_reports import GlossaryReport, QualityReport
         from nmtkit.translation.lines import LineProcessor
@@ -235,7 +235,7 @@ def generate(
     if threads is not None:
         torch.set_num_threads(threads)
     if config.workers == 1:
-        busy_cores.start()
+        openmp.start()
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
         translator = Translator.load(

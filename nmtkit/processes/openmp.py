@@ -1,13 +1,14 @@
-"""Keeps OpenMP's threads from spinning while other processes want their cores. Linux and GNU's libgomp only.
+"""Stops OpenMP threads from spinning while other processes need the cores. Linux and GNU's libgomp only.
 
-Threads of a team wait for each other after every operation. By default libgomp's spin for milliseconds: on idle cores
-that is fastest (transformer_tiny on two threads trains at half the speed when they sleep at once), on cores that other
-processes need it is slowest (2.7 times slower in training, 3.4 in decoding, than after 1,000 turns;
-benchmarks/busy.py). No number of turns serves both, and the number is read once, when torch is loaded.
+OpenMP threads wait for each other after every operation. By default libgomp threads spin for milliseconds while they
+wait. On idle cores, spinning is fastest: transformer_tiny on two threads trains at half the speed if its threads sleep
+at once. On cores that other processes need, spinning is slowest: training takes 2.7 times and decoding 3.4 times as
+long as with 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and libgomp reads its
+setting only once, when torch is loaded.
 
-But libgomp has two numbers, and takes the small one, 1,000, while it has more threads than there are cores. So while
-others want the cores, a second team of threads is kept, which sleep. Results are the same to the bit: the number of
-threads that compute does not change.
+libgomp, however, switches to 1,000 spins while it has more threads than there are cores. While other processes need the
+cores, `watch_load` therefore keeps a team of additional threads that sleep. Results do not change in a single bit,
+because the number of threads that compute stays the same.
 """
 
 import ctypes
@@ -19,80 +20,83 @@ from pathlib import Path
 
 import torch
 
-INTERVAL = 1.0  # seconds between two looks
-CROWDED = 0.25  # cores that others use beyond those that this process leaves them
-VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")  # who sets one has chosen
+INTERVAL = 1.0  # seconds between two measurements of the load
+TOLERATED_LOAD = 0.25  # cores that other processes may use in addition to those that this process leaves free
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")  # set: the user has chosen
 
 _started = False
 
 
 def start() -> None:
-    """Watches the cores in the background from now on, unless the user has set how threads wait.
+    """Starts `watch_load` on a background thread, unless the user has set how OpenMP threads wait.
 
-    Ranks of one run take the launcher's choice: they are each other's load. Call it when no process will be forked.
+    Ranks of one run compete with each other, so the launcher decides for them. Call this function after the last fork.
     """
     global _started
     if sys.platform == "linux" and not _started and not any(name in os.environ for name in VARIABLES):
         _started = True
-        threading.Thread(target=watch, args=(SleepingTeam(),), name="busy cores", daemon=True).start()
+        threading.Thread(target=watch_load, args=(IdleThreads(),), name="openmp load", daemon=True).start()
 
 
-def watch(team: "SleepingTeam") -> None:
-    """Keeps the team while the cores are crowded. Returns where the kernel does not tell."""
+def watch_load(team: "IdleThreads") -> None:
+    """Keeps the idle threads running while other processes need the cores. Returns if the kernel shows no load."""
     cores = os.sched_getaffinity(0)
-    before = used_by_others(cores)
+    before = cpu_time_of_others(cores)
     while before is not None:
         time.sleep(INTERVAL)
-        now = used_by_others(cores)
+        now = cpu_time_of_others(cores)
         if now is None:
             return
-        others = (now[1] - before[1]) / max(now[0] - before[0], 0.001)
+        load = (now[1] - before[1]) / max(now[0] - before[0], 0.001)  # cores that other processes use
         before = now
         threads = torch.get_num_threads()
-        if threads > 1 and others > len(cores) - threads + CROWDED:
-            team.start(len(cores) - threads + 2)  # with those that compute, one more than there are cores
+        if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
+            team.start(len(cores) - threads + 2)  # together with the computing threads one more than the cores
         else:
-            team.end()
+            team.stop()
 
 
-def used_by_others(cores: set[int], stat: Path = Path("/proc/stat")) -> tuple[float, float] | None:
-    """Returns the time in seconds, and the seconds that other processes have spent on `cores`; None if not known."""
+def cpu_time_of_others(cores: set[int], stat: Path = Path("/proc/stat")) -> tuple[float, float] | None:
+    """Returns the current time and the CPU time of other processes on `cores`, both in seconds.
+
+    Returns None if the file `stat` cannot be read.
+    """
     try:
-        lines = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
+        lines = [line.split() for line in stat.read_text().split("\n") if line.startswith("cpu")]
     except OSError:
         return None
     names = {f"cpu{core}" for core in cores}
-    # user, nice, system, (idle, iowait,) irq, softirq, steal
-    busy = sum(int(fields[index]) for fields in lines if fields[0] in names for index in (1, 2, 3, 6, 7, 8))
+    # columns: user, nice, system, (idle, iowait,) irq, softirq, steal
+    ticks = sum(int(fields[index]) for fields in lines if fields[0] in names for index in (1, 2, 3, 6, 7, 8))
     own = os.times()
-    return time.monotonic(), busy / os.sysconf("SC_CLK_TCK") - own.user - own.system
+    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
 
 
-class SleepingTeam:
-    """A team of OpenMP threads that do nothing between `start` and `end`."""
+class IdleThreads:
+    """A team of OpenMP threads that sleep between `start` and `stop`."""
 
     def __init__(self) -> None:
-        self._end: threading.Event | None = None
+        self._stopped: threading.Event | None = None
 
     def start(self, threads: int) -> None:
-        if self._end is None:
-            self._end = threading.Event()
-            arguments = (threads, self._end)
-            threading.Thread(target=self._run, args=arguments, name="sleeping team", daemon=True).start()
+        if self._stopped is None:
+            self._stopped = threading.Event()
+            arguments = (threads, self._stopped)
+            threading.Thread(target=self._run, args=arguments, name="openmp idle team", daemon=True).start()
 
-    def end(self) -> None:
-        if self._end is not None:
-            self._end.set()  # libgomp ends a team with the thread that it belongs to
-            self._end = None
+    def stop(self) -> None:
+        if self._stopped is not None:
+            self._stopped.set()  # libgomp ends a team together with the thread that created the team
+            self._stopped = None
 
-    def _run(self, threads: int, end: threading.Event) -> None:
-        nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # what each thread calls, with a null pointer
-        for path in libraries():
-            ctypes.CDLL(path).GOMP_parallel(nothing, None, threads, 0)
-        end.wait()
+    def _run(self, threads: int, stopped: threading.Event) -> None:
+        no_op = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # every thread calls free(NULL)
+        for path in libgomp_copies():
+            ctypes.CDLL(path).GOMP_parallel(no_op, None, threads, 0)
+        stopped.wait()
 
 
-def libraries() -> list[str]:
-    """Returns the paths of all copies of libgomp in this process: torch brings one, and sentencepiece another."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+def libgomp_copies() -> list[str]:
+    """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each bring their own."""
+    lines = Path("/proc/self/maps").read_text().split("\n")
     return sorted({line.split()[-1] for line in lines if "libgomp" in line})

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from nmtkit.layers.even_rows import keep_few_shapes
-from nmtkit.processes import openmp as busy_cores
+from nmtkit.processes import openmp
 from nmtkit.serving.loading import GUESS, Job, load_models
 from nmtkit.serving.messages import receive, send
 from nmtkit.serving.workers import work, work_on_gpu
@@ -73,7 +73,7 @@ def _run_worker(
         control.close()
         if threads is not None and threads > 1:
             torch.set_num_threads(threads)
-            busy_cores.start()
+            openmp.start()
         run(connection)
         status = 0
     except BaseException:

@@ -17,8 +17,7 @@ from nmtkit.data.batching import check_all_sizes
 from nmtkit.data.binarized import Dataset
 from nmtkit.files import atomic_write
 from nmtkit.plugins import plugins_for
-from nmtkit.processes import distributed
-from nmtkit.processes import openmp as busy_cores
+from nmtkit.processes import distributed, openmp
 from nmtkit.training import report
 from nmtkit.training.callbacks import CALLBACKS, Callback, CallbackList, RunState, named
 from nmtkit.training.checkpoints import CheckpointManager, check_resumable
@@ -182,7 +181,7 @@ class Run:
 
     def run(self) -> StopReason:
         """Trains to the end, or until a signal asks to stop."""
-        busy_cores.start()
+        openmp.start()
         try:
             end = self._train()
             self._log_end("stopped" if end.received else "finished", end.reason)

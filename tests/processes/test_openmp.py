@@ -1,3 +1,5 @@
+"""Threads of OpenMP: additional idle threads while other processes need the cores."""
+
 import os
 import subprocess
 import sys
@@ -5,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.processes import openmp as busy_cores
+from nmtkit.processes import openmp
 
-# two threads compute; then teams sleep beside them, a thread of Python one of each; then no more
+# Two threads compute. Then a Python thread starts one sleeping team for each copy of libgomp, and ends them.
 TEAM = """
 import os, sentencepiece, time, torch
-from nmtkit import busy_cores
+from nmtkit.processes import openmp
 torch.set_num_threads(2)
 weights = torch.ones(512, 512)
 first = weights @ weights + torch.zeros(1 << 20)[:1]
 counts = [len(os.listdir("/proc/self/task"))]
-team = busy_cores.SleepingTeam()
-copies = len(busy_cores.libraries())
-assert any("torch" in path for path in busy_cores.libraries())
-for act in (lambda: team.start(4), lambda: team.start(4), team.end, team.end):
+team = openmp.IdleThreads()
+copies = len(openmp.libgomp_copies())
+assert any("torch" in path for path in openmp.libgomp_copies())
+for act in (lambda: team.start(4), lambda: team.start(4), team.stop, team.stop):
     act()
     time.sleep(0.5)
     counts.append(len(os.listdir("/proc/self/task")))
@@ -29,11 +31,11 @@ assert counts == [0, 1 + 3 * copies, 1 + 3 * copies, 0, 0], counts
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_a_sleeping_team_is_there_until_its_end() -> None:
+def test_idle_threads_exist_from_start_to_stop() -> None:
     subprocess.run([sys.executable, "-c", TEAM], check=True)
 
 
-class Team(busy_cores.SleepingTeam):
+class Team(openmp.IdleThreads):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[int] = []
@@ -41,25 +43,25 @@ class Team(busy_cores.SleepingTeam):
     def start(self, threads: int) -> None:
         self.calls.append(threads)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.calls.append(0)
 
 
 @pytest.mark.parametrize(("threads", "calls"), [(1, [0, 0, 0, 0]), (3, [0, 0, 3, 0]), (4, [0, 2, 2, 0])])
-def test_a_team_sleeps_while_others_want_the_cores_of_this_process(
+def test_idle_threads_exist_while_other_processes_need_the_cores(
     threads: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team = Team()
-    looks = iter([(0.0, 5.0), (1.0, 5.1), (3.0, 6.5), (4.0, 9.0), (5.0, 9.2), None])  # others use 0.1, 0.7, 2.5, 0.2
-    monkeypatch.setattr(busy_cores, "INTERVAL", 0)
-    monkeypatch.setattr(busy_cores, "used_by_others", lambda cores: next(looks))
+    measured = iter([(0.0, 5.0), (1.0, 5.1), (3.0, 6.5), (4.0, 9.0), (5.0, 9.2), None])  # load 0.1, 0.7, 2.5, 0.2
+    monkeypatch.setattr(openmp, "INTERVAL", 0)
+    monkeypatch.setattr(openmp, "cpu_time_of_others", lambda cores: next(measured))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr(busy_cores.torch, "get_num_threads", lambda: threads)
-    busy_cores.watch(team)
+    monkeypatch.setattr(openmp.torch, "get_num_threads", lambda: threads)
+    openmp.watch_load(team)
     assert team.calls == calls
 
 
-def test_only_the_cores_of_this_process_and_the_time_of_others_count(
+def test_load_counts_the_cores_of_this_process_and_the_time_of_other_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stat").write_text(
@@ -68,21 +70,23 @@ def test_only_the_cores_of_this_process_and_the_time_of_others_count(
     )
     monkeypatch.setattr(os, "times", lambda: os.times_result((1.5, 0.5, 9, 9, 9)))
     ticks = os.sysconf("SC_CLK_TCK")
-    found = busy_cores.used_by_others({0, 10}, tmp_path / "stat")
-    assert found is not None
-    assert found[1] == pytest.approx(2200 / ticks - 2)
-    assert busy_cores.used_by_others({0}, tmp_path / "none") is None  # no Linux
+    measured = openmp.cpu_time_of_others({0, 10}, tmp_path / "stat")
+    assert measured is not None
+    assert measured[1] == pytest.approx(2200 / ticks - 2)
+    assert openmp.cpu_time_of_others({0}, tmp_path / "none") is None  # not Linux
 
 
-@pytest.mark.parametrize("name", [None, *busy_cores.VARIABLES])
-def test_who_sets_how_threads_wait_is_left_alone(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [None, *openmp.VARIABLES])
+def test_nothing_is_started_where_the_user_sets_how_threads_wait(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
-    monkeypatch.setattr(busy_cores.threading.Thread, "start", lambda thread: started.append(thread.name))
-    monkeypatch.setattr(busy_cores, "_started", False)
-    for variable in busy_cores.VARIABLES:
+    monkeypatch.setattr(openmp.threading.Thread, "start", lambda thread: started.append(thread.name))
+    monkeypatch.setattr(openmp, "_started", False)
+    for variable in openmp.VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     if name is not None:
         monkeypatch.setenv(name, "2")
-    busy_cores.start()
-    busy_cores.start()
-    assert started == (["busy cores"] if name is None and sys.platform == "linux" else [])
+    openmp.start()
+    openmp.start()
+    assert started == (["openmp load"] if name is None and sys.platform == "linux" else [])

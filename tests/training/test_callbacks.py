@@ -154,7 +154,7 @@ def test_an_exception_is_told_to_end_and_one_in_end_is_a_warning(
 PLUGIN = """
 from dataclasses import dataclass
 from pathlib import Path
-from nmtkit import distributed
+from nmtkit.processes import distributed
 from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback
 

@@ -69,7 +69,7 @@ def test_sharded_and_replicated_runs_go_on_from_each_other(mirror_data: Path, tm
 
 POISONED = """
 import math
-from nmtkit import distributed
+from nmtkit.processes import distributed
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from nmtkit.criterions.interface import Loss

@@ -70,7 +70,7 @@ def test_two_ranks_then_one_then_two_equal_one_throughout(mirror_data: Path, tmp
 
 
 FAILING = """
-from nmtkit import distributed
+from nmtkit.processes import distributed
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
@@ -114,7 +114,7 @@ def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: P
 
 HANGING = """
 import time
-from nmtkit import distributed
+from nmtkit.processes import distributed
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 
