@@ -10,7 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli.flags import flags
-from nmtkit.config import COMMAND_LINE, Config, check_no_collisions, convert, derive, option, to_dict, to_toml
+from nmtkit.config import (
+    COMMAND_LINE,
+    check_no_collisions,
+    convert,
+    derive,
+    option,
+    split_settings,
+    to_dict,
+    to_toml,
+)
+from nmtkit.config import Config as BaseConfig
 from nmtkit.plugins import load_plugin
 from nmtkit.registry import Registry
 
@@ -18,7 +28,7 @@ HERE = Path("here")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Config):
+class Config(BaseConfig):
     width: int = option(4, "width, in units", min=1)
     rate: float | None = option(None, "rate per update", above=0, below=1)
     kind: Literal["old", "new"] = option("old", "which kind")
@@ -30,7 +40,7 @@ class Config(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needy(Config):
+class Needy(BaseConfig):
     source_lang: str = option(..., "from which language", flag="-s/--source-lang", metavar="LANG", section="Files")
     workers: int | None = option(None, "processes", min=1, section="Running")
 
@@ -192,3 +202,17 @@ def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Pat
     assert registry.loaded == 1  # type: ignore[attr-defined]
     with pytest.raises(FileNotFoundError, match=r"gone\.py"):
         load_plugin(str(tmp_path / "gone.py"))
+
+
+def test_settings_are_split_over_config_classes_by_field_or_flag() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Corpus:
+        train: tuple[str, ...] = option((), "corpora", flag="--train-pref")
+        width: int = option(1, "a field that Config has too")
+
+    given = {"width": 3, "train-pref": ["a"], "source_lang": "en", "kind": "new", "wdith": 4}
+    own, needy, corpus, unknown = split_settings(given, Config, Needy, Corpus)
+    assert own == {"width": 3, "kind": "new"}
+    assert needy == {"source_lang": "en"}
+    assert corpus == {"train": ["a"]}
+    assert unknown == {"wdith": 4}

@@ -13,7 +13,7 @@ from nmtkit.config.fields import (
 )
 from nmtkit.config.rules import FlagRule, changed_flags, check_flags
 from nmtkit.config.toml import to_toml
-from nmtkit.config.values import COMMAND_LINE, convert, derive, present, suggestion, to_dict
+from nmtkit.config.values import COMMAND_LINE, convert, derive, present, split_settings, suggestion, to_dict
 
 __all__ = [
     "COMMAND_LINE",
@@ -32,6 +32,7 @@ __all__ = [
     "flag_of",
     "option",
     "present",
+    "split_settings",
     "suggestion",
     "to_dict",
     "to_toml",

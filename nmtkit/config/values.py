@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, overload
 
-from nmtkit.config.fields import check_limits, field_types
+from nmtkit.config.fields import check_limits, field_types, flag_of
 
 T = TypeVar("T")
 
@@ -102,6 +102,24 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
     except ValueError as error:
         raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
     return result
+
+
+def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str, Any]]:
+    """Splits settings over config classes: returns the fields of each class, and last the settings of no class.
+
+    A setting has the name of its field or of its flag, with dashes or underscores. If two classes have the name, the
+    first class gets the setting.
+    """
+    owners: dict[str, tuple[int, str]] = {}
+    for index, cls in enumerate(classes):
+        for field in dataclasses.fields(cls):
+            for name in (field.name, flag_of(field)[2:].replace("-", "_")):
+                owners.setdefault(name, (index, field.name))
+    parts: list[dict[str, Any]] = [{} for _ in range(len(classes) + 1)]
+    for key, value in settings.items():
+        index, name = owners.get(key.replace("-", "_"), (len(classes), key))
+        parts[index][name] = value
+    return parts
 
 
 def to_dict(config: Any) -> dict[str, Any]:

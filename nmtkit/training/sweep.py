@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import field_types, flag_name, suggestion
+from nmtkit.config import field_types, flag_name, split_settings, suggestion
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate, in_folder
 from nmtkit.training.run_config import RunConfig
 
@@ -115,16 +115,17 @@ class Sweep:
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
         try:
             template = JobTemplate.read(self.file, names)
-            known: dict[str, Any] = {}
             classes: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
-            for cls in classes:
-                known |= field_types(cls)
-                others = in_folder(others, cls, self.file.parent)
-            for name in others:
-                if name not in known:
-                    raise ValueError(f"there is no setting {name!r}; {suggestion(name, [*known, *kinds, 'data'])}")
+            *parts, unknown = split_settings(others, *classes)
+            if unknown:
+                known = [name for cls in classes for name in field_types(cls)]
+                name = next(iter(unknown))
+                raise ValueError(f"there is no setting {name!r}; {suggestion(name, [*known, *kinds, 'data'])}")
+            settings: Settings = {}
+            for cls, part in zip(classes, parts, strict=True):
+                settings |= in_folder(part, cls, self.file.parent)
             data = self.file.parent / str(run.settings["data"]) if "data" in run.settings else None
-            job = template.job(others, data)
+            job = template.job(settings, data)
         except ValueError as error:
             raise ValueError(f"{self.file}, run {run.name or 'without a name'}: {error}") from None
         if job.data is None:
