@@ -3,6 +3,8 @@
 A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +188,7 @@ class Dataset:
     """A folder that `preprocess` made, or one of shards."""
 
     folder: Path
-    manifest: dict[str, Any]  # of the first shard
+    manifests: list[dict[str, Any]]  # of each shard
     tokenizer: Tokenizer
     splits: Mapping[str, Split]
 
@@ -206,12 +208,23 @@ class Dataset:
                 raise ValueError(
                     f"{shard} was made with another tokenizer than {shards[0]}; give all the same --tokenizer-from"
                 )
+            for name in ("source_lang", "target_lang", "languages"):
+                if manifest[name] != manifests[0][name]:
+                    raise ValueError(
+                        f"{shard} and {shards[0]} have different languages: {name} {manifest[name]} and "
+                        f"{manifests[0][name]}; preprocess all shards with the same languages"
+                    )
         tokenizer = Tokenizer.load(shards[0] / TOKENIZER_FOLDER)
         if tokenizer.fingerprint != manifests[0]["tokenizer"]:
             raise ValueError(f"{shards[0] / TOKENIZER_FOLDER} is not the tokenizer this dataset was made with")
         names = dict.fromkeys(name for manifest in manifests for name in manifest["splits"])
         splits = {name: _split(name, shards, manifests, tokenizer) for name in names}
-        return Dataset(folder, manifests[0], tokenizer, splits)
+        return Dataset(folder, manifests, tokenizer, splits)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Manifest of the first shard, which also holds the valid and test sets."""
+        return self.manifests[0]
 
     @property
     def source_lang(self) -> str:
@@ -220,6 +233,24 @@ class Dataset:
     @property
     def target_lang(self) -> str:
         return self.manifest["target_lang"]
+
+    @property
+    def source_language(self) -> str | None:
+        """Code of the source in a model of several languages, such as eng_Latn; None in a model of two."""
+        return self.manifest["languages"]["source"]
+
+    @property
+    def target_language(self) -> str | None:
+        """Code of the target in a model of several languages, such as deu_Latn; None in a model of two."""
+        return self.manifest["languages"]["target"]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the checksums of all files of all shards."""
+        digest = hashlib.sha256()
+        for manifest in self.manifests:
+            digest.update(json.dumps(manifest["files"], sort_keys=True).encode())
+        return digest.hexdigest()
 
     def __getitem__(self, name: str) -> Split:
         if name not in self.splits:

@@ -165,6 +165,11 @@ class PreprocessConfig(Config):
             raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
         return int(match[1]), int(match[2])
 
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """Codes of the language tokens of source and target; None for a model without such tokens."""
+        return self.source_language_token, self.target_language_token
+
     def worker_count(self) -> int:
         """Returns `workers`, or by default the number of cores that this process may use."""
         if self.workers is not None:

@@ -111,7 +111,14 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     """Raises ValueError for the first entry that is missing, has another type, or contradicts another one."""
     for name in ("source_lang", "target_lang", "tokenizer"):
         _entry(manifest, name, str, "")
-    _entry(manifest, "settings", dict, "")
+    settings = _entry(manifest, "settings", dict, "")
+    if "languages" not in manifest:  # before version 0.2 of nmtkit, valid and test sets lacked language tokens
+        if any(settings.get(f"{side}_language_token") is not None for side in SIDES):
+            raise ValueError("its valid and test sets lack the language tokens")
+        manifest["languages"] = dict.fromkeys(SIDES)
+    languages = _entry(manifest, "languages", dict, "")
+    if any(not isinstance(languages.get(side), str | None) for side in SIDES):
+        raise ValueError(f"languages is {str(languages)[:40]}")
     for index, corpus in enumerate(_entry(_entry(manifest, "report", dict, ""), "corpora", list, "report.")):
         kinds = {"source": str, "target": str, "read": int, "written": int, "dropped": dict, "kept": dict}
         if not isinstance(corpus, dict) or any(type(corpus.get(name)) is not kind for name, kind in kinds.items()):

@@ -42,13 +42,14 @@ class EncodedBlock:
 class PairEncoder:
     """Encodes blocks of pairs with one tokenizer. It holds the word caches, so one encoder should do many blocks."""
 
-    def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str], languages: tuple[str | None, str | None]) -> None:
         self._tokenizer = tokenizer
         self._source = BatchEncoder(tokenizer.source_model, dtypes[0])
         self._target = self._source if tokenizer.one_model else BatchEncoder(tokenizer.target_model, dtypes[1])
         self._source_hash = duplicates.RowHash(tokenizer.source_size, 0)
         self._target_hash = duplicates.RowHash(tokenizer.target_size, 1)
         self._tag_ids: dict[str, int] = {}
+        self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
     def check_alignable(self) -> None:
         """Raises ValueError when it is not known which pieces make up a word, as --alignments needs."""
@@ -83,14 +84,7 @@ class PairEncoder:
         unknown = self._source.unknown_pieces(source), self._target.unknown_pieces(target)
         text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
         links = self._links(texts, source, target, keep, block, files)
-        source, target = self.tagged(source.select(keep), files.tag), target.select(keep)
-        before, begin = self._tokenizer.language_ids(
-            config.source_language_token, config.target_language_token, LANGUAGE_FLAGS
-        )
-        for token in before:
-            source = source.prepend(token)
-        for token in begin:
-            target = target.prepend(token)
+        source, target = self.with_prefixes(source.select(keep), target.select(keep), files.tag)
         return EncodedBlock((source, target, links), hashes[keep], statistics, text)
 
     def _links(
@@ -125,13 +119,18 @@ class PairEncoder:
             (self._source_hash(source.ids, source.lengths), self._target_hash(target.ids, target.lengths))
         )
 
-    def tagged(self, source: Encoded, tag: str | None) -> Encoded:
-        """Returns the ids that the lines would have with the tag and a space before them."""
-        if tag is None:
-            return source
-        if tag not in self._tag_ids:
-            self._tag_ids[tag] = int(self._tokenizer.encode_source([tag]).ids[0])
-        return source.prepend(self._tag_ids[tag])
+    def with_prefixes(self, source: Encoded, target: Encoded, tag: str | None) -> tuple[Encoded, Encoded]:
+        """Returns the sentences with the tag before the source, and before it the language tokens of the model."""
+        if tag is not None:
+            if tag not in self._tag_ids:
+                self._tag_ids[tag] = int(self._tokenizer.encode_source([tag]).ids[0])
+            source = source.prepend(self._tag_ids[tag])
+        source_tokens, target_tokens = self._language_ids
+        for token in source_tokens:
+            source = source.prepend(token)
+        for token in target_tokens:
+            target = target.prepend(token)
+        return source, target
 
 
 def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> EncodedBlock:
@@ -219,7 +218,7 @@ class Worker:
         self._config = config
         self._held_out_keys = held_out_keys
         self._files = files
-        self._encoder = PairEncoder(tokenizer, dtypes)
+        self._encoder = PairEncoder(tokenizer, dtypes, config.languages)
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 

@@ -34,7 +34,7 @@ from nmtkit.data.dataset_files import (
     text_file,
     write_manifest,
 )
-from nmtkit.data.encoding import LANGUAGE_FLAGS, EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
+from nmtkit.data.encoding import EncodedBlock, PairEncoder, Sizes, SplitFiles, Worker
 from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, page
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
@@ -69,7 +69,6 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         )
         for tag in tags:
             tokenizer.check_tag(tag)
-        tokenizer.language_ids(config.source_language_token, config.target_language_token, LANGUAGE_FLAGS)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)
         writer = DatasetWriter(config, tokenizer, destination.folder, on_progress)
         for split, files in held_out.items():
@@ -128,7 +127,7 @@ class DatasetWriter:
         self.report = Report(
             config.source_lang, config.target_lang, {"source": tokenizer.source_size, "target": tokenizer.target_size}
         )
-        self._encoder = PairEncoder(tokenizer, self.dtypes)
+        self._encoder = PairEncoder(tokenizer, self.dtypes, config.languages)
         self._train_sides: tuple[str, ...] = SIDES
         if any(config.alignments):
             self._encoder.check_alignable()
@@ -167,8 +166,8 @@ class DatasetWriter:
             hashes = self._encoder.hashes(source, target)
             self._held_out_keys.append(duplicates.pair_keys(hashes))
             if written:
-                source = self._encoder.tagged(source, files.tag)
-                encoded = EncodedBlock((source, target), hashes, CleaningStatistics())
+                sides = self._encoder.with_prefixes(source, target, files.tag)
+                encoded = EncodedBlock(sides, hashes, CleaningStatistics())
                 output.write(encoded, offset)
                 offset = tuple(map(add, offset, encoded.sizes))
                 texts[0].write(_with_tag(raw[0], files.tag))
@@ -345,6 +344,7 @@ class DatasetWriter:
             "nmtkit_dataset": FORMAT,
             "source_lang": self.config.source_lang,
             "target_lang": self.config.target_lang,
+            "languages": dict(zip(SIDES, self.config.languages, strict=True)),
             "tokenizer": self.tokenizer.fingerprint,
             "splits": splits,
             "report": self.report.counts(),

@@ -199,37 +199,36 @@ class Tokenizer:
         ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
         return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
 
-    def language(self, code: str) -> int:
-        """Returns the token of a language. Raises ValueError naming those known."""
-        if code not in self.languages:
-            raise ValueError(f"the model has no language {code!r}; known: {', '.join(sorted(self.languages))}")
-        return self.languages[code]
-
     def language_ids(
         self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
     ) -> tuple[list[int], list[int]]:
-        """Returns the ids that stand before a source, and those that begin its translation, for these languages.
+        """Returns the ids of the language tokens that begin a source sentence and those that begin its translation.
 
-        M2M-100, NLLB and mBART-50 have the token of a language on either side. Marian's models of several target
-        languages have that of the target, such as >>deu<<, before the source. Both are empty for a model of two
-        languages.
+        M2M-100, NLLB and mBART-50 begin each side with the token of that side's language. Marian's models with several
+        target languages begin the source with the token of the target language, such as >>deu<<. Both lists are empty
+        for a model without language tokens.
 
-        Raises ValueError, with the codes known, where one is unknown, missing, or without effect; `flags` names them.
+        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. `flags` are the names
+        of the two codes in errors.
         """
+        given = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
         if not self.languages:
-            given = [flag for flag, code in zip(flags, (source, target), strict=True) if code is not None]
             if given:
-                raise ValueError(f"{given[0]} is for models of several languages; this one has no tokens of languages")
+                raise ValueError(f"{next(iter(given))} is for models of several languages; this model has two")
             return [], []
-        tells_source = self._source.id_to_piece(next(iter(self.languages.values()))).startswith(">>")
-        if tells_source and source is not None:
+        target_only = self._source.id_to_piece(next(iter(self.languages.values()))).startswith(">>")
+        if target_only and source is not None:
             raise ValueError(f"{flags[0]} has no effect: this model is told the target language only; leave it out")
-        codes = (target,) if tells_source else (source, target)
-        if None in codes:
-            missing = " and ".join(flag for flag, code in zip(flags[-len(codes) :], codes, strict=True) if code is None)
-            known = ", ".join(sorted(self.languages))
-            raise ValueError(f"the model translates between several languages; give {missing}, one of {known}")
-        ids = [self.language(code) for code in codes if code is not None]
+        known = ", ".join(sorted(self.languages))
+        missing = [flag for flag in (flags[1:] if target_only else flags) if flag not in given]
+        if missing:
+            raise ValueError(
+                f"the model translates between several languages; give {' and '.join(missing)}, one of {known}"
+            )
+        for flag, code in given.items():
+            if code not in self.languages:
+                raise ValueError(f"{flag} {code}: the model has no such language; it has {known}")
+        ids = [self.languages[code] for code in given.values()]
         return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:

@@ -244,6 +244,8 @@ class TransformPipeline:
         self.transforms = transforms
         self.tokenizer = tokenizer
         self.seed = seed
+        languages = frozenset(tokenizer.languages.values())
+        self.language_ids = languages, languages if tokenizer.joint else frozenset()
         for name, transform in transforms:
             if transform.level == "text":
                 tokenizer.check_lossless(f"--transforms {name}")
@@ -252,10 +254,16 @@ class TransformPipeline:
         self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
     ) -> tuple[Encoded, Encoded]:
         """Returns the sentences of these pairs, which end in eos, as they are to be trained on in this epoch."""
-        sides = [[ids[:-1] for ids in side.split()] for side in (source, target)]
+        sides = []
+        languages = []  # the language tokens at the beginning of each sentence, for both sides
+        for side, known in zip((source, target), self.language_ids, strict=True):
+            taken, sentences = _without_prefixes([ids[:-1] for ids in side.split()], known)
+            languages.append(taken)
+            sides.append(sentences)
         tags: list[Ids] = [ids[:0] for ids in sides[0]]
         for name, transform in self.transforms:
-            tags, sides[0] = self._without_tags(tags, sides[0])
+            new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
+            tags = list(map(_after, new, tags))
             key = hashlib.blake2b(f"{self.seed} {epoch} {name}".encode(), digest_size=8).digest()
             bits = np.random.Philox(key=0)
             generator, state = np.random.Generator(bits), bits.state
@@ -267,22 +275,8 @@ class TransformPipeline:
                 bits.state = state  # the generator of this pair, at its beginning
                 after.append(transform.transform(one, other, generator))
             sides = self._checked(name, transform.level, after, before, sides)
-        heads = [tags, [ids[:0] for ids in sides[1]]]
+        heads = list(map(_after, languages[0], tags)), languages[1]
         return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])
-
-    def _without_tags(self, tags: list[Ids], sentences: list[Ids]) -> tuple[list[Ids], list[Ids]]:
-        """Takes the tags at the beginning of source sentences to `tags`, before those that were there."""
-        known = self.tokenizer.source_tags
-        if not known:
-            return tags, sentences
-        counts = [
-            next((i for i, token in enumerate(ids.tolist()) if token not in known), len(ids)) for ids in sentences
-        ]
-        taken = zip(counts, sentences, tags, strict=True)
-        return (
-            [np.concatenate((ids[:count], old)) if count else old for count, ids, old in taken],
-            [ids[count:] for count, ids in zip(counts, sentences, strict=True)],
-        )
 
     def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
         if any((ids == UNK).any() for side in sides for ids in side):
@@ -324,6 +318,20 @@ class TransformPipeline:
         parts = [part for head, ids in zip(heads, sentences, strict=True) for part in (head, ids, eos)]
         lengths = [len(head) + len(ids) + 1 for head, ids in zip(heads, sentences, strict=True)]
         return Encoded(np.concatenate(parts).astype(np.int64), np.array(lengths, np.int64))
+
+
+def _without_prefixes(sentences: list[Ids], prefixes: frozenset[int]) -> tuple[list[Ids], list[Ids]]:
+    """Splits each sentence into the ids of `prefixes` at its beginning and the rest. Returns both lists."""
+    if not prefixes:
+        return [ids[:0] for ids in sentences], sentences
+    counts = [next((i for i, id in enumerate(ids.tolist()) if id not in prefixes), len(ids)) for ids in sentences]
+    pairs = list(zip(sentences, counts, strict=True))
+    return [ids[:count] for ids, count in pairs], [ids[count:] for ids, count in pairs]
+
+
+def _after(first: Ids, second: Ids) -> Ids:
+    """Returns both arrays as one; mostly one of them is empty."""
+    return np.concatenate((first, second)) if len(first) else second
 
 
 def _is_new_text(name: str, text: Any, before: str) -> bool:

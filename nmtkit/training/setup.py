@@ -1,7 +1,5 @@
 """The model of a job and what trains it, and what a resumed run must share with the one it continues."""
 
-import hashlib
-import json
 import logging
 import platform
 import shlex
@@ -32,9 +30,8 @@ log = logging.getLogger("nmtkit")
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """Returns 12 hexadecimal digits over the checksums of a dataset's files, which tell it from another."""
-    facts = dataset.manifest.get("files", dataset.manifest)
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
+    return dataset.fingerprint[:12]
 
 
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from make_huggingface import FOLDER, LANGUAGES, LINES, LONGEST, Original, real_l
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.data.binarized import Dataset
 from nmtkit.data.spm_model import pieces_of
 from nmtkit.data.tokenizer import BOS
 from nmtkit.formats import huggingface
@@ -331,19 +330,3 @@ def test_a_given_translation_scores_as_the_search_says(tmp_path: Path) -> None:
     assert scored.text == found.text
     if scored.hypotheses[0].pieces == found.hypotheses[0].pieces:
         assert scored.hypotheses[0].score == pytest.approx(found.hypotheses[0].score, abs=1e-4)
-
-
-def test_a_dataset_has_the_tokens_of_its_languages(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path / "model.pt", huggingface.load(FOLDER / "m2m_100"))
-    for suffix in ("x", "y"):
-        (tmp_path / f"text.{suffix}").write_text("All are equal.\nright\n")
-    base = ["preprocess", "-s", "x", "-t", "y", "--trainpref", str(tmp_path / "text"), "--workers", "1"]
-    base += ["--tokenizer-from", str(tmp_path / "model.pt"), "--destdir", str(tmp_path / "data")]
-    result = CliRunner().invoke(main, base, prog_name="nmtkit")
-    assert result.exit_code != 0 and "--source-language-token and --target-language-token" in result.stderr
-    result = CliRunner().invoke(main, [*base, "--source-language-token", "en", "--target-language-token", "de"])
-    assert result.exit_code == 0, result.output
-    split = Dataset.open(tmp_path / "data")["train"]
-    languages = split.tokenizer.languages
-    for row in range(len(split)):
-        assert split.source.sentence(row)[0] == languages["en"] and split.target.sentence(row)[0] == languages["de"]
