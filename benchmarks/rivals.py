@@ -129,12 +129,12 @@ def call(*arguments: str, output: Path | None = None) -> None:
 
 def demo_text(folder: Path) -> Path:
     """Writes the corpus of the demo, unless it exists; returns its folder."""
-    from nmtkit.demo import corpus
+    from nmtkit.demo.run import read_corpus, write_corpus
 
     text = folder / "text"
     if not text.exists():
         text.mkdir()
-        corpus.write(corpus.generate(), text)
+        write_corpus(read_corpus(), text)
     return text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nmtkit.demo import corpus
+from nmtkit.demo.run import read_corpus, write_corpus
 
 TRAIN = (
     "nmtkit train data-bin --arch transformer_tiny --encoder-layers 1 --decoder-layers 1 --d-model 32 --d-ff 64 "
@@ -26,7 +26,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text, and after the first four commands with everything else."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "data").mkdir()
-    corpus.write(corpus.generate(seed=5, train=400, valid=20, test=30), folder / "data")
+    corpus, sizes = read_corpus(), {"train": 400, "valid": 20, "test": 30}
+    write_corpus({subset: corpus[subset][:size] for subset, size in sizes.items()}, folder / "data")
     test = folder / "data" / "test.en"
     test.write_text(test.read_text() + "\n", encoding="utf-8")  # one empty line, which must stay a line
     german = folder / "data" / "test.de"

@@ -1,1 +1,1 @@
-"""The embedded English-German corpus, and the run that learns it with the real commands."""
+"""The embedded English-German corpus, and the demo that learns to translate it with the real commands."""

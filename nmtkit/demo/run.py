@@ -1,5 +1,6 @@
-"""The demo: writes the corpus, runs the five commands as a user would, and shows the result."""
+"""The demo: writes its corpus to files, runs the five commands as a user would, and shows the result."""
 
+import bz2
 import json
 import shlex
 import shutil
@@ -17,15 +18,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nmtkit.demo import corpus
 from nmtkit.scoring.metrics import score
 
-RECORD = "demo.json"  # marks a folder as the demo's; holds the seconds that training and the whole demo took
-WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)  # the demo deletes nothing else
+Corpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
+
+CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
+RECORD = "demo.json"  # marks a folder of the demo; holds the seconds of training and of the whole demo
+WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)  # --overwrite deletes only these
 SHOWN = 6  # translations in the closing table
 
-# Titles, and arguments after `nmtkit`. The model is small, the learning rate high and the updates few, so that two
-# cores learn it in under two minutes.
+# Titles and arguments of the commands. A small model, a high learning rate and few updates keep training under two
+# minutes on two cores.
 COMMANDS = (
     (
         "Preprocess: learn a vocabulary of 2,000 pieces, turn text into numbers",
@@ -43,16 +46,32 @@ COMMANDS = (
         "average-checkpoints {0}/checkpoints --last 3 --output {0}/averaged.pt",
     ),
     (
-        "Generate: translate 400 sentences with combinations of words never seen",
+        "Generate: translate 400 sentences whose word combinations are not in the training set",
         "generate {0}/data-bin --gen-subset test --path {0}/averaged.pt > {0}/test.de",
     ),
     ("Score", "score --data {0}/data-bin --gen-subset test --sys {0}/test.de"),
 )
 
 
+def read_corpus() -> Corpus:
+    """Reads the demo corpus from the package."""
+    corpus: Corpus = {}
+    for line in bz2.decompress(CORPUS.read_bytes()).decode().splitlines():
+        subset, english, german = line.split("\t")
+        corpus.setdefault(subset, []).append((english, german))
+    return corpus
+
+
+def write_corpus(corpus: Corpus, folder: Path) -> None:
+    """Writes `train.en`, `train.de`, `valid.en`, … into the existing `folder`."""
+    for subset, pairs in corpus.items():
+        for language, sentences in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{subset}.{language}").write_text("".join(f"{it}\n" for it in sentences), encoding="utf-8")
+
+
 @dataclass(frozen=True)
 class Step:
-    """One command, to be shown and run; `output` is the file its standard output goes to."""
+    """One command to show and run. `output` is the file that receives its standard output."""
 
     title: str
     arguments: Sequence[str]
@@ -60,7 +79,7 @@ class Step:
 
 
 def steps(folder: Path) -> list[Step]:
-    """Returns the five commands."""
+    """Returns the five commands with `folder` in their paths."""
     result = []
     for title, command in COMMANDS:
         command, _, output = command.format(shlex.quote(str(folder))).partition(" > ")
@@ -69,11 +88,10 @@ def steps(folder: Path) -> list[Step]:
 
 
 def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = False) -> None:
-    """Runs the demo in `folder`, showing commands as calls of `program` (`nmtkit`, or `python -m nmtkit`).
+    """Runs the demo in `folder` and shows each command as a call of `program` (`nmtkit` or `python -m nmtkit`).
 
-    Where the demo has run before, only its result is shown again, unless `overwrite` is set. A demo that was
-    interrupted starts again. Raises FileExistsError when `folder` holds something else, ValueError when a command
-    fails.
+    If `folder` holds a finished demo, shows the result of that demo, unless `overwrite` is set. An interrupted demo
+    starts again. Raises FileExistsError if `folder` holds other files, ValueError if a command fails.
     """
     if (folder / RECORD).exists():
         if not overwrite and (seconds := finished(folder)):
@@ -82,20 +100,20 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
             out.print("\nThis is the result of an earlier run. To run the demo again:", highlight=False)
             out.print(Text(f"$ {again} --overwrite", style="green"), soft_wrap=True)
             return
-        out.print(f"Starting again in {folder}, which holds {'an earlier' if overwrite else 'an unfinished'} demo.")
+        out.print(f"Replacing {'an earlier' if overwrite else 'an unfinished'} demo in {folder}.")
         for path in (folder / name for name in WRITTEN):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is no demo's; remove it, or name another folder with --dir")
+        raise FileExistsError(f"{folder} exists, but the demo did not make it; remove it, or choose another --dir")
     begin = time.monotonic()
     (folder / "data").mkdir(parents=True)
     (folder / RECORD).write_text("{}\n")
-    pairs = corpus.generate()
-    corpus.write(pairs, folder / "data")
-    introduce(pairs, folder, out)
+    corpus = read_corpus()
+    write_corpus(corpus, folder / "data")
+    introduce(corpus, folder, out)
     seconds = {}
     for number, step in enumerate(steps(folder), start=1):
         show_step(number, step, program, out)
@@ -108,7 +126,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
 
 
 def finished(folder: Path) -> dict[str, float] | None:
-    """Returns the seconds that a finished demo took, or None where something of it is missing."""
+    """Returns the recorded seconds of a finished demo, or None if a file of the demo is missing."""
     try:
         seconds = json.loads((folder / RECORD).read_text())
         lengths = {len(lines_of(folder / name)) for name in ("test.de", "data/test.en", "data/test.de")}
@@ -122,7 +140,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def call(step: Step) -> None:
-    """Runs the command; its output goes where ours goes. Raises ValueError when it fails."""
+    """Runs the command with our standard output and error. Raises ValueError if the command fails."""
     arguments = [sys.executable, "-m", "nmtkit", *step.arguments]
     if step.output:
         with step.output.open("wb") as file:
@@ -130,7 +148,7 @@ def call(step: Step) -> None:
     else:
         status = subprocess.run(arguments).returncode
     if status:
-        raise ValueError(f"the demo ends here, since `nmtkit {step.arguments[0]}` failed; its message is above")
+        raise ValueError(f"the demo stops because `nmtkit {step.arguments[0]}` failed; see its message above")
 
 
 # --- on the screen --------------------------------------------------------------------------------------------------
@@ -141,29 +159,31 @@ def heading(text: str) -> Text:
 
 
 def example(sources: Sequence[str], count: int) -> list[int]:
-    """Returns the indices of the first `count` sentences of middling length."""
+    """Returns the indices of the first `count` sentences of 40 to 72 characters."""
     return [index for index, text in enumerate(sources) if 40 <= len(text) <= 72][:count]
 
 
-def introduce(pairs: corpus.Corpus, folder: Path, out: Console) -> None:
+def introduce(corpus: Corpus, folder: Path, out: Console) -> None:
     out.print(heading("The demo corpus"))
+    train, test = len(corpus["train"]), len(corpus["test"])
     out.print(
-        f"{len(pairs.train):,} English sentences and their German translations to train on, {len(pairs.test)} to test "
-        f"with, made by a small grammar and written to {folder}/data. For example:\n",
+        f"{train:,} English sentences with their German translations to train on, and {test} to test with. A small "
+        f"grammar generated them. They are in {folder}/data. For example:\n",
         highlight=False,
     )
-    for index in example([pair.german for pair in pairs.train], 3):
-        out.print(Text(f"  {pairs.train[index].english}\n  {pairs.train[index].german}\n"))
+    for index in example([german for _, german in corpus["train"]], 3):
+        english, german = corpus["train"][index]
+        out.print(Text(f"  {english}\n  {german}\n"))
 
 
 def show_step(number: int, step: Step, program: Sequence[str], out: Console) -> None:
     out.print(heading(f"{number}. {step.title}"))
     out.print(Text(command_line(step, program, out.width if out.is_terminal else None), style="green"), soft_wrap=True)
-    out.file.flush()  # the command's own output must come after this
+    out.file.flush()  # before the command writes its own output
 
 
 def command_line(step: Step, program: Sequence[str], width: int | None) -> str:
-    """Returns the command as a shell takes it, broken before flags where it is wider than `width`."""
+    """Returns the command as shell text, with line breaks before flags if it is wider than `width`."""
     words = [shlex.join([*program, step.arguments[0]])]
     for argument in step.arguments[1:]:
         if argument.startswith("-"):
@@ -183,7 +203,7 @@ def command_line(step: Step, program: Sequence[str], width: int | None) -> str:
 
 
 def conclude(folder: Path, program: Sequence[str], out: Console, training: float, total: float) -> None:
-    """Shows translations and scores of a finished demo; `training` and `total` are seconds."""
+    """Shows translations and scores of a finished demo. `training` and `total` are in seconds."""
     sources, references = lines_of(folder / "data/test.en"), lines_of(folder / "data/test.de")
     translations = lines_of(folder / "test.de")
     show_translations(sources, translations, references, out)
@@ -191,8 +211,8 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
     known = list(zip(lines_of(folder / "data/train.en"), lines_of(folder / "data/train.de"), strict=True))
     systems = {
         f"this model, trained for {training:.0f} seconds": translations,
-        "the nearest training sentence's German": nearest_translations(sources, known),
-        "the English source as it is": sources,
+        "the German of the nearest training sentence": nearest_translations(sources, known),
+        "the English source, not translated": sources,
     }
     table = Table("", box=None, pad_edge=False)
     for name in ("BLEU", "chrF2"):
@@ -201,17 +221,17 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
         table.add_row(name, *(f"{result.value:.1f}" for result in score(lines, [references], ("bleu", "chrf"))))
     out.print(table)
     equal = sum(translation == reference for translation, reference in zip(translations, references, strict=True))
-    out.print(f"{equal} of {len(references)} translations equal their reference to the letter.", highlight=False)
+    out.print(f"{equal} of {len(references)} translations equal their reference exactly.", highlight=False)
     by_hand = shlex.join([*program, "generate", "--path", str(folder / "averaged.pt")])
     valid = lines_of(folder / "data/valid.en")
-    out.print(heading(f"Done in {total:.0f} seconds; everything is in {folder}. Your turn:"))
+    out.print(heading(f"Done in {total:.0f} seconds. All files are in {folder}. Translate a sentence of your own:"))
     out.print(Text(f"$ echo {shlex.quote(valid[example(valid, 1)[0]])} |\n    {by_hand}", style="green"))
 
 
 def show_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
 ) -> None:
-    """Shows the first few that fit the screen, and among them up to two that differ from their reference."""
+    """Shows the first translations that fit the screen. Up to two of them differ from their reference."""
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]
@@ -230,7 +250,7 @@ def show_translations(
 
 
 def marked(text: str, other: str, style: str) -> Text:
-    """Returns the text, styled where its words differ from those of `other`."""
+    """Returns the text with `style` on the words that differ from the words of `other`."""
     words = text.split()
     plain = set[int]()
     for block in SequenceMatcher(None, words, other.split(), autojunk=False).get_matching_blocks():
@@ -238,15 +258,15 @@ def marked(text: str, other: str, style: str) -> Text:
     return Text(" ").join(Text(word, style="" if index in plain else style) for index, word in enumerate(words))
 
 
-# --- a baseline that knows no grammar -------------------------------------------------------------------------------
+# --- a baseline without a model -----------------------------------------------------------------------------------
 
 
 def nearest_translations(sources: Sequence[str], known: Sequence[tuple[str, str]]) -> list[str]:
-    """Returns for each source the translation of the known (source, translation) whose source is most similar.
+    """Returns, for each source, the translation of the most similar source among the `known` pairs.
 
-    Similarity is the F1 score of words and pairs of neighbouring words in common; of equals the first is taken.
+    Similarity is the F1 score of the words and word bigrams in common. The first of several equal ones is chosen.
     """
-    postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> sentences and counts
+    postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> (sentence, count), …
     sizes = []
     for index, (source, _) in enumerate(known):
         grams = _grams(source)

@@ -10,7 +10,7 @@ from parallel_text import parallel_lines, write_pair
 from nmtkit.data import corpus
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
-from nmtkit.demo import corpus as demo_corpus
+from nmtkit.demo.run import read_corpus, write_corpus
 
 SOURCE, TARGET = parallel_lines(3000)
 
@@ -37,7 +37,7 @@ def test_healthy_text_has_no_warning(model_type: str, tmp_path: Path, caplog: py
 
 
 def test_the_corpus_of_the_demo_has_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    demo_corpus.write(demo_corpus.generate(seed=3, train=3000, valid=50, test=100), tmp_path)
+    write_corpus({"train": read_corpus()["train"][:3000]}, tmp_path)
     logging.getLogger("nmtkit").propagate = True
     config = PreprocessConfig(
         source_lang="en",

@@ -1,11 +1,21 @@
-"""The demo corpus is right German, the same every time, and its held-out sentences are new."""
+"""The demo corpus is correct German, equals what its generator makes, and its test sentences are new."""
 
+import bz2
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from nmtkit.demo import corpus, grammar, lexicon
-from nmtkit.demo.grammar import Adverbial, Clause, NounPhrase, Predicate, PronounPhrase
+from nmtkit.demo.run import CORPUS, read_corpus, write_corpus
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples/demo_corpus"))
+import demo_corpus
+import grammar
+import lexicon
+from grammar import Adverbial, Clause, NounPhrase, Predicate, PronounPhrase
+
+sys.path.pop(0)
 
 NOUNS = {noun.english: noun for noun in (*lexicon.PEOPLE, *lexicon.THINGS, *lexicon.OPENABLE, *lexicon.PLACES)}
 PRONOUNS = {pronoun.english: PronounPhrase(pronoun) for pronoun in lexicon.PRONOUNS}
@@ -253,38 +263,43 @@ def test_sentences_read_as_written_by_hand(pair: grammar.Pair, english: str, ger
 
 
 @pytest.fixture(scope="module")
-def small() -> corpus.Corpus:
-    return corpus.generate(seed=3, train=3000, valid=50, test=100)
+def small() -> demo_corpus.Corpus:
+    return demo_corpus.generate(seed=3, train=3000, valid=50, test=100)
 
 
-def test_the_same_seed_gives_the_same_corpus(small: corpus.Corpus) -> None:
-    assert corpus.generate(seed=3, train=3000, valid=50, test=100) == small
-    assert corpus.generate(seed=4, train=3000, valid=50, test=100) != small
+def test_the_same_seed_gives_the_same_corpus(small: demo_corpus.Corpus) -> None:
+    assert demo_corpus.generate(seed=3, train=3000, valid=50, test=100) == small
+    assert demo_corpus.generate(seed=4, train=3000, valid=50, test=100) != small
 
 
-def test_held_out_sentences_use_combinations_absent_from_training(small: corpus.Corpus) -> None:
+def test_held_out_sentences_use_combinations_absent_from_training(small: demo_corpus.Corpus) -> None:
     known = {combination for pair in small.train for combination in pair.combinations}
     for pair in (*small.valid, *small.test):
-        assert any(corpus.held_out(combination) and combination not in known for combination in pair.combinations)
+        assert any(demo_corpus.held_out(combination) and combination not in known for combination in pair.combinations)
 
 
-def test_every_word_of_the_held_out_sentences_stands_in_training() -> None:
-    whole = corpus.generate()
-    for side in ("english", "german"):
-        known = {
-            word for pair in whole.train for word in getattr(pair, side).lower().strip(".?").replace(",", "").split()
+def test_the_corpus_in_the_package_is_the_corpus_that_the_generator_makes() -> None:
+    assert bz2.decompress(CORPUS.read_bytes()) == bz2.decompress(demo_corpus.packed(demo_corpus.generate()))
+
+
+def test_every_word_of_the_test_sentences_stands_in_training() -> None:
+    corpus = read_corpus()
+    for side in (0, 1):
+        words = {
+            subset: {word for pair in pairs for word in pair[side].lower().strip(".?").replace(",", "").split()}
+            for subset, pairs in corpus.items()
         }
-        for pair in (*whole.valid, *whole.test):
-            assert not set(getattr(pair, side).lower().strip(".?").replace(",", "").split()) - known
+        assert len(words["train"]) > 200 and not (words["valid"] | words["test"]) - words["train"]
 
 
-def test_sentences_are_distinct_and_one_english_sentence_has_one_translation(small: corpus.Corpus) -> None:
+def test_sentences_are_distinct_and_one_english_sentence_has_one_translation(small: demo_corpus.Corpus) -> None:
     pairs = [*small.train, *small.valid, *small.test]
     assert max(Counter(pair.english for pair in pairs).values()) == 1
 
 
-def test_written_files_are_parallel(small: corpus.Corpus, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    corpus.write(small, tmp_path)
-    for name, count in (("train", 3000), ("valid", 50), ("test", 100)):
+def test_the_corpus_is_written_as_parallel_files(tmp_path: Path) -> None:
+    write_corpus(read_corpus(), tmp_path)
+    for name, count in (("train", 12_000), ("valid", 200), ("test", 400)):
         for language in ("en", "de"):
             assert len((tmp_path / f"{name}.{language}").read_text(encoding="utf-8").splitlines()) == count
+    assert (tmp_path / "test.de").read_text(encoding="utf-8").splitlines()[7] == read_corpus()["test"][7][1]

@@ -1,4 +1,4 @@
-"""The demo's commands are real ones, shown as a shell takes them; its baselines are what they claim to be."""
+"""The commands that the demo shows are the commands that it runs, and its baselines are computed as it says."""
 
 import io
 import shlex
@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nmtkit.cli import main
-from nmtkit.demo import corpus
-from nmtkit.demo.run import Step, command_line, nearest_translations, run, steps
+from nmtkit.demo.run import Step, command_line, nearest_translations, read_corpus, run, steps
 
 
 @pytest.mark.parametrize("step", steps(Path("nmtkit-demo")), ids=lambda step: step.arguments[0])
@@ -47,7 +46,7 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replaces the commands: notes their names, and as translations writes the references but for the fourth."""
+    """Replaces the commands: records their names, and writes the references, except the fourth, as translations."""
     names: list[str] = []
 
     def call(step: Step) -> None:
@@ -57,11 +56,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             step.output.write_text("".join([*lines[:3], "Falsch.\n", *lines[4:]]), encoding="utf-8")
 
     monkeypatch.setattr("nmtkit.demo.run.call", call)
-    monkeypatch.setattr(corpus, "generate", lambda: SMALL)
+    monkeypatch.setattr("nmtkit.demo.run.read_corpus", lambda: SMALL)
     return names
 
 
-SMALL = corpus.generate(seed=2, train=300, valid=20, test=60)
+SIZES = {"train": 300, "valid": 20, "test": 60}
+SMALL = {subset: pairs[: SIZES[subset]] for subset, pairs in read_corpus().items()}
 
 
 def screen_of(folder: Path, overwrite: bool = False, width: int = 80) -> str:
@@ -76,7 +76,7 @@ def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_pat
     lines = screen_of(tmp_path, width=width).splitlines()
     closing = next(i for i, line in enumerate(lines) if line.startswith("Translations beside"))
     assert all(len(line) <= width for line in lines[closing:-1])
-    scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the nearest", "the English"))]
+    scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the German of", "the English"))]
     assert float(scores[0]) > 90 > 50 > float(scores[1]) > float(scores[2])
     assert any(line.startswith("59 of 60") for line in lines)
 
@@ -95,8 +95,8 @@ def test_overwrite_and_an_interrupted_demo_start_again_and_leave_other_files(tmp
     screen_of(tmp_path)
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "checkpoints").mkdir()
-    assert "holds an earlier demo" in " ".join(screen_of(tmp_path, overwrite=True).split())
+    assert "Replacing an earlier demo" in " ".join(screen_of(tmp_path, overwrite=True).split())
     assert len(calls) == 10 and not (tmp_path / "checkpoints").exists()
     (tmp_path / "test.de").unlink()
-    assert "holds an unfinished demo" in " ".join(screen_of(tmp_path).split())
+    assert "Replacing an unfinished demo" in " ".join(screen_of(tmp_path).split())
     assert len(calls) == 15 and (tmp_path / "mine.txt").read_text() == "mine"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from builders import fragments, save_ending_transformer
 
-from nmtkit.demo import corpus
+from nmtkit.demo.run import read_corpus
 from nmtkit.formats import marian_export
 
 FOLDER = Path(__file__).parent / "marian"
@@ -106,19 +106,19 @@ def export(program: str) -> None:
 
 def main(program: str) -> None:
     export(program)
-    made = corpus.generate()
+    corpus = read_corpus()
     for kind in KINDS:
         target = FOLDER / kind
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            train(program, kind, folder, [(pair.english, pair.german) for pair in made.train])
+            train(program, kind, folder, corpus["train"])
             kept = [*folder.glob("*.spm"), folder / "model.npz", folder / "model.npz.decoder.yml"]
             kept += [] if kind == "spm" else [folder / "source.yml", folder / "target.yml"]
             for file in kept:
                 shutil.copyfile(file, target / file.name)
-        write_expected(target, translations(program, target, [pair.english for pair in made.test[:200]]))
+        write_expected(target, translations(program, target, [english for english, _ in corpus["test"][:200]]))
 
 
 if __name__ == "__main__":

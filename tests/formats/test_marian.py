@@ -20,7 +20,7 @@ from make_marian import FOLDER, KINDS, SEARCHES, translations
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
-from nmtkit.demo import corpus
+from nmtkit.demo.run import read_corpus
 from nmtkit.formats import detect, marian
 from nmtkit.translation.translator import Translator
 
@@ -50,7 +50,7 @@ def test_translations_and_scores_are_those_of_marian(kind: str, tmp_path: Path) 
         with gzip.open(Path(os.environ["MULTI30K"]) / "test_2016_flickr.en.gz", "rt") as lines:
             sources = [line.rstrip("\n") for line in lines][:200]
     else:
-        sources = [pair.english for pair in corpus.generate(seed=2).test[:200]]
+        sources = [english for english, _ in read_corpus()["test"][200:]]
     expected = [line for line in translations(program, FOLDER / kind, sources) if ends(line)]
     assert len(expected) >= 100
     compare(FOLDER / kind, expected, tmp_path)

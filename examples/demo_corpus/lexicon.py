@@ -1,19 +1,20 @@
-"""The words of the demo corpus: English and German side by side, with the forms that no rule derives, and numbers.
+"""The words of the demo corpus in English and German, with their irregular forms; numbers, dates and clock times.
 
-Every English word has one German rendering (several may share one), so that each sentence has one right translation.
+Every English word has exactly one German translation, so each English sentence has exactly one correct translation.
+Several English words may share a German word.
 """
 
 from dataclasses import dataclass
 
 
 def translations(text: str) -> dict[str, str]:
-    """Reads "old alt, small klein": English to German."""
+    """Reads "old alt, small klein" as a dictionary from English to German."""
     return {english: german for english, german in (entry.split() for entry in text.split(","))}
 
 
 @dataclass(frozen=True)
 class Noun:
-    """`oblique` is the accusative and dative singular of the n-declension (der Junge, den Jungen)."""
+    """A noun. `oblique` is the accusative and dative singular of the n-declension (der Junge, den Jungen)."""
 
     english: str
     english_plural: str
@@ -25,10 +26,10 @@ class Noun:
 
 @dataclass(frozen=True)
 class Verb:
-    """`german` and `finite` (third person singular) are without the separable `prefix`; `participle` has it.
+    """A verb. `german` and `finite` (third person singular) lack the separable `prefix`; `participle` includes it.
 
-    `auxiliary` forms the perfect; `case` is that of its one object. A `particle` of the English verb lets a pronoun
-    stand before it (picks him up) unless `preposition` is set (looks for him).
+    `auxiliary` forms the perfect; `case` is the case of a single object. A pronoun precedes the English `particle`
+    ("picks him up") unless `preposition` is set ("looks for him").
     """
 
     english: str
@@ -49,13 +50,13 @@ class Verb:
 
     @property
     def to_infinitive(self) -> str:
-        """The infinitive with zu, which separable verbs take inside: zu kaufen, abzuholen."""
+        """The infinitive with "zu", which follows the prefix of a separable verb: zu kaufen, abzuholen."""
         return f"{self.prefix}zu{self.german}" if self.prefix else f"zu {self.german}"
 
 
 @dataclass(frozen=True)
 class Pronoun:
-    """`person` is that of the verb form it takes: first (singular), third (singular) or plural."""
+    """A pronoun. `person` selects the verb form: first (singular), third (singular) or plural."""
 
     english: str
     english_object: str
@@ -108,7 +109,7 @@ MOVABLE = (
     Noun("knife", "knives", "Messer", "Messer", "n"),
 )
 
-THINGS = (*MOVABLE, *OPENABLE[2:])  # nobody throws away a door
+THINGS = (*MOVABLE, *OPENABLE[2:])  # without door and window: these things can be moved
 
 PLACES = (
     Noun("garden", "gardens", "Garten", "Gärten", "m"),
@@ -142,7 +143,7 @@ PRONOUNS = (
     Pronoun("they", "them", "sie", "sie", "ihnen", "plural"),
 )
 
-# No verb whose past is spelled like its present (read, put): "they read" would have two translations.
+# Verbs whose past equals their present (read, put) are excluded: "they read" would have two translations.
 INTRANSITIVE = (
     Verb("sleep", "sleeps", "slept", "schlafen", "schläft", "geschlafen"),
     Verb("work", "works", "worked", "arbeiten", "arbeitet", "gearbeitet"),
@@ -195,7 +196,7 @@ DITRANSITIVE = (
     Verb("lend", "lends", "lent", "leihen", "leiht", "geliehen"),
 )
 
-# English -> third person singular and plural; the first person singular is the third but for werde
+# English -> German third person singular and plural; the first person singular equals the third, except werde
 MODALS = {
     "can": ("kann", "können"),
     "must": ("muss", "müssen"),
@@ -203,7 +204,7 @@ MODALS = {
     "want to": ("will", "wollen"),
     "will": ("wird", "werden"),
 }
-# Verbs of saying: English plain, third person; German first, third, plural
+# Verbs of saying: English plain form and third person; German first, third and plural person
 REPORTING = (
     ("say", "says", "sage", "sagt", "sagen"),
     ("believe", "believes", "glaube", "glaubt", "glauben"),
@@ -221,7 +222,7 @@ MONTHS = translations(
     "September September, October Oktober, November November, December Dezember"
 )
 
-# --- numbers, dates and clock times: every function returns the English and the German words -------------------------
+# --- numbers, dates and clock times: each function returns the English and the German words ---------------------------
 
 # 0 to 19, then the tens from 20 on
 _NUMBERS = list(
@@ -243,14 +244,14 @@ def cardinal(number: int) -> tuple[str, str]:
     if number < 20:
         return _NUMBERS[number]
     tens, ones = divmod(number, 10)
-    english, german = _NUMBERS[18 + tens]  # 20 is entry 20, 30 is entry 21
+    english, german = _NUMBERS[18 + tens]  # entry 20 is twenty, entry 21 is thirty
     if not ones:
         return english, german
     return f"{english}-{_NUMBERS[ones][0]}", f"{'ein' if ones == 1 else _NUMBERS[ones][1]}und{german}"
 
 
 def ordinal(number: int) -> tuple[str, str]:
-    """Returns 1 to 99 as ordinals, the German form the one that follows "am": twenty-first, einundzwanzigsten."""
+    """Returns 1 to 99 as ordinals: twenty-first, einundzwanzigsten. The German form is the dative after "am"."""
     english, german = cardinal(number)
     head, hyphen, last = english.rpartition("-")
     last = last[:-1] + "ieth" if last.endswith("y") else _ENGLISH_ORDINALS.get(last, last + "th")
@@ -264,9 +265,10 @@ def date(day: int, month: str) -> tuple[str, str]:
 
 
 def clock(hour: int, minute: int) -> tuple[str, str]:
-    """Returns the time of day, without "at" or "um": "half past seven", "halb acht". Hours go from 1 to 12.
+    """Returns the time of day: "half past seven", "halb acht". `hour` is from 1 to 12.
 
-    A full hour, a quarter, a half and most multiples of five are said relative to the hour, others as two numbers.
+    Full hours, halves, quarters and most multiples of five minutes are relative to an hour. Other times are two
+    numbers.
     """
     following = cardinal(hour % 12 + 1)
     english, german = cardinal(hour)

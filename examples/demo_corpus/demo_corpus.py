@@ -1,20 +1,26 @@
-"""Sentence pairs sampled from the grammar, split so that the test set uses combinations that training lacks.
+"""Makes the parallel corpus of `nmtkit demo`: sentence pairs sampled from a grammar of English and German.
 
-A combination is an adjective with a noun, a verb with its object, a number with the noun it counts, a day with a month,
-an hour with its minutes. About one in ten is held out: a training sentence contains none of these, a held-out sentence
-at least one. So no held-out sentence stands in the training set, nor can it be assembled from phrases seen there.
+    python examples/demo_corpus/demo_corpus.py nmtkit/demo/corpus.tsv.bz2
+
+The test set uses combinations of words that the training set lacks. A combination is an adjective with a noun, a verb
+with its object, a number with the noun it counts, a day with a month, or an hour with its minutes. About one
+combination in ten is held out: a training sentence contains none of the held-out combinations, and a valid or test
+sentence contains at least one. So a test sentence never occurs in the training set and cannot be assembled from
+phrases of the training set.
 """
 
+import bz2
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from nmtkit.demo import grammar
-from nmtkit.demo import lexicon as words
-from nmtkit.demo.grammar import Adverbial, Clause, Combination, NounPhrase, Pair, Phrase, Predicate, PronounPhrase
+import grammar
+import lexicon as words
+from grammar import Adverbial, Clause, Combination, NounPhrase, Pair, Phrase, Predicate, PronounPhrase
 
 T = TypeVar("T")
 
@@ -31,13 +37,13 @@ class Corpus:
 
 
 def held_out(combination: Combination) -> bool:
-    """Returns whether this combination is kept out of training. The answer depends on its words alone."""
+    """Returns whether the combination is kept out of training. The answer depends only on the words."""
     digest = hashlib.sha256(" + ".join(combination).encode()).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT * 2**32
 
 
 def generate(seed: int = 1, train: int = TRAIN, valid: int = VALID, test: int = TEST) -> Corpus:
-    """Returns distinct sentence pairs. The same arguments return the same corpus."""
+    """Returns distinct sentence pairs. The same arguments always give the same corpus."""
     sampler = Sampler(Random(seed))
     seen: set[str] = set()
     known: list[Pair] = []
@@ -51,16 +57,15 @@ def generate(seed: int = 1, train: int = TRAIN, valid: int = VALID, test: int = 
     return Corpus(known, unknown[:valid], unknown[valid:])
 
 
-def write(corpus: Corpus, folder: Path) -> None:
-    """Writes `train.en`, `train.de`, `valid.en`, … into `folder`, which exists."""
-    for name in ("train", "valid", "test"):
-        pairs: list[Pair] = getattr(corpus, name)
-        (folder / f"{name}.en").write_text("".join(f"{pair.english}\n" for pair in pairs), encoding="utf-8")
-        (folder / f"{name}.de").write_text("".join(f"{pair.german}\n" for pair in pairs), encoding="utf-8")
+def packed(corpus: Corpus) -> bytes:
+    """Returns the corpus as the demo reads it: compressed lines of subset, English and German, separated by tabs."""
+    subsets = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
+    lines = [f"{name}\t{pair.english}\t{pair.german}\n" for name, pairs in subsets.items() for pair in pairs]
+    return bz2.compress("".join(lines).encode())
 
 
 class Sampler:
-    """Samples phrases, clauses and sentences; every choice comes from `random`."""
+    """Samples phrases, clauses and sentences. `random` makes every choice."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -74,7 +79,7 @@ class Sampler:
     # phrases
 
     def noun_phrase(self, nouns: Sequence[words.Noun], adjectives: dict[str, str], counted: float = 0.2) -> NounPhrase:
-        """`counted` is the probability of a number before the noun."""
+        """Samples a noun phrase; `counted` is the probability of a number before the noun."""
         noun = self.choose(nouns)
         adjective = self.choose(list(adjectives.items())) if self.happens(0.5) else None
         if self.happens(counted):
@@ -104,7 +109,7 @@ class Sampler:
         return PronounPhrase(self.choose(words.PRONOUNS)) if self.happens(pronouns) else self.people()
 
     def other_person(self, subject: Phrase) -> Phrase:
-        """Returns an object: never "me" or "us" where the speaker is the subject."""
+        """Samples a person as object; excludes "me" and "us" if the subject is "I" or "we"."""
         if self.happens(0.75):
             return self.people()
         speaker = (
@@ -113,7 +118,7 @@ class Sampler:
         return PronounPhrase(self.choose([pronoun for pronoun in words.PRONOUNS if pronoun.english not in speaker]))
 
     def time(self, tense: str) -> Adverbial:
-        """Returns a day, a time of day, both, or a word such as "yesterday" that fits the tense."""
+        """Samples a day, a time of day, both, or a word that fits the tense, such as "yesterday"."""
         kind = self.random.random()
         if kind < 0.25:
             fitting = [("today", "heute"), ("in the evening", "am Abend"), ("in the morning", "am Morgen")]
@@ -152,7 +157,7 @@ class Sampler:
         return Clause(subject, self.predicate(subject, tenses, adverbials))
 
     def predicate(self, subject: Phrase, tenses: Sequence[str], adverbials: float) -> Predicate:
-        """`adverbials` is the probability of a time, and half of it that of a location or company."""
+        """Samples a predicate: with a time at probability `adverbials`, with a place or companion at half of that."""
         tense = self.choose(tenses)
         if tense == "modal":
             tense = self.choose(list(words.MODALS))
@@ -222,3 +227,7 @@ class Sampler:
         person = self.person("the", "a", "my")
         described = replace(person, relative=self.predicate(person, TENSES[:2], 0.1))
         return grammar.statement(Clause(described, self.predicate(person, TENSES, 0.2)))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_bytes(packed(generate()))

@@ -1,18 +1,18 @@
 """A synchronous grammar: each phrase is built once and rendered in English and in German.
 
-The language pair is worth learning because German marks gender, case and number on articles and adjectives, puts the
-finite verb second in a main clause and last in a subordinate one, and splits separable verbs. Phrases also name the
-combinations of words they use, by which the corpus tells training sentences from held-out ones.
+The translation is not word by word: German marks gender, case and number on articles and adjectives, puts the finite
+verb second in a main clause and last in a subordinate clause, and splits separable verbs. Each phrase also lists its
+combinations of words; the corpus holds some combinations out of training.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nmtkit.demo.lexicon import CONJUNCTIONS, MODALS, REPORTING, Noun, Pronoun, Verb, cardinal
+from lexicon import CONJUNCTIONS, MODALS, REPORTING, Noun, Pronoun, Verb, cardinal
 
 Combination = tuple[str, str]
 
-# Endings by case, each for masculine, feminine, neuter and plural
+# Endings by case, for masculine, feminine, neuter and plural
 _GENDERS = "mfnp"
 _STRONG = {
     "nominative": ("er", "e", "es", "e"),
@@ -34,9 +34,10 @@ DEFINITE = ("the", "this", "every", "my", "our")
 
 @dataclass(frozen=True)
 class NounPhrase:
-    """`determiner` is the, a, this, every, my, our, many or empty; a `number` above one replaces it.
+    """A noun with its determiner and adjective, such as "the old man" or "twenty heavy chairs".
 
-    `relative` is a relative clause about the noun: the woman who sold the car.
+    `determiner` is the, a, this, every, my, our, many or empty. A `number` above one replaces the determiner.
+    `relative` is a relative clause about the noun: "the woman who sold the car".
     """
 
     noun: Noun
@@ -132,7 +133,7 @@ Phrase = NounPhrase | PronounPhrase
 
 @dataclass(frozen=True)
 class Adverbial:
-    """A time, location, company or amount; its form does not depend on where it stands."""
+    """A time, place, companion or amount. Its form is the same in every position."""
 
     english: str
     german: str
@@ -156,7 +157,7 @@ def company(phrase: Phrase) -> Adverbial:
 
 @dataclass(frozen=True)
 class Predicate:
-    """A verb with its objects and adverbials. `tense` is present, past, or a modal of `MODALS`."""
+    """A verb with its objects and adverbials. `tense` is present, past, or a key of `MODALS`."""
 
     verb: Verb
     tense: str = "present"
@@ -175,7 +176,7 @@ class Predicate:
     # English
 
     def english(self, person: str, time: bool = True) -> str:
-        """Returns the predicate of a subject of this person; `time=False` leaves the time out."""
+        """Returns the predicate for a subject of the given person; `time=False` omits the time."""
         if self.tense == "past":
             return self._english_rest(self.verb.english_past, time)
         if self.tense in MODALS:
@@ -206,7 +207,7 @@ class Predicate:
     # German
 
     def german_finite(self, person: str) -> str:
-        """Returns the finite verb as it stands second in a main clause, without its prefix."""
+        """Returns the finite verb of a main clause, without the separable prefix."""
         if self.tense == "past":
             forms = ("habe", "hat", "haben") if self.verb.auxiliary == "haben" else ("bin", "ist", "sind")
         elif self.tense in MODALS:
@@ -217,7 +218,7 @@ class Predicate:
         return forms[("first", "third", "plural").index(person)]
 
     def german_middle(self, time: bool = True) -> str:
-        """Returns the middle field: pronouns, time, dative, definite objects, location, indefinite objects."""
+        """Returns the middle field: pronouns, time, dative and definite objects, place, indefinite objects."""
         case = self.verb.case
         phrases = [(self.recipient, "dative"), (self.direct, case)]
         pronouns = [phrase.german(case) for phrase, case in phrases if isinstance(phrase, PronounPhrase)]
@@ -230,7 +231,7 @@ class Predicate:
         return _join(*pronouns, when, *early, self.where.german if self.where else "", *late)
 
     def german_closing(self) -> str:
-        """Returns the closing part of the sentence bracket: the prefix, the participle or the infinitive."""
+        """Returns the second part of the verb, at the end of the clause: prefix, participle or infinitive."""
         if self.tense == "past":
             return self.verb.participle
         return self.verb.infinitive if self.tense in MODALS else self.verb.prefix
@@ -263,7 +264,7 @@ class Clause:
         return _join(self.subject.german("nominative"), finite, predicate.german_middle(), predicate.german_closing())
 
     def german_inverted(self, time: bool = True) -> str:
-        """Returns the clause with the verb first: a question, or the rest of a sentence that begins with its time."""
+        """Returns the clause with the verb first, as in a question or after an initial time."""
         predicate, finite = self.predicate, self.predicate.german_finite(self.subject.person)
         return _join(
             finite, self.subject.german("nominative"), predicate.german_middle(time), predicate.german_closing()
@@ -284,7 +285,7 @@ class Pair:
 
 
 def sentence(english: str, german: str, *parts: Phrase | Predicate | Clause | Adverbial, end: str = ".") -> Pair:
-    """Returns the pair, capitalised and with a full stop, and one comma where a relative clause meets another."""
+    """Returns the capitalised pair with `end` appended. Double commas after nested relative clauses become one."""
     german = german.replace(",,", ",").removesuffix(",")
     combinations = frozenset(combination for part in parts for combination in part.combinations())
     return Pair(english[0].upper() + english[1:] + end, german[0].upper() + german[1:] + end, combinations)
