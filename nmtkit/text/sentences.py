@@ -1,20 +1,24 @@
-"""A paragraph as its sentences, by the package sentencex (Wikimedia's; MIT; some 300 languages)."""
+"""Sentences of a paragraph, found by the package sentencex (Wikimedia, MIT licence, about 300 languages)."""
 
+import logging
 import re
 from collections.abc import Callable
+from functools import cache
 
 from nmtkit.text.alignment import Span
 
-# A sentence's end and another's beginning, in a line that may have tags.
-_BETWEEN = re.compile(
+# The end of a sentence and the beginning of the next one, in a line that may hold tags.
+_BOUNDARY = re.compile(
     r"\w\w(?:<[^<>]*>)*[.!?…](?:<[^<>]*>|[\"'”»)])*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w"
 )
 
-Splitter = Callable[[str, str], list[str]]  # language, text -> its sentences end to end
+Splitter = Callable[[str, str], list[str]]  # (language, text) -> sentences that add up to the text
+
+logger = logging.getLogger("nmtkit")
 
 
 def splitter() -> Splitter:
-    """Raises ImportError, saying what to install, without the package."""
+    """Returns the function of sentencex. Raises ImportError, with the command to install it, if it is missing."""
     try:
         import sentencex
     except ImportError:
@@ -23,22 +27,43 @@ def splitter() -> Splitter:
 
 
 def sentences(text: str, language: str, split: Splitter) -> list[Span]:
-    """Returns where the sentences of a text stand, without the white space around them; none if it has nothing else."""
+    """Returns the positions of the sentences of a text, without the white space around them.
+
+    A text of white space alone has no sentence. If the splitter fails, the text is one sentence, and a warning is
+    logged once.
+    """
+    if not text.strip():
+        return []
+    try:
+        parts = split(language, text)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust code is not an Exception
+        _warn_once(f"the sentence splitter fails ({type(error).__name__})")
+        parts = [text]
+    if "".join(parts) != text:
+        _warn_once("the sentence splitter does not return all of a text")
+        parts = [text]
     spans = []
     start = 0
-    for sentence in split(language, text) if text.strip() else []:
-        before, after = len(sentence) - len(sentence.lstrip()), len(sentence.rstrip())
-        if before < after:
-            spans.append((start + before, start + after))
+    for sentence in parts:
+        first, last = len(sentence) - len(sentence.lstrip()), len(sentence.rstrip())
+        if first < last:
+            spans.append((start + first, start + last))
         start += len(sentence)
     return spans
 
 
+@cache
+def _warn_once(reason: str) -> None:
+    logger.warning("%s; such text is translated without splitting it", reason)
+
+
 def is_language(code: str) -> bool:
-    """Returns whether a text looks like the code of a language: de, zh-Hant, deu."""
+    """Returns whether a string looks like the code of a language: de, zh-Hant, deu."""
     return re.fullmatch(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*", code) is not None
 
 
 def has_several(line: str) -> bool:
-    """Returns whether a line looks like several sentences; no package is asked, and abbreviations may deceive."""
-    return _BETWEEN.search(line) is not None
+    """Returns whether a line looks like several sentences. The test is quick, and abbreviations may mislead it."""
+    return _BOUNDARY.search(line) is not None

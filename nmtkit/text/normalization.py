@@ -1,0 +1,49 @@
+"""Unicode normalization form NFC in linear time."""
+
+import re
+import unicodedata
+from functools import cache
+
+MAX_MARKS = 30  # combining marks in a row in stream-safe text (UAX #15, definition D4)
+SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
+_CLASS_END = 0x1F000  # no combining mark has a code point from here on
+_CHECKED_RUN = MAX_MARKS // 2 - 3  # a mark decomposes into at most two marks, a letter into itself and at most three
+
+
+def normalized(text: str) -> str:
+    """Returns `text` in NFC, with a separator in every run of more than 30 combining marks.
+
+    NFC sorts the marks of a run, which takes quadratic time in `unicodedata`. The separator bounds the runs, so that
+    the time grows linearly with the text. No language writes such runs.
+    """
+    if text.isascii():
+        return text
+    return unicodedata.normalize("NFC", _long_runs().sub(_separated, text))
+
+
+@cache
+def _long_runs() -> re.Pattern[str]:
+    """Returns a pattern for a character and the long run of combining marks after it."""
+    marks = (
+        char
+        for char in map(chr, range(0x300, _CLASS_END))
+        if unicodedata.category(char)[0] == "M" and unicodedata.combining(unicodedata.normalize("NFD", char)[0])
+    )
+    return re.compile(f"(?s:.?)[{''.join(marks)}]{{{_CHECKED_RUN},}}")
+
+
+def _separated(match: re.Match[str]) -> str:
+    """Returns the run with separators, as the Stream-Safe Text Process (UAX15-D4) inserts them."""
+    parts = []
+    count = 0
+    for char in match[0]:
+        decomposed = [unicodedata.combining(part) != 0 for part in unicodedata.normalize("NFD", char)]
+        if not decomposed[0]:
+            count = sum(decomposed)
+        elif count + len(decomposed) > MAX_MARKS:
+            parts.append(SEPARATOR)
+            count = len(decomposed)
+        else:
+            count += len(decomposed)
+        parts.append(char)
+    return "".join(parts)
