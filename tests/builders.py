@@ -20,6 +20,8 @@ from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 
+WITHOUT_ATTENTION = ("bytenet_small", "extended_neural_gpu_small")
+
 # A config of a few thousand weights for each architecture.
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "transformer_tiny": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
@@ -58,6 +60,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "dilations": (1, 2, 4),
         "unfold_extra": 1,
     },
+    "extended_neural_gpu_small": {"d_model": 6, "layers": 2, "image_width": 3},
     "moe_small": {
         "encoder_layers": 3,
         "decoder_layers": 3,

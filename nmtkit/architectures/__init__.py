@@ -4,6 +4,6 @@ from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderS
 
 # what an architecture imports from here must stand above the architectures
 # isort: split
-from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, transformer  # noqa: F401  # register presets
+from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, transformer  # noqa: F401  # register presets
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderState", "Vocabulary"]

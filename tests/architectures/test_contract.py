@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import TINY_CONFIGS, tiny_model
+from builders import TINY_CONFIGS, WITHOUT_ATTENTION, tiny_model
 from torch import Tensor
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -116,7 +116,7 @@ def test_bad_sizes_are_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_attention_weights_are_there(name: str) -> None:
     model, source, target = tiny(name), sentences(5, 8), sentences(7, 4, seed=6)
-    if name == "bytenet_small":
+    if name in WITHOUT_ATTENTION:
         with pytest.raises(ValueError, match="no attention"):
             model.attention_weights(source, target)
     else:

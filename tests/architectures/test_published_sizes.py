@@ -49,6 +49,12 @@ def transformer_moe_weights(vocabulary: int = 37_000, width: int = 512) -> int:
     return vocabulary * width + 18 * 4 * width**2 + mixtures
 
 
+def neural_gpu_weights(vocabulary: int = 32_768, width: int = 512, layers: int = 2) -> int:
+    units = 2 * layers * 3 * 9 * width**2  # encoder and decoder: U, U' and U'' of each unit
+    tape = layers * 3 * (2 * 3) * width**2  # W, W' and W'': the two upper rows of a kernel meet the tape's row
+    return units + tape + 3 * vocabulary * width
+
+
 # name -> source and target vocabulary, millions of weights by the paper's shapes, millions the paper or a later one
 # states (GNMT and the mixture: Shazeer et al. 2017, tables 2 and 3)
 SIZES = {
@@ -56,6 +62,7 @@ SIZES = {
     "deep_att": ((200_000, 80_000), deep_att_weights(), None),
     "convs2s": ((40_000, 40_000), convs2s_weights(), None),
     "bytenet": ((300, 300), bytenet_weights(), None),
+    "extended_neural_gpu": ((32_768, 32_768), neural_gpu_weights(), None),
     "moe": ((32_000, 32_000), moe_weights(), 8_700),
     "transformer_moe": ((37_000, 37_000), transformer_moe_weights(), None),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import TINY_CONFIGS, tiny_tokenizer, tiny_transformer, write_corpus
+from builders import TINY_CONFIGS, WITHOUT_ATTENTION, tiny_tokenizer, tiny_transformer, write_corpus
 from click.testing import CliRunner
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
@@ -161,7 +161,7 @@ def test_preprocess_and_train_teach_a_model_to_align(tmp_path: Path) -> None:
     assert on_links > 2 * uniform
 
 
-@pytest.mark.parametrize("name", [name for name in TINY_CONFIGS if name != "bytenet_small"])
+@pytest.mark.parametrize("name", [name for name in TINY_CONFIGS if name not in WITHOUT_ATTENTION])
 def test_every_architecture_with_attention_can_be_guided(name: str) -> None:
     entry = ARCHITECTURES[name]
     torch.manual_seed(3)

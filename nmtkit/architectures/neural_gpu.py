@@ -1,0 +1,308 @@
+"""Extended Neural GPU: "Can Active Memory Replace Attention?" (Kaiser and Bengio 2016, arXiv:1610.08613).
+
+The model has no attention. A sentence lies in the first row of an image, and every step changes the whole image by
+convolutions. Equations are numbered in the order in which section 2 of the paper states them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from nmtkit.architectures.bytenet import unfold
+from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
+from nmtkit.config import Config, option
+from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.packed import Packed
+
+# B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
+# longest target sentence, D filters, W rows of an image, C columns of the widest image
+
+LONGEST_MEMORY = 63  # units over which a new model forgets an image
+CHECKPOINTED_STEPS = 8  # steps whose activations the backward pass computes again together
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuralGPUConfig(Config):
+    """The defaults are the large model of the authors' code: 512 filters, 2 layers, images of 4 rows, kernels 3 x 3."""
+
+    d_model: int = option(512, "filters of an image, and width of embeddings", min=1, max=32_768)
+    layers: int = option(2, "convolutional gated recurrent units in each step", min=1, max=100)
+    image_width: int = option(4, "rows of an image; tokens are written to the first row", min=1, max=1000)
+    kernel: int = option(3, "rows and columns of a convolution's kernel (odd)", min=1, max=99)
+    image_factor: float = option(1.25, "columns of an image per source token, to 0.001", min=1, max=100)
+    image_extra: int = option(8, "further columns of an image", min=0, max=65_536)
+    outputs: Literal["extended", "markovian", "independent"] = option(
+        "extended",
+        "what an output word depends on: all words before it, by an output tape; the word before it; or no word, as in "
+        "the Neural GPU (Kaiser and Sutskever 2016)",
+    )
+    dropout: float = option(0.0, "dropout on embeddings and on the decoder's features", min=0, below=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel % 2 == 0:
+            raise ValueError(f"--kernel is {self.kernel}; it must be odd, so that a kernel has a middle")
+
+
+PUBLISHED = NeuralGPUConfig()
+
+
+class CGRU(nn.Module):
+    """A convolutional gated recurrent unit (equation 2).
+
+        CGRU(s) = u * s + (1 - u) * tanh(U s + B),  u = sigmoid(U' s + B'),  r = sigmoid(U'' s + B'')
+
+    U is applied to r * s. Products with U, U' and U'' are convolutions (equation 1). The paper does not state its
+    initialisation. The authors' code starts both gates with biases of 1, with which a new model forgets a sentence of
+    ten words. Here the biases of u are log(t) for t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent
+    neural networks warp time?"), so that filters forget over 1 to 63 units.
+    """
+
+    def __init__(self, filters: int, kernel: int) -> None:
+        super().__init__()
+        self.gates = nn.Conv2d(filters, 2 * filters, kernel, padding=kernel // 2)
+        self.candidate = nn.Conv2d(filters, filters, kernel, padding=kernel // 2)
+        memory = torch.empty(filters).uniform_(1, LONGEST_MEMORY)
+        biases = (torch.cat((memory.log(), torch.ones(filters))), torch.zeros(filters))
+        for convolution, bias in zip((self.gates, self.candidate), biases, strict=True):
+            nn.init.xavier_uniform_(convolution.weight)
+            convolution.bias = nn.Parameter(bias)
+
+    def forward(self, image: Tensor, inside: Tensor, tape: Tensor | None = None) -> Tensor:
+        """Returns the next image [B, D, W, C], which is zero where `inside` [B, 1, 1, C] is 0.
+
+        A decoder adds `tape` [B, 3D, W, C], the convolutions of the output tape for u, r and the candidate
+        (equation 5).
+        """
+        filters = image.shape[1]
+        gates = self.gates(image)
+        if tape is not None:
+            gates = gates + tape[:, : 2 * filters]
+        update, reset = gates.sigmoid().chunk(2, 1)
+        candidate = self.candidate(reset * image)
+        if tape is not None:
+            candidate = candidate + tape[:, 2 * filters :]
+        return (update * image + (1 - update) * candidate.tanh()) * inside
+
+
+def units(config: NeuralGPUConfig) -> Sequence[CGRU]:
+    return cast(Sequence[CGRU], nn.ModuleList(CGRU(config.d_model, config.kernel) for _ in range(config.layers)))
+
+
+class TapeConvolution(nn.Module):
+    """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
+
+    Words lie in the first row of the tape, and all other rows stay zero. So only the `rows` upper rows of an image are
+    reached, and the lower rows of the kernels, which would multiply zeros, are not kept.
+    """
+
+    def __init__(self, filters: int, kernel: int, rows: int) -> None:
+        super().__init__()
+        self.kernel, self.rows = kernel, rows
+        self.linear = nn.Linear(filters, 3 * filters * rows * kernel, bias=False)
+        bound = (6 / ((filters + 3 * filters) * kernel**2)) ** 0.5
+        nn.init.uniform_(self.linear.weight, -bound, bound)
+
+    def write(self, tape: Tensor, words: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
+        """Returns `tape` [B, 3D, W, C] with the convolutions of embedded `words` [B, D] at `columns` [B] added.
+
+        A word changes the `kernel` columns around its own. `inside` [B] is 0 for a sentence that gets no word.
+        """
+        change = self.linear(words).unflatten(1, (-1, self.rows, self.kernel)) * inside[:, None, None, None]
+        half, width = self.kernel // 2, tape.shape[3]
+        reached = columns[:, None] + torch.arange(-half, half + 1, device=columns.device)  # B kernel
+        change = change * ((reached >= 0) & (reached < width))[:, None, None, :]
+        index = reached.clamp(0, width - 1)[:, None, None, :].expand_as(change)
+        upper = tape[:, :, : self.rows].scatter_add(3, index, change.to(tape.dtype))
+        return torch.cat((upper, tape[:, :, self.rows :]), 2)
+
+
+class ImageState(DecoderState):
+    """The state of a search: the image of each hypothesis, the convolved output tape of each layer, and its length."""
+
+    def __init__(self, images: Tensor, lengths: Tensor, beams: int, layers: int, tape: bool) -> None:
+        self.beams = beams
+        self.images = images.repeat_interleave(beams, 0)  # N D W C
+        self.lengths = lengths.repeat_interleave(beams)  # N: columns of each image
+        self.position = torch.zeros_like(self.lengths)  # N: tokens that each hypothesis has been given
+        self.tapes = [empty_tape(self.images) for _ in range(layers if tape else 0)]
+
+    def reorder(self, beam_index: Tensor) -> None:
+        self.images, self.lengths = self.images[beam_index], self.lengths[beam_index]
+        self.position = self.position[beam_index]
+        self.tapes = [tape[beam_index] for tape in self.tapes]
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        self.reorder(self._rows(sentences))
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        images, rows = image_of(memory).repeat_interleave(self.beams, 0), self._rows(slots)
+        columns = max(images.shape[3], self.images.shape[3])
+        self.images = widened(self.images, columns).index_copy(0, rows, widened(images, columns))
+        self.tapes = [widened(tape, columns).index_fill(0, rows, 0) for tape in self.tapes]
+        self.lengths = self.lengths.index_copy(0, rows, memory.layout.lengths.repeat_interleave(self.beams))
+        self.position = self.position.index_fill(0, rows, 0)
+
+    def _rows(self, sentences: Tensor) -> Tensor:
+        return (sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)).flatten()
+
+
+def widened(image: Tensor, columns: int) -> Tensor:
+    """Returns an image [..., C] with zeros on the right, up to `columns` columns."""
+    return nn.functional.pad(image, (0, columns - image.shape[-1]))
+
+
+def empty_tape(images: Tensor) -> Tensor:
+    """Returns zeros [B, 3D, W, C] for images [B, D, W, C]."""
+    return images.new_zeros(images.shape[0], 3 * images.shape[1], *images.shape[2:])
+
+
+def image_of(memory: Packed) -> Tensor:
+    """Returns a memory, values [columns, W, D], as padded images [B, D, W, C]."""
+    return memory.to_padded().permute(0, 3, 2, 1)
+
+
+def inside_of(lengths: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Returns 1 for each column inside an image of `lengths` [B] columns, and 0 beyond: [B, 1, 1, C]."""
+    return (torch.arange(columns, device=lengths.device) < lengths[:, None])[:, None, None, :].to(dtype)
+
+
+@ARCHITECTURES.register("extended_neural_gpu", PUBLISHED)
+@ARCHITECTURES.register("extended_neural_gpu_small", replace(PUBLISHED, d_model=96, image_width=2, dropout=0.1))
+class ExtendedNeuralGPU(Architecture):
+    """Encoder and decoder over one image of each sentence, without attention (section 2).
+
+    The encoder takes as many steps as the sentence has tokens, and the decoder one step for each output word. An image
+    has image_factor x source tokens + image_extra columns; the paper gives it the length of its bucket, which depends
+    on the batch. Words beyond the last column are read from the last column. Columns beyond an image's end are set to
+    zero after each unit, so that a sentence translates alike alone and in any batch.
+
+    The paper leaves open how the Markovian model combines its two inputs. Here one tanh layer reads the column of the
+    image and the embedding of the previous word.
+    """
+
+    def __init__(self, config: NeuralGPUConfig, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.config = config
+        width = config.d_model
+        self.source_embedding = nn.Embedding(vocabulary.source, width)
+        self.encoder = units(config)
+        if config.outputs != "independent":
+            self.target_embedding = nn.Embedding(vocabulary.target, width)
+        if config.outputs == "markovian":
+            self.combination = nn.Linear(2 * width, width)
+        if config.outputs == "extended":
+            self.decoder = units(config)
+            rows = min(config.image_width, config.kernel // 2 + 1)
+            tapes = nn.ModuleList(TapeConvolution(width, config.kernel, rows) for _ in range(config.layers))
+            self.tape = cast(Sequence[TapeConvolution], tapes)
+        self.dropout = Dropout(config.dropout)
+        self.output_projection = nn.Linear(width, vocabulary.target)
+
+    # --- encoder ------------------------------------------------------------------------------------------------------
+
+    def encode(self, source: Packed) -> Packed:
+        """Returns the final image s_fin of each sentence (equation 3), values [columns, W, D] on the image's layout."""
+        embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
+        tape = unfold(embedded, self.config.image_factor, self.config.image_extra)  # columns D
+        first_row = tape.to_padded().transpose(1, 2)[:, :, None]  # B D 1 C
+        image = nn.functional.pad(first_row, (0, 0, 0, self.config.image_width - 1))
+        inside = inside_of(tape.layout.lengths, image.shape[3], image.dtype)
+        steps = source.layout.lengths
+
+        def run(image: Tensor, first: int, last: int) -> Tensor:
+            for step in range(first, last):
+                changed = image
+                for unit in self.encoder:
+                    changed = unit(changed, inside)
+                image = torch.where((step < steps)[:, None, None, None], changed.to(image.dtype), image)
+            return image
+
+        for first in range(0, source.layout.max_length, CHECKPOINTED_STEPS):
+            image = recomputed(run, image, first, min(first + CHECKPOINTED_STEPS, source.layout.max_length))
+        return Packed.from_padded(image.permute(0, 3, 2, 1), tape.layout)
+
+    # --- decoder ------------------------------------------------------------------------------------------------------
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        layout = target_input.layout
+        if self.config.outputs != "extended":
+            columns = torch.minimum(layout.position_ids, memory.layout.lengths[layout.segment_ids] - 1)
+            first_row = memory.values[memory.layout.cu_seqlens.long()[layout.segment_ids] + columns, 0]
+            return self.features_of_columns(first_row, target_input.values)
+        image, lengths = image_of(memory), memory.layout.lengths
+        inside = inside_of(lengths, image.shape[3], image.dtype)
+        words = target_input.with_values(self.embedded(target_input.values)).to_padded()  # B L D
+
+        def run(image: Tensor, tapes: list[Tensor], first: int, last: int) -> tuple[Tensor, list[Tensor], Tensor]:
+            features = []
+            for position in range(first, last):
+                positions = torch.full_like(lengths, position)
+                image, tapes, read = self.decoder_step(image, tapes, words[:, position], positions, lengths, inside)
+                features.append(read)
+            return image, tapes, torch.stack(features, 1)
+
+        tapes, features = [empty_tape(image) for _ in self.decoder], []
+        for first in range(0, layout.max_length, CHECKPOINTED_STEPS):
+            last = min(first + CHECKPOINTED_STEPS, layout.max_length)
+            image, tapes, read = recomputed(run, image, tapes, first, last)
+            features.append(read)
+        return self.dropout(Packed.from_padded(torch.cat(features, 1), layout).values)
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        return self.dropout(self.target_embedding(tokens))
+
+    def features_of_columns(self, columns: Tensor, tokens: Tensor) -> Tensor:
+        """Returns features [T, D] of the image's columns [T, D] and, in the Markovian model, the words before them."""
+        if self.config.outputs == "markovian":
+            columns = self.combination(torch.cat((columns, self.embedded(tokens)), 1)).tanh()
+        return self.dropout(columns)
+
+    def decoder_step(
+        self, image: Tensor, tapes: list[Tensor], words: Tensor, positions: Tensor, lengths: Tensor, inside: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor]:
+        """Writes each word to the tape, changes the image (equation 4), and reads the features of the next word.
+
+        `words` [B, D] are the embedded inputs at `positions` [B]; the word at position k is output k - 1, and the first
+        input, bos, is not written. Returns the image, the tapes and the features [B, D].
+        """
+        written = (positions - 1).clamp(min=0).minimum(lengths - 1)
+        is_output = (positions > 0).to(words.dtype)
+        tapes = [layer.write(tape, words, written, is_output) for layer, tape in zip(self.tape, tapes, strict=True)]
+        changed = image
+        for unit, tape in zip(self.decoder, tapes, strict=True):
+            changed = unit(changed, inside, tape)
+        changed = changed.to(image.dtype)
+        read = positions.minimum(lengths - 1)
+        return changed, tapes, changed[torch.arange(len(read), device=read.device), :, 0, read]
+
+    def start(self, memory: Packed, beams: int) -> ImageState:
+        tape = self.config.outputs == "extended"
+        return ImageState(image_of(memory), memory.layout.lengths, beams, self.config.layers, tape)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        assert isinstance(state, ImageState)
+        if self.config.outputs == "extended":
+            inside = inside_of(state.lengths, state.images.shape[3], state.images.dtype)
+            words = self.embedded(tokens)
+            state.images, state.tapes, features = self.decoder_step(
+                state.images, state.tapes, words, state.position, state.lengths, inside
+            )
+            features = self.dropout(features)
+        else:
+            columns = state.position.minimum(state.lengths - 1)
+            first_row = state.images[torch.arange(len(columns), device=columns.device), :, 0, columns]
+            features = self.features_of_columns(first_row, tokens)
+        state.position = state.position + 1
+        return self.output_projection(features)
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls `function`, whose activations the backward pass computes again instead of keeping them."""
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
