@@ -1,6 +1,8 @@
-"""`nmtkit sweep`: the runs of a sweep file one after another, and their comparison."""
+"""`nmtkit sweep`: trains the runs of a sweep file one after another and compares them."""
 
+import contextlib
 import logging
+import os
 import re
 import shlex
 import signal
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("nmtkit")
 
 RULES = (
-    FlagRule("--optuna", excludes=("--shard",), reason="several machines share its study by themselves"),
-    FlagRule("--optuna", excludes=("--only",), reason="its runs are not known before"),
+    FlagRule("--optuna", excludes=("--shard",), reason="several machines share one study without it"),
+    FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
     FlagRule("--dry-run", excludes=("--report",), reason="nothing is run"),
 )
 POLL_SECONDS = 0.5
@@ -36,11 +38,12 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Runner:
-    """Runs commands one after another as processes of their own, and passes on the signals that ask to stop."""
+    """Runs commands one after another as child processes, and passes the signals that ask to stop on to them."""
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
     errors: list[str] = field(default_factory=list)  # error lines of the last process
+    ended_early: bool = False  # whether `watch` ended the last process
 
     def __post_init__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -48,46 +51,51 @@ class Runner:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        if self.process:
+        if self.process and number == signal.SIGINT:
+            # as a terminal does: the launcher of a run in several processes leaves Ctrl-C to these processes
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+        elif self.process:
             self.process.send_signal(number)
 
     def run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
-        """Runs an nmtkit command to its end and returns its exit code; ends it early when `watch` returns False."""
-        self.errors = []
+        """Runs an nmtkit command and returns its exit code. Ends the command early when `watch` returns False."""
+        self.errors, self.ended_early = [], False
         words = [sys.executable, "-m", *command]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
         assert self.process.stderr is not None
         reader = threading.Thread(target=self._copy, args=(self.process.stderr,), daemon=True)
         reader.start()
-        stopped = False
         while True:
             try:
                 code = self.process.wait(POLL_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                if not stopped and not watch():
+                if not self.ended_early and not watch():
                     self.process.terminate()
-                    stopped = True
+                    self.ended_early = True
         reader.join()
         self.process = None
-        return code
+        return code if code >= 0 else 128 - code
 
     def _copy(self, lines: IO[str]) -> None:
         for line in lines:
             sys.stderr.write(line)
             if line.startswith("nmtkit: error: "):
                 self.errors.append(line.removeprefix("nmtkit: error: ").strip())
+            elif self.errors and line.startswith("  "):  # a table that belongs to the message
+                self.errors[-1] += "\n" + line.rstrip()
 
 
 @click.command(cls=Command)
 @click.argument("file", type=Path, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
-@click.option("--dry-run", is_flag=True, help="List the runs and their commands, and run nothing.")
-@click.option("--only", metavar="PATTERN,…", help="Make the runs of these names alone: 'base,*'; see --dry-run.")
-@click.option("--shard", metavar="I/N", help="Make the I-th of N parts of the runs, on one of N machines.")
-@click.option("--optuna", is_flag=True, help="Let Optuna choose the random settings, and stop runs that fall behind.")
+@click.option("--dry-run", is_flag=True, help="List the runs and their commands without training.")
+@click.option("--only", metavar="PATTERN,…", help="Train only runs with these names: 'base,*'; --dry-run lists names.")
+@click.option("--shard", metavar="I/N", help="Train part I of N of the runs, on one of N machines.")
+@click.option("--optuna", is_flag=True, help="Let Optuna choose the random settings and end bad runs early.")
 @click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
-@click.option("--report", type=Path, metavar="FILE", help="Also write a page of HTML with the curves of all runs.")
+@click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(
     file: Path,
     train_flags: tuple[str, ...],
@@ -98,10 +106,10 @@ def command(
     format: str,
     report: Path | None,
 ) -> None:
-    """Train what a sweep file lists: a config file whose table [sweep] says which settings vary.
+    """Train the runs of a sweep file: a config file whose table [sweep] lists the settings that vary.
 
-    The same command again goes on: finished runs stay as they are, interrupted ones resume, failed ones are tried anew.
-    At the end all runs are compared; with several seeds, by means and standard deviations.
+    The same command again continues the sweep: it keeps finished runs, resumes interrupted runs and repeats failed
+    runs. At the end it compares all runs; for several seeds, it shows means and standard deviations.
 
     \b
     nmtkit sweep lr.toml --dry-run
@@ -129,7 +137,7 @@ def command(
     else:
         runs = chosen(sweep.runs(), only)
         for run in runs:
-            sweep.command(run)  # whatever is wrong with one of them is said before the first starts
+            sweep.command(run)  # raises for a mistake in any run before the first run starts
         own = runs[part - 1 :: parts]
         if dry_run:
             for run in own:
@@ -143,16 +151,17 @@ def command(
 
 
 def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
-    """Returns the runs whose names match one of some patterns, all without. Raises ValueError if one matches none.
+    """Returns the runs whose names match one of the patterns, or all runs without patterns.
 
-    Patterns are separated by commas, which names have too: `base,seed=1` is one name or pattern where a run has it.
+    Commas separate patterns, but names contain commas too: `base,seed=1` is one pattern if a run has this name. Raises
+    ValueError for a pattern that matches no run.
     """
     if only is None:
         return list(runs)
     parts = only.split(",")
     found: dict[str, SweepRun] = {}
     while parts:
-        for count in range(len(parts), 0, -1):  # the longest that matches
+        for count in range(len(parts), 0, -1):  # the longest matching pattern
             pattern = ",".join(parts[:count])
             matching = {run.name: run for run in runs if fnmatchcase(run.name, pattern)}
             if matching:
@@ -165,7 +174,7 @@ def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
 
 
 def shard_of(text: str | None) -> tuple[int, int]:
-    """Returns I and N of I/N. Raises ValueError when it is none."""
+    """Returns the numbers I and N of "I/N". Raises ValueError for other texts."""
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     part, parts = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= part <= parts:
@@ -174,7 +183,7 @@ def shard_of(text: str | None) -> tuple[int, int]:
 
 
 def make(sweep: "Sweep", runs: Sequence["SweepRun"], flags: Sequence[str]) -> dict[str, str]:
-    """Trains what is not finished, and returns the reasons of what failed by name."""
+    """Trains all runs that are not finished. Returns the names of failed runs with their reasons."""
     runner = Runner()
     failed = {}
     for index, run in enumerate(runs, 1):
@@ -194,19 +203,32 @@ def make(sweep: "Sweep", runs: Sequence["SweepRun"], flags: Sequence[str]) -> di
 def attempt(
     runner: Runner, sweep: "Sweep", run: "SweepRun", flags: Sequence[str], watch: Callable[[], bool] = lambda: True
 ) -> str | None:
-    """Trains one run; returns why it failed, None where it did not. A folder in use is another machine's work."""
+    """Trains one run. Returns the reason of a failure, else None.
+
+    None also stands for a run that was stopped on request, and for a folder in which another machine trains.
+    """
     code = runner.run(sweep.command(run, flags), watch)
-    if code == 0 or code > 128 or runner.received:
+    if code == 0 or runner.received or runner.ended_early:
         return None
-    reason = runner.errors[-1] if runner.errors else f"exit code {code}"
+    reason = runner.errors[-1] if runner.errors else ended_by(code)
     if "is in use by" in reason:
         log.info("%s", reason)
         return None
     return reason
 
 
+def ended_by(code: int) -> str:
+    """Returns the meaning of an exit code above 0 that came without an error message."""
+    try:
+        name = signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
+    cause = ", perhaps because memory ran out" if name == "SIGKILL" else ""
+    return f"ended by {name}{cause}; the same sweep command resumes the run"
+
+
 def stop(runner: Runner) -> None:
-    """Exits if a signal has asked to."""
+    """Exits if a signal has asked to stop."""
     if runner.received:
         arguments = shlex.join(["nmtkit", *sys.argv[1:]])
         stderr.print(f"{runner.received.name}. To go on: {arguments}", markup=False, soft_wrap=True)
@@ -214,18 +236,28 @@ def stop(runner: Runner) -> None:
 
 
 def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
-    """Returns whether a run has come to its end with the settings that the file has now."""
+    """Returns whether a run is finished with the current settings, dataset and code of plug-ins.
+
+    Otherwise `nmtkit train` decides: it resumes the run, refuses another dataset, and warns of other plug-in code.
+    """
+    from nmtkit.data.binarized import Dataset
     from nmtkit.training import comparison
     from nmtkit.training.differences import flat
+    from nmtkit.training.setup import fingerprint
 
     job = sweep.job(run)
     if not (job.run.save_dir / "log.jsonl").is_file():
         return False
     summary = comparison.summarize(job.run.save_dir)
     wanted = {name: value for name, value in flat(job.tables()).items() if name not in comparison.OWN}
-    return summary.state == "finished" and all(
-        summary.settings.get(name) == value for name, value in wanted.items() if value is not None
-    )
+    if summary.state != "finished" or any(
+        summary.settings.get(name) != value for name, value in wanted.items() if value is not None
+    ):
+        return False
+    assert job.data is not None
+    with contextlib.suppress(OSError, ValueError):  # of a missing or damaged dataset, which `nmtkit train` explains
+        return summary.dataset == fingerprint(Dataset.open(job.data))
+    return False
 
 
 def show(sweep: "Sweep", runs: Sequence["SweepRun"], format: str, report: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""A sweep: a config file with a table [sweep] that says which settings vary, and the runs that this makes."""
+"""Sweep files: a training config with a table [sweep], which lists the settings that vary, and the resulting runs."""
 
 import hashlib
 import itertools
@@ -17,25 +17,26 @@ from nmtkit.training.run_config import RunConfig
 
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
 NOT_VARIED = ("save_dir", "plugin", "config")
-LONGEST_NAME = 120  # characters of a run's folder
+LONGEST_NAME = 120  # characters in the name of a run's folder
+REPEATED_DRAWS = 1000  # random draws in a row that give no new combination, after which the sweep is refused
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from `low` to `high`, both included; whole ones if both are."""
+    """Numbers from `low` to `high`, both included. The numbers are whole if both limits are whole."""
 
     low: float
     high: float
-    log: bool  # uniform in the logarithm
+    log: bool  # draw uniformly in the logarithm
 
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: random.Random) -> float:
-        """Returns a number of three digits, as the run's name has it."""
+        """Returns a random number of the range, rounded to three digits, as run names show it."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -45,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """One run: its folder's name, and what it sets otherwise than the file."""
+    """One run of a sweep: the name of its folder and the settings that override the file."""
 
     name: str
     settings: Settings
@@ -53,7 +54,7 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The contents of a sweep file. `space` has the random settings, `draws` draws of which come from `seed`."""
+    """The contents of a sweep file. `space` holds the random settings; `seed` seeds their `draws` random draws."""
 
     file: Path
     folder: Path
@@ -68,23 +69,24 @@ class Sweep:
     # --- runs -------------------------------------------------------------------------------------------------------
 
     def runs(self) -> list[SweepRun]:
-        """Returns all runs: every named one with every row of the zip, point of the grid, random draw and seed.
+        """Returns every combination of a named run, a row of the zip, a point of the grid, a random draw and a seed.
 
-        Raises ValueError for two runs that are the same.
+        Raises ValueError if two combinations are equal or get the same name.
         """
-        found: dict[str, SweepRun] = {}
+        runs: dict[str, SweepRun] = {}
         for title, *parts in itertools.product(
             self.named, self.zipped, self._grid(), self._drawn(), [{"seed": seed} for seed in self.seeds] or [{}]
         ):
-            varied: Settings = {name: value for part in parts for name, value in part.items()}
-            run = self.run(varied, title)
-            if run.name in found:
-                raise ValueError(f"{self.file}: two runs are the same, {run.name}; a value is listed twice")
-            found[run.name] = run
-        return list(found.values())
+            run = self.run({name: value for part in parts for name, value in part.items()}, title)
+            if run.name in runs:
+                equal = runs[run.name].settings == run.settings
+                reason = "a value is listed twice" if equal else "name them in [sweep.runs]"
+                raise ValueError(f"{self.file}: two runs are the same, {run.name}; {reason}")
+            runs[run.name] = run
+        return list(runs.values())
 
     def run(self, varied: Settings, title: str = "") -> SweepRun:
-        """Returns the run of some values, named after them."""
+        """Returns the run with the varied settings. Its name consists of `title` and these settings."""
         texts = ([title] if title else []) + [f"{name}={_in_name(value)}" for name, value in varied.items()]
         name = re.sub(r"[^\w.=,+-]", "_", ",".join(texts))
         if len(name) > LONGEST_NAME:
@@ -98,18 +100,27 @@ class Sweep:
                 point |= value if isinstance(value, dict) else {name: value}
             yield point
 
-    def _drawn(self) -> Iterator[Settings]:
+    def _drawn(self) -> list[Settings]:
+        """Returns `draws` different random combinations. Raises ValueError if the space has fewer combinations."""
         generator = random.Random(self.seed)
-        if not self.draws:
-            yield {}
-        for _ in range(self.draws):
-            yield {
+        drawn: dict[str, Settings] = {}  # by the text of the combination
+        repeated = 0
+        while len(drawn) < self.draws:
+            settings = {
                 name: values.draw(generator) if isinstance(values, Range) else generator.choice(list(values))
                 for name, values in self.space.items()
             }
+            repeated = repeated + 1 if repr(settings) in drawn else 0
+            if repeated == REPEATED_DRAWS:
+                raise ValueError(
+                    f"{self.file}: [sweep.random] has draws = {self.draws}, but only {len(drawn)} different "
+                    "combinations were found; lower draws or widen the ranges"
+                )
+            drawn.setdefault(repr(settings), settings)
+        return list(drawn.values()) or [{}]
 
     def job(self, run: SweepRun) -> JobConfig:
-        """Returns the resolved job of a run. Raises ValueError naming the run and its setting."""
+        """Returns the resolved job of a run. Raises ValueError that names the run and the wrong setting."""
         kinds = {kind_name(kind): kind for kind in REGISTRIES} | {kind.replace("-", "_"): kind for kind in REGISTRIES}
         names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
@@ -129,11 +140,11 @@ class Sweep:
         except ValueError as error:
             raise ValueError(f"{self.file}, run {run.name or 'without a name'}: {error}") from None
         if job.data is None:
-            raise ValueError(f'{self.file} does not say what to train on; give data = "FOLDER" in [run]')
+            raise ValueError(f'{self.file} names no dataset to train on; give data = "FOLDER" in [run]')
         return replace(job, run=replace(job.run, save_dir=self.folder / run.name))
 
     def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
-        """Returns the command of a run, as typed; `extra` are more flags of `nmtkit train`."""
+        """Returns the command of a run as typed. `extra` holds more flags of `nmtkit train`."""
         job = self.job(run)
         flags: list[str] = []
         for name, value in run.settings.items():
@@ -148,7 +159,7 @@ class Sweep:
 
 
 def kind_name(kind: str) -> str:
-    """Returns the name of a kind's flag as a setting: arch for architecture."""
+    """Returns the name of a kind's flag as a setting: "arch" for "architecture"."""
     return REGISTRIES[kind].flag[2:].replace("-", "_")
 
 
@@ -168,6 +179,7 @@ def _flag(name: str, job: JobConfig) -> list[str]:
 
 
 def _in_name(value: Any) -> str:
+    """Returns a value as the name of a folder shows it: on, 0.1, or the last part of a path."""
     if isinstance(value, list):
         return "-".join(_in_name(item) for item in value)
     if isinstance(value, bool):
@@ -179,7 +191,7 @@ def _in_name(value: Any) -> str:
 
 
 def read(file: Path) -> Sweep:
-    """Reads a sweep file. Raises OSError, or ValueError naming file, place and what is wrong."""
+    """Reads a sweep file. Raises OSError, or ValueError that names the file, the section and the mistake."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
@@ -188,13 +200,13 @@ def read(file: Path) -> Sweep:
         raise ValueError(f"{file}: {error}") from error
     table = contents.get("sweep")
     if not isinstance(table, dict):
-        raise ValueError(f"{file} has no table [sweep], which says what varies")
+        raise ValueError(f"{file} has no table [sweep], which lists the settings that vary")
     for name in table:
         if name not in SECTIONS:
             raise ValueError(f"{file}: [sweep] has no {name!r}; {suggestion(name, SECTIONS)}")
     folder = table.get("save_dir", f"runs/{file.name.removesuffix('.toml').removesuffix('.sweep')}")
     if not isinstance(folder, str) or not folder:
-        raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}, not a folder")
+        raise ValueError(f"{file}: save_dir of [sweep] is {folder!r}; give a folder")
     random_table = _normalized(table.get("random", {}), f"{file}: [sweep.random]")
     sweep = Sweep(
         file=file,
@@ -208,18 +220,18 @@ def read(file: Path) -> Sweep:
         space={name: _values(value, f"{file}: {name} of [sweep.random]") for name, value in random_table.items()},
     )
     if sweep.draws and not sweep.space:
-        raise ValueError(f"{file}: [sweep.random] has draws, and no setting to draw")
+        raise ValueError(f"{file}: [sweep.random] has draws but no setting to draw")
     _check_clashes(sweep)
     return sweep
 
 
 def _normalized(table: Any, place: str) -> Settings:
     if not isinstance(table, dict):
-        raise ValueError(f"{place} is no table of settings")
+        raise ValueError(f"{place} is not a table of settings")
     settings = {name.replace("-", "_"): value for name, value in table.items()}
     for name in NOT_VARIED:
         if name in settings:
-            raise ValueError(f"{place}: {name} cannot vary; give it once, outside")
+            raise ValueError(f"{place}: {name} cannot vary; give it once, outside [sweep]")
     return settings
 
 
@@ -246,7 +258,7 @@ def _seeds(value: Any, file: Path) -> list[int]:
 
 def _named(table: Any, file: Path) -> dict[str, Settings]:
     if not isinstance(table, dict):
-        raise ValueError(f"{file}: [sweep.runs] is no table of runs: NAME = {{ setting = value }}")
+        raise ValueError(f"{file}: [sweep.runs] is not a table of runs: NAME = {{ setting = value }}")
     rows = {name: _normalized(settings, f"{file}: [sweep.runs] {name}") for name, settings in table.items()}
     return rows or {"": {}}
 
@@ -259,7 +271,7 @@ def _zipped(table: Any, file: Path) -> list[Settings]:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} has {count}" for name, count in lengths.items())
-        raise ValueError(f"{file}: the lists of [sweep.zip] go together and need one length; {counts}")
+        raise ValueError(f"{file}: all lists of [sweep.zip] must have the same length; {counts}")
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}]
 
 
@@ -269,7 +281,7 @@ def _grid(table: Any, file: Path) -> dict[str, list[Any]]:
         place = f"{file}: {name} of [sweep.grid]"
         grid[name] = [_normalized(v, place) if isinstance(v, dict) else v for v in _list(values, place)]
         if len({isinstance(value, dict) for value in grid[name]}) > 1:
-            raise ValueError(f"{place} mixes values with tables of settings; give one or the other")
+            raise ValueError(f"{place} mixes values with tables of settings; give only values or only tables")
     return grid
 
 
@@ -288,7 +300,7 @@ def _values(value: Any, place: str) -> Range | list[Any]:
 
 
 def _check_clashes(sweep: Sweep) -> None:
-    """Raises ValueError for a setting that two sections vary."""
+    """Raises ValueError if two sections vary the same setting, or if nothing varies."""
     grid = {name for name, values in sweep.grid.items() if not isinstance(values[0], dict)}
     grid_tables = {name for values in sweep.grid.values() for v in values if isinstance(v, dict) for name in v}
     sections: dict[str, set[str]] = {
@@ -298,10 +310,10 @@ def _check_clashes(sweep: Sweep) -> None:
         "[sweep.random]": set(sweep.space),
         "seeds": {"seed"} if sweep.seeds else set(),
     }
-    for (one, settings), (other, more) in itertools.combinations(sections.items(), 2):
+    for (section, settings), (other, more) in itertools.combinations(sections.items(), 2):
         if settings & more:
             raise ValueError(
-                f"{sweep.file}: {one} and {other} both set {min(settings & more)}; leave it to one of them"
+                f"{sweep.file}: {section} and {other} both set {min(settings & more)}; leave it to one of them"
             )
     if not any(sections.values()) and list(sweep.named) == [""]:
         raise ValueError(f"{sweep.file}: nothing varies; give seeds, [sweep.grid], zip, runs or random")

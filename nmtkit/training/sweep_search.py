@@ -1,6 +1,6 @@
-"""Random settings of a sweep chosen by Optuna: what earlier runs scored guides the next, and what falls behind ends.
+"""Chooses the random settings of a sweep with Optuna: scores of earlier runs guide later runs, and bad runs end early.
 
-The study is a file in the sweep's folder, so that a search goes on where it was stopped, and machines can share one.
+The study is a file in the sweep's folder. The same command continues the study, and several machines can share it.
 """
 
 import functools
@@ -18,21 +18,21 @@ from nmtkit.training.sweep import Range, Sweep, SweepRun
 log = logging.getLogger("nmtkit")
 
 NAME = "optuna.log"
-Attempt = Callable[[SweepRun, Callable[[], bool]], str | None]  # trains a run; returns why it failed
+Attempt = Callable[[SweepRun, Callable[[], bool]], str | None]  # trains a run; returns the reason of a failure
 
 
-class Watched:
-    """A trial and the scores of its run so far."""
+class TrialMonitor:
+    """Reports the scores of a run to its Optuna trial while the run trains."""
 
-    def __init__(self, trial: Any, scores: Callable[[], list[tuple[int, float]]]) -> None:
+    def __init__(self, trial: Any, read_scores: Callable[[], list[tuple[int, float]]]) -> None:
         self.trial = trial
-        self.read = scores
+        self.read_scores = read_scores
         self.scores: list[float] = []
         self.pruned = False
 
-    def go_on(self) -> bool:
-        """Reports new scores to the study, and returns whether the run is to go on."""
-        for update, score in self.read()[len(self.scores) :]:
+    def should_continue(self) -> bool:
+        """Reports new scores to the study. Returns False once the study has pruned the trial."""
+        for update, score in self.read_scores()[len(self.scores) :]:
             self.trial.report(score, update)
             self.scores.append(score)
             self.pruned = self.pruned or self.trial.should_prune()
@@ -48,33 +48,33 @@ class Search:
         except ImportError as error:
             raise ImportError("--optuna needs Optuna, which is not installed: pip install 'nmtkit[optuna]'") from error
         if not sweep.space:
-            raise ValueError(f"{sweep.file}: --optuna searches what [sweep.random] gives, and there is none")
+            raise ValueError(f"{sweep.file}: --optuna chooses the settings of [sweep.random], but the file has none")
         if sweep.grid or len(sweep.zipped) > 1 or len(sweep.named) > 1 or len(sweep.seeds) > 1:
-            raise ValueError(f"{sweep.file}: --optuna goes with [sweep.random] and one seed alone")
+            raise ValueError(f"{sweep.file}: --optuna needs [sweep.random] alone, with at most one seed")
         self.optuna = optuna
         self.sweep = sweep
         self.title = next(iter(sweep.named))
-        first = {name: v.low if isinstance(v, Range) else v[0] for name, v in sweep.space.items()}
-        job = sweep.job(self._run_of(first))  # says what is wrong with the file
+        lowest = {name: v.low if isinstance(v, Range) else v[0] for name, v in sweep.space.items()}
+        job = sweep.job(self._run_of(lowest))  # raises ValueError for mistakes in the file
         if not job.run.validates:
-            raise ValueError(f"{sweep.file}: --optuna goes by validations, and these runs make none")
-        self.objective = objective(job.run.best_checkpoint_metric, job.metrics())
+            raise ValueError(f"{sweep.file}: --optuna compares validations, but these runs make none")
+        self.objective = objective(job.run.best_checkpoint_metric, job.metrics(), job.run.valid_subset[1:])
 
     def described(self) -> list[str]:
-        """Returns lines about the search for a dry run."""
+        """Returns lines that describe the search, for a dry run."""
         values = {
             name: f"{v.low:g} to {v.high:g}{', logarithmic' if v.log else ''}" if isinstance(v, Range) else str(list(v))
             for name, v in self.sweep.space.items()
         }
         return [
-            f"{self.sweep.draws} runs by {self.objective.name}, of",
+            f"{self.sweep.draws} runs, compared by {self.objective.name}, with",
             *(f"  {name}: {text}" for name, text in values.items()),
         ]
 
     def run(self, attempt: Attempt, check: Callable[[], None]) -> dict[str, str]:
-        """Makes runs until there are as many as draws; returns the reasons of what failed by name.
+        """Trains runs until the study has `draws` of them. Returns the names of failed runs with their reasons.
 
-        `check` is called after each run, and may raise.
+        `check` is called after each run and may raise.
         """
         study, failed = self._study(), {}
         self._enqueue_interrupted(study)
@@ -82,26 +82,26 @@ class Search:
             trial = study.ask(self._distributions())
             run = self._run_of(self._settings(trial.params))
             log.info("run %d of %d, %s", self._begun(study), self.sweep.draws, run.name)
-            watched = Watched(trial, functools.partial(self._scores, run))
-            reason = attempt(run, watched.go_on)
+            monitor = TrialMonitor(trial, functools.partial(self._scores, run))
+            reason = attempt(run, monitor.should_continue)
             check()
-            watched.go_on()
-            if reason or not watched.scores:
+            monitor.should_continue()
+            if reason or not monitor.scores:
                 failed[run.name] = reason or "no validation was made"
                 study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
-            elif watched.pruned:
-                log.info("%s falls behind, and was ended", run.name)
+            elif monitor.pruned:
+                log.info("%s falls behind and is ended", run.name)
                 study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
             else:
-                study.tell(trial, min(watched.scores))
+                study.tell(trial, min(monitor.scores))
         return failed
 
     def runs(self) -> list[SweepRun]:
-        """Returns the runs of the study so far, best first, then those that were ended or failed."""
+        """Returns the runs of the study so far: finished runs first, best first, then pruned and failed runs."""
         trials = self._study().trials
         order = sorted(trials, key=lambda trial: (trial.state.name != "COMPLETE", trial.value or 0.0, trial.number))
-        found = [self._run_of(self._settings(trial.params)) for trial in order if trial.params]
-        return list({run.name: run for run in found}.values())
+        runs = [self._run_of(self._settings(trial.params)) for trial in order if trial.params]
+        return list({run.name: run for run in runs}.values())
 
     # --- the study --------------------------------------------------------------------------------------------------
 
@@ -116,24 +116,24 @@ class Search:
             pruner=optuna.pruners.MedianPruner(),
             load_if_exists=True,
         )
-        # a sampler begins anew each time: one seed would draw again what the study has
+        # a sampler does not continue after a restart: the same seed would draw the first trials again
         study.sampler = optuna.samplers.TPESampler(seed=self.sweep.seed + len(study.trials))
         return study
 
     def _distributions(self) -> dict[str, Any]:
         kinds = self.optuna.distributions
-        made = {}
+        distributions = {}
         for name, values in self.sweep.space.items():
-            if not isinstance(values, Range):  # of plain types only; lists go as text
-                made[name] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
+            if not isinstance(values, Range):  # Optuna takes choices of plain types only, so lists are JSON texts
+                distributions[name] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
             elif values.whole:
-                made[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
+                distributions[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)
             else:
-                made[name] = kinds.FloatDistribution(values.low, values.high, log=values.log)
-        return made
+                distributions[name] = kinds.FloatDistribution(values.low, values.high, log=values.log)
+        return distributions
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a trial's values, numbers with three digits as in the run's name."""
+        """Returns the settings of a trial, numbers rounded to three digits as run names show them."""
         space = self.sweep.space
         return {
             name: (float(f"{value:.3g}") if isinstance(value, float) else value)
@@ -146,17 +146,17 @@ class Search:
         return self.sweep.run(settings | ({"seed": self.sweep.seeds[0]} if self.sweep.seeds else {}), self.title)
 
     def _begun(self, study: Any) -> int:
-        """Returns how many runs there are, also those of other machines and failed ones; one made anew counts once."""
+        """Returns the number of runs of all machines, failed runs included; a repeated run counts once."""
         trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
-        anew = [
+        repeated = [
             trial
             for index, trial in enumerate(trials)
             if trial.state.name == "FAIL" and any(other.params == trial.params for other in trials[index + 1 :])
         ]
-        return len(trials) - len(anew)
+        return len(trials) - len(repeated)
 
     def _enqueue_interrupted(self, study: Any) -> None:
-        """Lets runs that were interrupted come first: the study counts them as running, and nobody has their folder."""
+        """Puts interrupted runs first in the queue. The study counts a run as running; no process locks its folder."""
         for trial in study.trials:
             if trial.state.name == "RUNNING" and trial.params:
                 folder = self.sweep.folder / self._run_of(self._settings(trial.params)).name
@@ -165,7 +165,7 @@ class Search:
                     study.tell(trial.number, state=self.optuna.trial.TrialState.FAIL)
 
     def _scores(self, run: SweepRun) -> list[tuple[int, float]]:
-        """Returns update and score, lower is better, of each validation of a run."""
+        """Returns update and score (lower is better) of each validation of a run."""
         folder = self.sweep.folder / run.name
         if not (folder / "log.jsonl").is_file():
             return []

@@ -1,9 +1,12 @@
 """Sweep files: which runs they make, how these are named, run, resumed and compared, and what is refused."""
 
+import contextlib
+import io
 import json
 import math
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from builders import write_corpus
 from click.testing import CliRunner, Result
 
 from nmtkit import checkpoint
@@ -98,6 +102,13 @@ def test_random_draws_are_within_their_ranges_and_more_draws_keep_the_first(tmp_
     assert {run.settings["heads"] for run in many} == {1, 2, 4}
 
 
+def test_random_draws_that_coincide_are_drawn_again(tmp_path: Path) -> None:
+    varied = "[sweep.random]\ndraws = {}\nheads = [1, 2]\nd_ff = {{ min = 16, max = 18 }}\n"
+    few, all_six = (names(tmp_path, varied.format(count)) for count in (4, 6))
+    assert sorted(all_six) == [f"heads={heads},d_ff={d_ff}" for heads in (1, 2) for d_ff in (16, 17, 18)]
+    assert all_six[:4] == few
+
+
 def test_shards_share_the_runs_out(tmp_path: Path) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1, 2, 3, 4, 5]\n")
     parts = [sweep(file, "--dry-run", "--shard", f"{part}/2").stdout.splitlines()[::2] for part in (1, 2)]
@@ -134,11 +145,12 @@ def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[
         ("[sweep.grid]\nheads = ['two']\n", "heads: 'two' is not a whole number"),
         ("[sweep.grid]\ndropout = [0.1, 1.5]\n", "run dropout=1.5: --dropout is 1.5; it must be"),
         ("[sweep.grid]\nsave_dir = ['a', 'b']\n", "save_dir cannot vary"),
-        ("[sweep.zip]\nlr = [1, 2]\nheads = [1]\n", "need one length; lr has 2, heads has 1"),
+        ("[sweep.zip]\nlr = [1, 2]\nheads = [1]\n", "must have the same length; lr has 2, heads has 1"),
         ("[sweep]\nseeds = [1]\n[sweep.grid]\nseed = [1, 2]\n", "[sweep.grid] and seeds both set seed"),
         ("[sweep.grid]\nlr = [1]\n[sweep.zip]\nlr = [1]\n", "[sweep.zip] and [sweep.grid] both set lr"),
         ("[sweep.random]\nlr = [1, 2]\n", "[sweep.random] needs draws = N"),
         ("[sweep.random]\ndraws = 2\nlr = { min = 2, max = 1 }\n", "lr of [sweep.random]: min must be below max"),
+        ("[sweep.random]\ndraws = 5\nheads = [1, 2]\nd_ff = { min = 16, max = 17 }\n", "only 4 different combinations"),
         ("[sweep.random]\ndraws = 2\nlr = { low = 1 }\n", "give a list, or { min = X, max = X }"),
     ],
 )
@@ -157,8 +169,8 @@ def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(self: Runner, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
         made.append(list(command))
         result = CliRunner().invoke(main, list(command)[1:])
-        lines = result.stderr.splitlines()
-        self.errors = [line.removeprefix("nmtkit: error: ") for line in lines if line.startswith("nmtkit: error: ")]
+        self.errors = []
+        self._copy(io.StringIO(result.stderr))
         return result.exit_code
 
     monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
@@ -193,6 +205,44 @@ def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported
     assert checkpoint.load(folder / "base,seed=1" / "last.pt")["update"] == 5
 
 
+def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    shutil.copytree(mirror_data, tmp_path / "data-bin")
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n")
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    write_corpus(tmp_path / "other", 100, seed=9)
+    shutil.rmtree(tmp_path / "data-bin")
+    make = ["preprocess", "-s", "xx", "-t", "yy", "--trainpref", tmp_path / "other", "--validpref", tmp_path / "other"]
+    make += ["--destdir", tmp_path / "data-bin", "--tokenizer-from", mirror_data]
+    assert CliRunner().invoke(main, [*map(str, make)]).exit_code == 0
+    again = sweep(file)
+    assert again.exit_code == 1 and "finished before" not in again.stderr
+    assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
+
+
+def test_a_run_that_the_system_killed_has_failed(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "__post_init__", lambda self: None)
+    monkeypatch.setattr(Runner, "run", lambda self, command, watch=None: 128 + signal.SIGKILL)
+    result = sweep(file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data))
+    assert result.exit_code == 1
+    assert "failed: seed=1: ended by SIGKILL, perhaps because memory ran out" in result.stderr
+
+
+def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "kills_itself.py").write_text("import os; os.kill(os.getpid(), 9)")
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        with contextlib.chdir(tmp_path):
+            assert Runner().run(["kills_itself"]) == 128 + signal.SIGKILL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]) -> None:
     (tmp_path / "one").symlink_to(mirror_data)
     (tmp_path / "two").symlink_to(mirror_data)
@@ -205,20 +255,25 @@ def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_
 
 
 @pytest.mark.slow
-def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(mirror_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGTERM, 1), (signal.SIGINT, 2)])
+def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
+    mirror_data: Path, tmp_path: Path, number: signal.Signals, processes: int
+) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n", mirror_data)
     command = [sys.executable, "-m", "nmtkit", "sweep", str(file)]
-    process = subprocess.Popen([*command, "--", "--max-update", "100000"], stderr=subprocess.PIPE, text=True)
+    more = ["--threads", "1", "--nproc-per-node", str(processes)]
+    stop_at = ["--", *more, "--max-update", "100000"]
+    process = subprocess.Popen([*command, *stop_at], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         if "update 20/" in line:
             break
-    process.terminate()
+    process.send_signal(number)
     rest = process.stderr.read()
-    assert process.wait() == 128 + signal.SIGTERM
-    assert "SIGTERM. To go on: nmtkit sweep" in rest
+    assert process.wait(60) == 128 + number
+    assert f"{number.name}. To go on: nmtkit sweep" in rest
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["seed=1"]
-    assert subprocess.run([*command, "--", "--max-update", "60"], check=False).returncode == 0
+    assert subprocess.run([*command, "--", *more, "--max-update", "60"], check=False).returncode == 0
     logs = [path.read_text() for path in sorted((tmp_path / "runs" / "mine").glob("*/log.jsonl"))]
     assert len(logs) == 2 and '"kind": "resume"' in logs[0]
 
@@ -238,6 +293,20 @@ def test_optuna_searches_prunes_and_goes_on(
     rows = json.loads(result.stdout)
     assert len(rows) == 5 and rows[0]["best"]["loss"]["value"] == min(row["best"]["loss"]["value"] for row in rows)
     assert all(1e-4 <= row["settings"]["lr"] <= 1e-2 for row in rows)
+
+
+def test_optuna_follows_a_score_of_another_subset(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    pytest.importorskip("optuna")
+    varied = "[sweep.random]\ndraws = 2\nlr = { min = 1e-4, max = 1e-2, log = true }\n"
+    file = file_of(tmp_path, varied, mirror_data)
+    more = 'valid_subset = ["valid", "test"]\nbest_checkpoint_metric = "loss@test"\n[architecture]'
+    file.write_text(file.read_text().replace("[architecture]", more))
+    result = sweep(file, "--optuna", "--format", "json")
+    assert result.exit_code == 0, result.stderr
+    losses = [row["best"]["loss@test"]["value"] for row in json.loads(result.stdout)]
+    assert len(losses) == 2 and losses == sorted(losses)
 
 
 def test_what_falls_behind_is_ended_and_what_was_interrupted_comes_first(tmp_path: Path) -> None:
