@@ -75,6 +75,7 @@ RIVALS = (
         (23.75, None),
         piece="char",
     ),
+    Rival("extended_neural_gpu_small", "--recomputed-steps 0"),
     Rival("deep_att_small", DEEP_ATT),
     Rival(
         "deep_att_small",

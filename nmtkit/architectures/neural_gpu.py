@@ -22,7 +22,6 @@ from nmtkit.layers.packed import Packed
 # longest target sentence, D filters, W rows of an image, C columns of the widest image
 
 LONGEST_MEMORY = 63  # units over which a new model forgets an image
-CHECKPOINTED_STEPS = 8  # steps whose activations the backward pass computes again together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +38,13 @@ class NeuralGPUConfig(Config):
         "extended",
         "what an output word depends on: all words before it, by an output tape; the word before it; or no word, as in "
         "the Neural GPU (Kaiser and Sutskever 2016)",
+    )
+    recomputed_steps: int = option(
+        8,
+        "steps whose images the backward pass computes again together, for a third more time and a small part of the "
+        "memory; 0 keeps all images",
+        min=0,
+        max=10_000,
     )
     dropout: float = option(0.0, "dropout on embeddings and on the decoder's features", min=0, below=1)
 
@@ -172,7 +178,9 @@ def inside_of(lengths: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
 
 
 @ARCHITECTURES.register("extended_neural_gpu", PUBLISHED)
-@ARCHITECTURES.register("extended_neural_gpu_small", replace(PUBLISHED, d_model=96, image_width=2, dropout=0.1))
+@ARCHITECTURES.register(
+    "extended_neural_gpu_small", replace(PUBLISHED, d_model=64, image_width=2, image_extra=4, dropout=0.1)
+)
 class ExtendedNeuralGPU(Architecture):
     """Encoder and decoder over one image of each sentence, without attention (section 2).
 
@@ -203,6 +211,19 @@ class ExtendedNeuralGPU(Architecture):
         self.dropout = Dropout(config.dropout)
         self.output_projection = nn.Linear(width, vocabulary.target)
 
+    # --- memory of the backward pass ----------------------------------------------------------------------------------
+
+    def parts(self, steps: int) -> list[tuple[int, int]]:
+        """Returns the first step and the last step + 1 of each part that the backward pass computes again."""
+        length = self.config.recomputed_steps or steps
+        return [(first, min(first + length, steps)) for first in range(0, steps, length)]
+
+    def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls `run`, whose images the backward pass computes again instead of keeping them."""
+        if not self.config.recomputed_steps or not torch.is_grad_enabled():
+            return run(*arguments)
+        return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
+
     # --- encoder ------------------------------------------------------------------------------------------------------
 
     def encode(self, source: Packed) -> Packed:
@@ -222,8 +243,8 @@ class ExtendedNeuralGPU(Architecture):
                 image = torch.where((step < steps)[:, None, None, None], changed.to(image.dtype), image)
             return image
 
-        for first in range(0, source.layout.max_length, CHECKPOINTED_STEPS):
-            image = recomputed(run, image, first, min(first + CHECKPOINTED_STEPS, source.layout.max_length))
+        for first, last in self.parts(source.layout.max_length):
+            image = self.call(run, image, first, last)
         return Packed.from_padded(image.permute(0, 3, 2, 1), tape.layout)
 
     # --- decoder ------------------------------------------------------------------------------------------------------
@@ -247,9 +268,8 @@ class ExtendedNeuralGPU(Architecture):
             return image, tapes, torch.stack(features, 1)
 
         tapes, features = [empty_tape(image) for _ in self.decoder], []
-        for first in range(0, layout.max_length, CHECKPOINTED_STEPS):
-            last = min(first + CHECKPOINTED_STEPS, layout.max_length)
-            image, tapes, read = recomputed(run, image, tapes, first, last)
+        for first, last in self.parts(layout.max_length):
+            image, tapes, read = self.call(run, image, tapes, first, last)
             features.append(read)
         return self.dropout(Packed.from_padded(torch.cat(features, 1), layout).values)
 
@@ -299,10 +319,3 @@ class ExtendedNeuralGPU(Architecture):
             features = self.features_of_columns(first_row, tokens)
         state.position = state.position + 1
         return self.output_projection(features)
-
-
-def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls `function`, whose activations the backward pass computes again instead of keeping them."""
-    if not torch.is_grad_enabled():
-        return function(*arguments)
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
