@@ -1,4 +1,4 @@
-"""Registries: names of components, each with a factory and a preset config."""
+"""Registries of components. A registered name has a factory and a preset config."""
 
 import dataclasses
 import sys
@@ -13,18 +13,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered name: call `factory(config, …)` with `preset` or a config derived from it."""
+    """A registered name. `factory(config, …)` takes `preset` or a config derived from it."""
 
     name: str
     factory: Callable[..., T]
     preset: Any
-    module: str  # that registered it
+    module: str  # the module that registered the name
 
 
 class Registry(Generic[T]):
-    """Names of one kind of component. `kind` reads as in messages, `flag` is how the command line selects one.
+    """The registered names of one kind of component, such as optimizers.
 
-    A job has one component of a kind, or with `several` any number, by a list of names: `--metrics bleu,chrf`.
+    `kind` is the word for messages, and `flag` the command-line flag that selects a name. A job has one component of
+    each kind; with `several`, it has a list of components: `--metrics bleu,chrf`.
 
     >>> @ARCHITECTURES.register("transformer_base", TransformerConfig())
     ... class Transformer(Architecture): ...
@@ -37,11 +38,11 @@ class Registry(Generic[T]):
         self.entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Decorator that puts a factory under `name`; stack several for several presets of one factory.
+        """Decorator that registers a factory under `name`. A factory with several presets has several decorators.
 
-        A factory that is defined anew, as when a notebook's cell runs twice or a module is reloaded, replaces the
-        older one of its module and qualified name. Raises ValueError when the name is taken otherwise, TypeError when
-        the preset is no dataclass of `option` fields.
+        A new definition with the same module and qualified name replaces the old factory, for instance when a cell of
+        a notebook runs again. Raises ValueError if another factory has the name, and TypeError if the preset is not a
+        dataclass of `option` fields.
         """
         cls = type(preset)
         if not dataclasses.is_dataclass(cls):
@@ -53,9 +54,9 @@ class Registry(Generic[T]):
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
             before = self.entries.get(name)
-            if before is not None and (before.factory is factory or _place(before.factory) != _place(factory)):
-                where = ".".join(_place(before.factory))
-                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has it: give yours another name")
+            if before is not None and (before.factory is factory or full_name(before.factory) != full_name(factory)):
+                where = full_name(before.factory)
+                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has this name: choose another one")
             self.entries[name] = Entry(name, factory, preset, module)
             return factory
 
@@ -64,7 +65,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self.entries:
             known = suggestion(name, self.names())
-            raise ValueError(f"unknown {self.kind} {name!r}; {known}. Defined elsewhere? Add --plugin FILE.")
+            raise ValueError(f"unknown {self.kind} {name!r}; {known}. If a plug-in defines it, add --plugin FILE.")
         return self.entries[name]
 
     def __contains__(self, name: str) -> bool:
@@ -74,7 +75,7 @@ class Registry(Generic[T]):
         return list(self.entries)
 
 
-def _place(factory: Callable[..., Any]) -> tuple[str, str]:
-    """Returns where a class or function is defined: its module and qualified name."""
+def full_name(factory: Callable[..., Any]) -> str:
+    """Returns the module and the qualified name of a class or function: "nmtkit.training.optimizers.Adam"."""
     named = factory if hasattr(factory, "__qualname__") else type(factory)
-    return named.__module__, named.__qualname__
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,4 +1,4 @@
-"""The `nmtkit` command. A subcommand is imported when it is run: help and completion do not wait for torch."""
+"""The `nmtkit` command. It imports a subcommand only to run it, so that help and completion do not import torch."""
 
 import contextlib
 import gc
@@ -12,34 +12,34 @@ import click
 
 import nmtkit
 
-# name -> first line of its help, which must not need the import
+# name -> summary on the help page, which is shown without importing the command
 COMMANDS = {
-    "preprocess": "Raw parallel text to a binarized dataset.",
+    "preprocess": "Make a binarized dataset from raw parallel text.",
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
-    "generate": "Translate a dataset's subset, files, or standard input.",
-    "serve": "Translate over HTTP, by LibreTranslate's interface.",
-    "score": "BLEU, chrF, TER and more; says if systems differ.",
-    "compare": "Training runs side by side: settings, scores, speed, state.",
-    "sweep": "Many training runs from one file: grids, draws, seeds, several machines.",
-    "attention": "A web page of what every attention head looks at.",
-    "import": "A model of another toolkit as a checkpoint.",
-    "export": "A checkpoint for CTranslate2, for transformers, or as standard files.",
-    "inspect": "What a checkpoint or a dataset is, and how to use it.",
-    "check": "Whether plug-ins keep to their contracts.",
-    "demo": "All of it in three minutes, on an embedded corpus.",
+    "generate": "Translate a subset of a dataset, files, or standard input.",
+    "serve": "Translate over HTTP, with the interface of LibreTranslate.",
+    "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
+    "compare": "Show training runs side by side: settings, scores, speed.",
+    "sweep": "Train many runs from one file: grids, random draws, seeds.",
+    "attention": "Write a web page with the weights of every attention head.",
+    "import": "Convert a model of another toolkit to a checkpoint.",
+    "export": "Convert a checkpoint for CTranslate2, transformers, Marian.",
+    "inspect": "Describe a checkpoint or a dataset, and how to use it.",
+    "check": "Test if the components of plug-ins keep their contracts.",
+    "demo": "Run all stages in three minutes, on an embedded corpus.",
 }
-MODULES = {"import": "import_model"}  # where the name of a command is a word of Python
+MODULES = {"import": "import_model"}  # for a command whose name is a keyword of Python
 
 
 @contextlib.contextmanager
 def imports() -> Iterator[None]:
-    """Keeps the garbage collector at rest, and takes what was imported out of its sight.
+    """Disables the garbage collector during imports and then excludes the imported objects from collection.
 
-    Importing torch makes millions of objects that stay. Going through them again and again takes a third of the time
-    from there to the process's end: 1.4 s instead of 0.95 s where nothing else is done.
+    Importing torch creates millions of objects that are never freed. Traversing these objects again and again takes a
+    third of the time of a short command (1.4 s instead of 0.95 s).
     """
-    if "torch" in sys.modules:  # in a notebook or a test; the objects of others are theirs
+    if "torch" in sys.modules:  # in a notebook or a test: do not freeze objects of other code
         yield
         return
     gc.disable()
@@ -75,12 +75,12 @@ class LazyGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """As click has it, but a wrong flag or command is reported as every other mistake: in one line, exit code 2."""
+        """Runs the command as click does, but reports a wrong flag or command in one line, with exit code 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output
 
-        if sys.stdout is None:  # a file that is opened next would take its place
+        if sys.stdout is None:  # the next opened file would get its file descriptor
             fail("standard output is closed; redirect it to a file or to /dev/null")
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -90,7 +90,8 @@ class LazyGroup(click.Group):
             sys.exit(error.exit_code)
         except click.UsageError as error:
             command = error.ctx.command_path if error.ctx else "nmtkit"
-            fail(f"{_about_flag(error) or error.format_message().rstrip('.')}. See {command} --help")
+            message = (_about_flag(error) or error.format_message()).rstrip(".")
+            fail(f"{message}{'' if message.endswith(('?', '?)')) else '.'} See {command} --help")
         except click.Abort:
             sys.exit(130)
         except BrokenPipeError:
@@ -105,12 +106,12 @@ class LazyGroup(click.Group):
 
 
 def _about_flag(error: click.UsageError) -> str | None:
-    """Returns what a flag is called here, where the error is that the command does not have it, and others' has."""
-    from nmtkit.cli.other_toolkits import FLAGS, answer
+    """Returns our name for a flag of another toolkit if the error is that the command does not have the flag."""
+    from nmtkit.cli.other_toolkits import about_flag
 
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return None
-    return answer(FLAGS.get(error.ctx.info_name or "", {}), error.option_name)
+    return about_flag(error.ctx.info_name or "", error.option_name)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -118,7 +119,7 @@ def _about_flag(error: click.UsageError) -> str | None:
 def main() -> None:
     """Neural machine translation, from raw parallel text to a score you can believe.
 
-    To see all of it at work, type: nmtkit demo
+    To see all stages at work, type: nmtkit demo
 
     \b
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\
@@ -127,6 +128,6 @@ def main() -> None:
     nmtkit average-checkpoints checkpoints --last 5 --output averaged.pt
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     """
-    # torch's CUDA allocator reads it once: batches of many sizes fragment blocks that cannot grow
+    # Batches have many sizes, which fragment memory blocks of fixed size. The CUDA allocator reads this variable once.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -1,10 +1,11 @@
-"""Base of every subcommand: sections of its help page, its log level, and its report of a user's mistake."""
+"""Base class of all subcommands: headings on the help page, log level, and one-line error messages."""
 
 import contextlib
 import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any, BinaryIO, NoReturn
 
 import click
@@ -14,17 +15,17 @@ from rich.logging import RichHandler
 
 from nmtkit.plugins import plugin_message
 
-stderr = Console(stderr=True, highlight=False)  # talk; stdout is for data alone
+stderr = Console(stderr=True, highlight=False)  # messages; stdout is for data only
 
 OUTPUT_SECTION = "Messages"
-FLAG_COLUMN = 24  # a wider flag has its text on the next line, so that texts have two thirds of 80 columns
+FLAG_COLUMN = 24  # the help text of a longer flag begins on the next line; texts keep two thirds of 80 columns
 NO_BREAK = "\u00a0"
 
 
 class Command(click.Command):
-    """A click command with `--quiet`, `--verbose` and `--debug`, and exit code 2 for what the user can mend.
+    """A click command with `--quiet`, `--verbose` and `--debug`. A mistake of the user ends it with exit code 2.
 
-    Options whose `section` attribute is set are listed under that heading, in order of first appearance.
+    The help page groups options by their attribute `section`, in order of first appearance.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -49,34 +50,43 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         set_up_logging(ctx.meta)
-        try:
+        with errors_in_one_line(ctx):
             return super().invoke(ctx)
-        except BrokenPipeError:
-            end_quietly()
-        except Exception as error:
-            message = message_of(error)
-            if ctx.meta.get("debug") or message is None:
-                raise
-            fail(message)
-        except KeyboardInterrupt:
-            fail("interrupted", code=130)
+
+
+@contextlib.contextmanager
+def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
+    """Reports an error of the user in one line and exits. `--debug` and mistakes in nmtkit show a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        end_quietly()
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise  # click reports these
+    except Exception as error:
+        message = message_of(error)
+        if ctx.meta.get("debug") or message is None:
+            raise
+        fail(message)
+    except KeyboardInterrupt:
+        fail("interrupted", code=130)
 
 
 def message_of(error: BaseException) -> str | None:
-    """Returns what to tell a user of an error, None where only a traceback will do: of a mistake of ours.
+    """Returns the message of a user's error, or None for a mistake in nmtkit, which needs a traceback.
 
-    Errors of a plug-in are told with their place in it.
+    The message of an error in a plug-in names its file and line.
     """
-    # torch says on a CPU "can't allocate memory: you tried to allocate N bytes", after its own source lines
+    # on a CPU, torch says "can't allocate memory: you tried to allocate N bytes" after lines of its own source
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
-        return "out of memory: the model, or what is computed at once, is too large for this machine"
+        return "out of memory: the model or a batch is too large for this machine"
     if message := plugin_message(error):
         return message
     return str(error) if isinstance(error, ValueError | OSError | ImportError) else None
 
 
 def tidied(text: str) -> str:
-    """Returns a help text as a sentence, with its `[default: …]` on one line, and without click's ranges."""
+    """Returns the help text as a sentence: without click's ranges, and with `[default: …]` kept on one line."""
     text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")
     if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
@@ -85,11 +95,11 @@ def tidied(text: str) -> str:
 
 
 def message_options() -> list[click.Option]:
-    """Returns the flags that all commands share."""
+    """Returns the flags that all commands have."""
     texts = {
-        ("-q", "--quiet"): "Say nothing but warnings and errors.",
-        ("-v", "--verbose"): "Say more of what is done.",
-        ("--debug",): "Show a traceback with an error.",
+        ("-q", "--quiet"): "Print only warnings and errors.",
+        ("-v", "--verbose"): "Print more messages.",
+        ("--debug",): "Print a traceback with an error.",
     }
     options = []
     for names, text in texts.items():
@@ -128,9 +138,9 @@ class _Formatter(logging.Formatter):
 
 
 def fail(message: str, code: int = 2) -> None:
-    """Prints `nmtkit: error: …` and exits; `code` 2 is a mistake of the user's."""
+    """Prints `nmtkit: error: …` and exits. `code` 2 means a mistake of the user."""
     prefix = "[bold red]error:[/] " if stderr.is_terminal else "error: "
-    with contextlib.suppress(OSError):  # nobody may be left to tell
+    with contextlib.suppress(OSError):  # stderr may be closed
         stderr.print(f"nmtkit: {prefix}", end="")
         stderr.print(message, markup=False, soft_wrap=not stderr.is_terminal)
     with contextlib.suppress(OSError):
@@ -140,9 +150,9 @@ def fail(message: str, code: int = 2) -> None:
 
 
 def flush_output() -> None:
-    """Writes what stdout has buffered. What cannot be written is dropped, so that Python does not try again at exit.
+    """Flushes stdout. If that fails, drops the buffered text, so that Python does not write it again at exit.
 
-    Raises OSError, such as BrokenPipeError, if it cannot be written.
+    Raises OSError, such as BrokenPipeError.
     """
     try:
         sys.stdout.flush()
@@ -152,14 +162,14 @@ def flush_output() -> None:
 
 
 def end_quietly() -> NoReturn:
-    """Exits as if SIGPIPE had ended this process: the reader of stdout has gone (`| head`)."""
+    """Exits with the code of a process ended by SIGPIPE, because the reader of stdout has closed it (`| head`)."""
     with contextlib.suppress(OSError):
         flush_output()
     sys.exit(141)
 
 
 def standard_input() -> BinaryIO:
-    """Returns stdin as bytes. Raises ValueError if it is closed."""
+    """Returns the binary stdin. Raises ValueError if stdin is closed."""
     if sys.stdin is None:
         raise ValueError("standard input is closed; give the text as a file")
     return sys.stdin.buffer

@@ -1,4 +1,4 @@
-"""`nmtkit demo`: the five commands on an embedded corpus."""
+"""`nmtkit demo`: runs the five commands on an embedded corpus."""
 
 import os
 import shutil
@@ -13,25 +13,26 @@ from nmtkit.cli.command import Command
 @click.command(cls=Command)
 @click.option(
     "--dir", "folder", type=Path, default=Path("nmtkit-demo"), metavar="FOLDER",
-    help="Folder for the text, the dataset, the checkpoints and the translations.  [default: nmtkit-demo]",
+    help="Folder for text, dataset, checkpoints and translations.  [default: nmtkit-demo]",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Run again where a demo has run before, and replace its files.")
+@click.option("--overwrite", is_flag=True, help="Run the demo again and replace the files of an earlier demo.")
 def command(folder: Path, overwrite: bool) -> None:
-    """Learn English to German in three minutes: the five commands on an embedded corpus.
+    """Learn to translate English to German in three minutes, on an embedded corpus.
 
-    Each command is shown before it runs, so that you can run it by hand. At the end you see the score, what it would
-    be without a model, and translations beside their references. A second call shows this end again.
+    The demo runs the five commands of nmtkit and shows each command before it runs, so that you can run it yourself.
+    At the end it shows translations, their references, the score, and scores of two baselines without a model. If you
+    call the demo a second time, it shows the same result again.
     """
     from rich.console import Console
 
     from nmtkit.demo.run import run
 
-    out = Console() if sys.stdout.isatty() else Console(width=200)  # a file has no edge to break lines at
+    out = Console() if sys.stdout.isatty() else Console(width=200)  # no line breaks at 80 columns in a file
     run(folder, program(), out, overwrite)
 
 
 def program() -> list[str]:
-    """Returns the words by which the user called nmtkit."""
+    """Returns the words that call nmtkit, as the user typed them."""
     called = sys.argv[0]
     if os.path.basename(called) == "__main__.py":
         return [os.path.basename(sys.executable), "-m", "nmtkit"]

@@ -1,4 +1,4 @@
-"""Turns the fields of configs into click options, and tells which flags the user has given."""
+"""Makes click options of the fields of configs, and lists the flags that the user typed."""
 
 import dataclasses
 import types
@@ -14,10 +14,10 @@ from nmtkit.config import convert, field_types, flag_of, present
 
 
 def flags(config: Any, section: str = "Options") -> list[click.Option]:
-    """Returns one click option for each field of `config`, a config or a class of them, that shows its default.
+    """Returns one click option for each field of `config`, which is a config or a config class.
 
-    On the help page they are listed under the heading `section` up to the first field that declares its own. A flag
-    that is not given comes as None, and so does one that says `none`: `on_command_line` tells them apart.
+    The help page shows the options under the heading `section`, until a field declares a heading of its own. The value
+    of a missing flag is None, as is the value of `--flag none`; `on_command_line` distinguishes the two.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
     result = []
@@ -29,13 +29,16 @@ def flags(config: Any, section: str = "Options") -> list[click.Option]:
 
 
 def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the running command's parameters that were given, so that presets show through the others."""
+    """Returns the settings that the user typed as flags of the running command; presets apply to all other settings."""
     source = click.get_current_context().get_parameter_source
     return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
 
 
 def given_flags() -> set[str]:
-    """Returns the flags, and arguments as DATA, of the running command that were given, unless as none or `--no-…`."""
+    """Returns the flags of the running command that the user typed, without `--flag none` and `--no-flag`.
+
+    An argument is in the set by its name in capitals: DATA.
+    """
     context = click.get_current_context()
     given = on_command_line(context.params)
     return {
@@ -60,7 +63,7 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
         default=None,
         **typed,
     )
-    result.section = section  # type: ignore[attr-defined]  # read by cli.command when it groups the help page
+    result.section = section  # type: ignore[attr-defined]  # heading on the help page, read by cli.command
     return result
 
 
@@ -73,7 +76,7 @@ def _shown(value: Any) -> str:
 
 
 def metavar(hint: Any) -> str:
-    """Returns how the help page shows a value of the annotated type `hint`: N, X, TEXT, a|b, PATH,…"""
+    """Returns the placeholder on the help page for a value of type `hint`, such as N, X, TEXT, a|b or PATH,…"""
     options = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return "|".join(str(item) for item in options)
@@ -85,7 +88,7 @@ def metavar(hint: Any) -> str:
 
 
 class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, to type checkers only
-    """A click type that reads the text of a flag by the annotation of its field."""
+    """A click type that converts the text of a flag to the annotated type of the config field."""
 
     name = "value"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from nmtkit.cli.command import Command, fail, message_of, stderr
+from nmtkit.cli.command import Command, errors_in_one_line, message_of, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.plugins import plugins_for
@@ -29,30 +29,8 @@ DRY_RUN_RULES = (
 )
 
 
-def given(arguments: Sequence[str], flag: str) -> list[str]:
-    """Returns the values of `flag` among raw command-line arguments, before the other flags are known."""
-    values = []
-    for index, argument in enumerate(arguments):
-        if argument == "--":
-            break
-        if argument == flag and index + 1 < len(arguments):
-            values.append(arguments[index + 1])
-        elif argument.startswith(flag + "="):
-            values.append(argument[len(flag) + 1 :])
-    return values
-
-
-def template_of(arguments: Sequence[str]) -> JobTemplate:
-    """Returns the job that raw arguments choose by config file, plug-ins and names of components."""
-    files = given(arguments, "--config")
-    names = {table: next(reversed(given(arguments, kind.flag)), None) for table, kind in REGISTRIES.items()}
-    starts = given(arguments, "--finetune-from")
-    start = Path(starts[-1]) if starts and starts[-1] != "none" else None
-    return JobTemplate.read(Path(files[-1]) if files else None, names, given(arguments, "--plugin"), start)
-
-
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components by name; their help lists the names registered by now."""
+    """Returns the flags that choose components by name. Their help lists all registered names."""
     return [
         click.Option(
             [kind.flag],
@@ -64,8 +42,19 @@ def name_flags() -> list[click.Option]:
     ]
 
 
+def chosen(context: click.Context) -> JobTemplate:
+    """Loads the plug-ins and returns the components that the parsed flags choose."""
+    given = context.params
+    names = {table: given[parameter_name(kind.flag)] for table, kind in REGISTRIES.items()}
+    return JobTemplate.read(given["config"], names, given["plugin"], given["finetune_from"])
+
+
+def parameter_name(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
 def component_flags(template: JobTemplate) -> list[click.Option]:
-    """Returns the flags of the chosen components, each component's under a heading with its name."""
+    """Returns the flags of the chosen components, under a heading with the name of each component."""
     return [
         flag
         for table, component in template.components.items()
@@ -73,40 +62,67 @@ def component_flags(template: JobTemplate) -> list[click.Option]:
     ]
 
 
+def flags_needed_by(unknown: str) -> str:
+    """Returns the flags that choose a component with the flag `unknown`: "--optimizer adam or --optimizer adamw"."""
+    return " or ".join(
+        f"{kind.flag} {name}"
+        for kind in REGISTRIES.values()
+        for name, entry in kind.entries.items()
+        if any(unknown in (*option.opts, *option.secondary_opts) for option in flags(entry.preset))
+    )
+
+
 class TrainCommand(Command):
-    """The train command, whose flags depend on the components chosen: it looks for their names before click parses."""
+    """The train command. Its flags depend on the chosen components, so click parses the arguments twice.
+
+    The first time, click ignores flags that it does not know, and the flags of the run choose the components. The
+    second time, click knows the flags of these components too.
+    """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        arguments = list(args)  # click consumes its own
-        try:
-            template = template_of(arguments)
-        except Exception as error:
-            message = message_of(error)
-            if "--debug" in arguments or message is None:
-                raise
-            fail(message)
-        names = {flag.name: flag for flag in name_flags()}  # again: plug-ins may have registered more
+        arguments = list(args)  # make_context empties the list that it gets
+        first = Command(
+            name=self.name,
+            params=[parameter for parameter in self.params if isinstance(parameter, click.Option)],
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+            add_help_option=False,
+        )
+        known = first.make_context(info_name, list(args), parent, resilient_parsing=True)
+        with errors_in_one_line(known):
+            template = chosen(known)
+        names = {flag.name: flag for flag in name_flags()}  # new options, because a plug-in may have registered names
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
         full = Command(
             name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
         )
-        context = full.make_context(info_name, args, parent, **extra)
+        try:
+            context = full.make_context(info_name, args, parent, **extra)
+        except click.NoSuchOption as error:
+            if needs := flags_needed_by(error.option_name):
+                raise click.UsageError(f"{error.option_name} does nothing without {needs}", error.ctx) from None
+            raise
         context.obj = template, arguments
         return context
 
 
 @click.command(cls=TrainCommand, params=[])
 @click.argument("data", type=Path, required=False)
-@click.option("--config", type=Path, metavar="FILE", help="TOML file of settings; flags go before it.")
-@click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with further components.")
-@click.option("--dry-run", is_flag=True, help="Print what the run would take, and make no update.")
+@click.option("--config", type=Path, metavar="FILE", help="TOML file with settings; flags override it.")
+@click.option("--plugin", multiple=True, metavar="FILE", help="Python file or module with more components.")
+@click.option("--dry-run", is_flag=True, help="Estimate memory and time of the run; do not train.")
 @click.option(
-    "--dry-run-updates", type=click.IntRange(1, 1_000_000), metavar="N", help="With --dry-run: make and time N updates."
+    "--dry-run-updates",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="With --dry-run: make and time N updates.",
 )
 @click.option(
-    "--vocab-size", type=click.IntRange(3, 10_000_000), metavar="N", help="With --dry-run: pieces, without a dataset."
+    "--vocab-size",
+    type=click.IntRange(3, 10_000_000),
+    metavar="N",
+    help="With --dry-run: vocabulary size, without a dataset.",
 )
 @click.pass_obj
 def command(
@@ -118,20 +134,20 @@ def command(
     vocab_size: int | None,
     **settings: Any,
 ) -> None:
-    """Train a model on a binarized dataset. The same command again resumes where it stopped.
+    """Train a model on a binarized dataset. The same command again resumes a run that was interrupted.
 
-    The folder --save-dir gets a page of curves and translations, report.html, and the log as JSON lines, log.jsonl.
+    The folder --save-dir receives the checkpoints, a page with curves and translations (report.html) and the log as
+    JSON lines (log.jsonl). This page shows the flags of the default components. To see the flags of other
+    components, choose the components and add --help.
 
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
-    nmtkit train --config checkpoints/config.toml      # that run again, or on
+    nmtkit train --config checkpoints/config.toml      # resumes or repeats that run
     nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
-    nmtkit train --arch transformer_base --help   # its flags
+    nmtkit train --arch convs2s --optimizer sgd --help   # flags of these components
     """
     template, arguments = parsed
-    for name in ("config", "plugin", *(flag.name for flag in name_flags())):
-        settings.pop(name)
     job = template.job(on_command_line(settings), data)
     check_flags(DRY_RUN_RULES, given_flags(), given_flags())
     if dry_run:
@@ -140,16 +156,16 @@ def command(
         click.echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
     if job.data is None:
-        raise ValueError("give the dataset to train on: the folder that nmtkit preprocess made")
+        raise ValueError("give the dataset to train on: the folder that nmtkit preprocess wrote")
     from nmtkit.processes.distributed import launch, launched
     from nmtkit.training.plan import device_of, processes_to_start
 
     processes = processes_to_start(job.run)
     if processes > 1:
-        device_of(job.run)  # refuses here, and not in every process, one that is not there
+        device_of(job.run)  # raises the error of a missing device once, not in every process
         sys.exit(launch(["train", *arguments], processes))
     status = _train(job, job.data, arguments)
-    if launched():  # torch's threads now and then abort an interpreter that ends beside other ranks
+    if launched():  # skip the shutdown of the interpreter, which threads of torch sometimes abort
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -157,7 +173,7 @@ def command(
 
 
 def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
-    """Runs one process's part and returns its exit code."""
+    """Runs the training in this process and returns the exit code of the process."""
     from nmtkit.processes import distributed
     from nmtkit.training.progress import Lines, LiveLine
     from nmtkit.training.run import Run
@@ -173,7 +189,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
     except BaseException as error:
         if distributed.launched():
             display.close()
-            _fail_together(error, debug="--debug" in arguments)
+            _fail_together(error, debug=bool(click.get_current_context().meta.get("debug")))
         raise
     finally:
         display.close()
@@ -186,12 +202,12 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
-    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # also under --quiet
-    return 128 + end.received  # so that `train && …` does not go on with half a run
+    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # even with --quiet
+    return 128 + end.received  # so that `train && …` stops after an interrupted run
 
 
 def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
-    """Returns lines that say why the run is finished, and which commands follow."""
+    """Returns the closing lines of a finished run: the reason, the report, and the next commands."""
     from nmtkit.architectures import ARCHITECTURES
     from nmtkit.data.binarized import Dataset
     from nmtkit.training import averaging
@@ -204,7 +220,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     plugins = [word for plugin in needed for word in ("--plugin", plugin)]
     splits = Dataset.open(data).splits
     subset = next((name for name in splits if name.startswith("test")), job.run.valid_subset[0])
-    known = [str(data), "--gen-subset", subset] if subset in splits else []  # else lines of standard input
+    known = [str(data), "--gen-subset", subset] if subset in splits else []  # without: translate standard input
     generate = ["nmtkit", "generate", *known, "--path", str(model), *plugins]
     steps = [average, generate] if count > 1 else [generate]
     return [
@@ -215,12 +231,12 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
 
 
 def _fail_together(error: BaseException, debug: bool) -> NoReturn:
-    """Says what went wrong in this process, tells the others, and ends without waiting for them."""
+    """Prints the error of this process, sends it to the other processes, and exits without waiting for them."""
     from nmtkit.processes import distributed
 
     known = message_of(error)
     if distributed.is_connection_error(error):
-        time.sleep(3)  # the process at the other end has more to say, and gets the time to
+        time.sleep(3)  # let the process that closed the connection print its error first
     elif debug or not (known or isinstance(error, KeyboardInterrupt)):
         traceback.print_exception(error)
     message = f"rank {distributed.rank()}: {known or str(error) or type(error).__name__}"

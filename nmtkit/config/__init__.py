@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses whose fields are declared once and become flags, TOML keys and keyword arguments."""
+"""Configs: frozen dataclasses. Each field is declared once and is a flag, a TOML key and a keyword argument."""
 
 from nmtkit.config.fields import (
     LARGEST,

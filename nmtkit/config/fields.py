@@ -1,4 +1,4 @@
-"""Declares the fields of configs: default, help text, limits, flag and TOML key of a setting, on one line."""
+"""Declares the fields of configs, with default, help text, limits, flag and TOML key in one place."""
 
 import dataclasses
 import operator
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 10**12  # limit of a number that declares no other: larger sizes are mistakes, and overflow 64 bits downstream
+LARGEST = 10**12  # limit of numbers without a declared limit; products of larger sizes overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -29,13 +29,13 @@ def option(
     section: str | None = None,
     repeatable: bool = False,
 ) -> Any:
-    """Declares a config field that is also a command-line flag and a TOML key; `...` for a default makes it required.
+    """Declares a config field, which is also a command-line flag and a TOML key. The default `...` makes it required.
 
-    `min` and `max` are inclusive limits of a number, `above` and `below` exclusive ones; of a tuple they limit every
-    item. None always passes; NaN, infinity and numbers beyond `LARGEST` never do. `help` states the unit where there
-    is one. `flag` overrides the flag's name ("-s/--source-lang"), `metavar` how its value is shown, and `section`
-    begins a new heading on the help page. A `repeatable` flag of a tuple gives one item each time, which may hold
-    commas. Choices are the field's type: `Literal["a", "b"]`.
+    `min` and `max` are inclusive limits, `above` and `below` exclusive limits; in a tuple they apply to every item.
+    None is always allowed. NaN, infinity and numbers beyond `LARGEST` are never allowed. `help` states the unit.
+    `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` the name of its value on the help page.
+    `section` starts a new heading there. A `repeatable` flag adds one item to a tuple each time, and the item may
+    contain commas. A field with choices has the type `Literal["a", "b"]`.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
     metadata |= {"flag": flag, "metavar": metavar, "section": section, "repeatable": repeatable}
@@ -46,9 +46,9 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Base class of configs. Construction raises ValueError for a field outside the limits that its `option` declares.
+    """Base class of configs. Raises ValueError if a field is outside the limits that its `option` declares.
 
-    A subclass that must also compare fields with each other overrides `__post_init__` and calls this one first.
+    A subclass that compares fields with each other overrides `__post_init__` and first calls the method of this class.
     """
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Config:
 
 
 def check_limits(config: Any) -> None:
-    """Raises ValueError for the first field of `config` outside its declared limits, naming flag, value and limits."""
+    """Raises ValueError for the first field outside its limits, with the flag, the value and the limits."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -65,7 +65,7 @@ def check_limits(config: Any) -> None:
             declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}
             lower = {} if "above" in declared else {"min": -LARGEST}
             limits = lower | ({} if "below" in declared else {"max": LARGEST}) | declared
-            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN meets none
+            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN meets no limit
             if unmet:
                 named = [name for name in LIMITS if name in declared or name in unmet]
                 words = " and ".join(f"{LIMITS[name][0]} {limits[name]:,}" for name in named)
@@ -83,14 +83,14 @@ def flag_of(field: dataclasses.Field[Any]) -> str:
 
 
 def field_types(cls: type) -> dict[str, Any]:
-    """Returns the annotated type of each field by name, in order of declaration."""
+    """Returns the annotated type of each field by field name, in order of declaration."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
 def check_no_collisions(configs: Mapping[str, Any]) -> None:
-    """Raises ValueError when two components (title -> config) declare one field, hence one flag, naming both."""
-    owner: dict[str, str] = {}
+    """Raises ValueError if two of the configs, given by title, declare the same field and therefore the same flag."""
+    owner: dict[str, str] = {}  # field -> title
     for title, config in configs.items():
         for field in dataclasses.fields(config):
             if field.name in owner:

@@ -1,4 +1,4 @@
-"""Conditions between flags, so that no flag is accepted and then ignored."""
+"""Conditions between flags: a flag without effect is an error."""
 
 import dataclasses
 from collections.abc import Collection
@@ -10,22 +10,24 @@ from nmtkit.config.fields import flag_of
 
 @dataclass(frozen=True)
 class FlagRule:
-    """A condition between flags: `flag` does something only beside one of `needs`, and nothing beside `excludes`.
+    """A condition: `flag` has an effect only together with one of `needs`, and has none together with `excludes`.
 
-    Names are flags as users write them, perhaps with a value ("--format jsonl"), or other facts ("several --sys").
+    A name is a flag as users type it, with a value if that matters ("--format jsonl"), or another fact about the
+    command ("several --sys").
     """
 
     flag: str
     needs: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
-    reason: str = ""  # ends the message of `excludes`
+    reason: str = ""  # end of the message about `excludes`
 
 
 def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collection[str]) -> None:
-    """Raises ValueError for the first rule that is broken, so that no flag is accepted and ignored.
+    """Raises ValueError for the first broken rule.
 
-    `given` are the names that the user wrote, `on` those in effect: `--groups 1` is given, and on only if 1 is not its
-    default. A given flag needs one that is on; a flag that is on excludes given ones.
+    `given` are the flags that the user typed, `on` the flags with an effect: `--groups 1` is given, and is not on if 1
+    is the default. `needs` applies to given flags and is met by flags that are on. A flag that is on excludes given
+    flags.
     """
     for rule in rules:
         if rule.flag in given and rule.needs and not set(rule.needs) & set(on):
@@ -37,6 +39,6 @@ def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collect
 
 
 def changed_flags(config: Any) -> set[str]:
-    """Returns the flags of those fields of `config` that differ from their default."""
+    """Returns the flags of the fields that differ from their default."""
     fields = dataclasses.fields(config)
     return {flag_of(field) for field in fields if getattr(config, field.name) != field.default}

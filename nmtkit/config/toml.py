@@ -1,4 +1,4 @@
-"""Writes settings as TOML, in the form that `--config` reads."""
+"""Writes settings as TOML that `--config` reads."""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def to_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the TOML text of tables of plain values, as `--config` reads it; None is written "none".
+    """Returns the tables as TOML text that `--config` reads. None becomes the text "none".
 
-    A title with a dot, `metrics.bleu`, is that of a table in a table.
+    The title `metrics.bleu` names the table `bleu` inside the table `metrics`.
     """
     return "\n".join(
         f"[{_toml_title(title)}]\n" + "".join(f"{key} = {_toml_value(value)}\n" for key, value in table.items())

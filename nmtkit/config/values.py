@@ -13,15 +13,15 @@ from nmtkit.config.fields import check_limits, field_types, flag_of
 
 T = TypeVar("T")
 
-COMMAND_LINE = "the command line"  # origin of settings that are flags
+COMMAND_LINE = "the command line"  # the `origin` of settings given as flags
 
 
 def convert(value: Any, hint: Any, text: bool = False) -> Any:
-    """Returns `value` as the annotated type `hint`. Raises ValueError saying what is expected.
+    """Returns `value` converted to the annotated type `hint`. Raises ValueError if the conversion is not possible.
 
-    With `text` it is as typed on the command line: `a,b,c` is a list, `none` no value, and numbers are written out.
-    Without, it comes from TOML or a checkpoint, and has its type: 1 is no boolean and 1.0 no whole number. In a list
-    of `str | None`, an empty item is None.
+    With `text`, the value is text from the command line: `a,b,c` is a list and `none` is None. Without `text`, the
+    value comes from TOML or a checkpoint and must already have the right type: 1 is not a boolean, and 1.0 is not a
+    whole number. An empty item of a list of `str | None` becomes None.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
@@ -47,13 +47,13 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
             return hint(value)
         except (ValueError, OverflowError):
             pass
-    elif type(value) is hint:  # exactly: True is an int to isinstance
+    elif type(value) is hint:  # not isinstance, which takes True for an int
         return value
     raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}")
 
 
 def present(hint: Any) -> Any:
-    """Returns the type of an optional value where there is one."""
+    """Returns T for the annotation `T | None`."""
     return next(item for item in typing.get_args(hint) if item is not type(None))
 
 
@@ -66,7 +66,7 @@ def _expected(hint: Any) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns what to say of an unknown name: the nearest of those known, and all of these."""
+    """Returns the end of an error message about an unknown name: the most similar known name, and all known names."""
     known = list(known)
     nearest = difflib.get_close_matches(name, known, 1)
     return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
@@ -81,10 +81,11 @@ def derive(config: T, changes: Mapping[str, Any], origin: str) -> T: ...
 
 
 def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
-    """Returns `config`, or that of a class with its defaults, with `changes` by field name; dashes are underscores.
+    """Returns a copy of `config` with `changes`, by field name. A class stands for a config with default values.
 
-    `origin` names in errors where the changes come from (a TOML table, a checkpoint, `COMMAND_LINE`). Raises ValueError
-    for a field the config does not have, and for a value of the wrong type or beyond its limits.
+    Dashes in names are read as underscores. `origin` says in errors where the changes come from: a TOML table, a
+    checkpoint or `COMMAND_LINE`. Raises ValueError for an unknown field, a value of the wrong type, and a value
+    outside its limits.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
     checked = {}
@@ -98,7 +99,7 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
             raise ValueError(f"{origin}: {key}: {error}") from None
     try:
         result = config(**checked) if isinstance(config, type) else dataclasses.replace(config, **checked)  # type: ignore[type-var]
-        check_limits(result)  # configs of plug-ins need not derive from Config
+        check_limits(result)  # again, because configs of plug-ins may not derive from Config
     except ValueError as error:
         raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
     return result
@@ -123,7 +124,7 @@ def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Returns a config as a dict of plain types, as checkpoints and TOML files hold it; `derive` reads it back."""
+    """Returns the config as a dict of plain types, for checkpoints and TOML files. `derive` reads the dict back."""
 
     def plain_value(value: Any) -> Any:
         if isinstance(value, tuple):
