@@ -4,20 +4,22 @@ Every builder is deterministic: the same arguments return the same weights.
 """
 
 import random
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.transformer import Transformer
-from nmtkit.config import derive
+from nmtkit.config import Config, derive, option
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
 
+HERE = Path("here")
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 
 WITHOUT_ATTENTION = ("bytenet_small", "extended_neural_gpu_small")
@@ -180,3 +182,25 @@ def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
     sources = [[draw.choice(MIRRORED_WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
     prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
     prefix.with_suffix(".yy").write_text("".join(" ".join(reversed(words)).upper() + "\n" for words in sources))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThingConfig(Config):
+    """A config with a field of every type."""
+
+    width: int = option(4, "width, in units", min=1)
+    rate: float | None = option(None, "rate per update", above=0, below=1)
+    kind: Literal["old", "new"] = option("old", "which kind")
+    betas: tuple[float, ...] = option((0.9, 0.98), "decay rates")
+    fast: bool = option(False, "be fast")
+    folder: Path = option(HERE, "where")
+    files: tuple[Path, ...] = option((), "which")
+    tags: tuple[str | None, ...] = option((), "what")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedyConfig(Config):
+    """A config with a required field, a short flag and headings."""
+
+    source_lang: str = option(..., "from which language", flag="-s/--source-lang", metavar="LANG", section="Files")
+    workers: int | None = option(None, "processes", min=1, section="Running")

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from nmtkit.architectures import ARCHITECTURES
 from nmtkit.cli import main
+from nmtkit.plugins import load_plugin
 
 PLUGIN = '''
 from dataclasses import dataclass
@@ -62,3 +63,15 @@ def test_a_plugin_of_twenty_lines_trains_and_translates(mirror_data: Path, tmp_p
     refused = runner.invoke(main, ["generate", "--path", last], input="bado\n")
     assert refused.exit_code == 2
     assert f"--plugin {plugin}" in refused.stderr.replace("\n", "")
+
+
+def test_a_plugin_file_is_imported_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import nmtkit.registry as r\nr.loaded = getattr(r, 'loaded', 0) + 1\n")
+    load_plugin(str(path))
+    load_plugin(str(path))
+    from nmtkit import registry
+
+    assert registry.loaded == 1  # type: ignore[attr-defined]
+    with pytest.raises(FileNotFoundError, match=r"gone\.py"):
+        load_plugin(str(tmp_path / "gone.py"))

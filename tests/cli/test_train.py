@@ -234,6 +234,47 @@ def test_a_schedule_that_returns_nan_ends_the_run_as_a_mistake(mirror_data: Path
     LR_SCHEDULERS.entries.pop("broken")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--wandb-project mine", "--wandb-project does nothing without --callbacks wandb."),
+        ("--callbacks none --tensorboard-dir=runs", "--tensorboard-dir does nothing without --callbacks tensorboard."),
+        ("--end-lr 0.1", "does nothing without --lr-scheduler cosine or --lr-scheduler polynomial."),
+        ("--plugin {gru} --width 3", "--width does nothing without --arch gru."),
+        ("--no-bleu-lowercase --metrics chrf", "--no-bleu-lowercase does nothing without --metrics bleu."),
+        ("--arch-type x", "No such option '--arch-type'"),
+    ],
+)
+def test_a_flag_of_a_component_that_is_not_chosen_names_the_flag_that_chooses_it(arguments: str, said: str) -> None:
+    gru = Path(__file__).parents[2] / "examples/plugin/gru.py"
+    result = train("data-bin", *arguments.format(gru=gru).split())
+    assert result.exit_code == 2
+    assert said in result.stderr and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("--optimizer=sgd", "--momentum"),
+        ("--optimizer adamw --optimizer sgd", "--momentum"),  # the last one counts
+        ("--optimizer sgd --optimizer=adam", "--adam-betas"),
+        ("--save-dir --optimizer sgd", "--adam-betas"),  # the folder has that name, and sgd is DATA
+        ("--optimizer sgd --", "--momentum"),
+        ("-q --lr 0.1 data-bin --optimizer sgd", "--momentum"),
+    ],
+)
+def test_flags_that_choose_components_are_parsed_like_all_flags(arguments: str, shown: str) -> None:
+    words = arguments.split()
+    words.insert(words.index("--") if "--" in words else len(words), "--help")
+    page = train(*words).stdout
+    assert {flag for flag in ("--momentum", "--adam-betas") if flag in page} == {shown}
+
+
+def test_after_two_dashes_every_word_is_an_argument() -> None:
+    result = train("--device", "cpu", "--", "--optimizer=nonsense")
+    assert result.exit_code == 2 and "--optimizer=nonsense: no such folder" in result.stderr
+
+
 def test_help_shows_the_chosen_components_own_flags() -> None:
     plain = train("--help").stdout
     chosen = train("--arch", "transformer_tiny", "--lr-scheduler", "cosine", "--optimizer", "sgd", "--help").stdout
@@ -431,7 +472,7 @@ def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
     [
         ("", "--transforms cut,cut", "--transforms cut,cut names one twice"),
         ("", "--transforms blur", "unknown transform 'blur'; known: "),
-        ("", "--transforms cut --swap-share 1", "No such option"),
+        ("", "--transforms cut --swap-share 1", "--swap-share does nothing without --transforms swap.all"),
         ("[transforms.cut]\ncut_tokens = 2\n", "", "[transforms.cut] does nothing: transforms of [run] are none"),
         ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' stands in [transforms]; settings stand in [transforms."),
         ('[run]\ntransforms = "cut"\n', "", "transforms of [run]: 'cut' is not a list"),
