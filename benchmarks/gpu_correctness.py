@@ -25,8 +25,9 @@ from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_d
 from nmtkit.layers.packed import IGNORE_INDEX, Layout, Packed
 from nmtkit.search.beam_search import TOPK_BLOCK
 from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.decoding import BatchHypotheses, Segment, beam_search
+from nmtkit.search.decoding import beam_search
 from nmtkit.search.graph_search import Eager
+from nmtkit.search.segments import BatchHypotheses, Segment
 
 TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32
 

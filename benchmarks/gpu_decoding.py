@@ -26,8 +26,9 @@ from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.packed import Batch, Layout, Packed
 from nmtkit.search.beam_search import TOPK_BLOCK, topk
 from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.decoding import Segment, beam_search
+from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Segment
 from nmtkit.translation.translator import prepare
 
 BATCH = 16_384  # source tokens, of the search batch by batch and of CTranslate2

@@ -21,6 +21,7 @@ from nmtkit.layers.packed import Packed
 from nmtkit.processes import distributed
 from nmtkit.search.constraints import Constraints, LogitsProcessor
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, L tokens of a hypothesis so far, V target
 # vocabulary, C candidates of a sentence
@@ -32,17 +33,6 @@ LOG2_E = 1 / math.log(2)
 TOPK_BLOCK = 128  # columns; measured on 128 rows of 10,000 and 37,000 columns
 
 logger = logging.getLogger("nmtkit")
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """A finished translation. `tokens` are target ids without eos; `score` is the length-penalised log probability."""
-
-    tokens: list[int]
-    score: float
-    log_probability: float  # natural logarithm, eos included
-    alignment: list[list[float]] | None = None  # if asked for: of each token the weights of all source tokens and eos
-    token_log_probabilities: list[float] | None = None  # if asked for: the model's own, natural logarithms, of eos too
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, Candidates, Hypothesis, topk
+from nmtkit.search.beam_search import BeamSearch, Candidates, topk
 from nmtkit.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 

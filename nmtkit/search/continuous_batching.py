@@ -16,11 +16,11 @@ from nmtkit.architectures import Architecture
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.processes import distributed
-from nmtkit.search.beam_search import Hypothesis, nonempty
+from nmtkit.search.beam_search import nonempty
 from nmtkit.search.constraints import NO_CONSTRAINTS
-from nmtkit.search.decoding import BatchHypotheses, Segment, SegmentBatch
 from nmtkit.search.graph_search import CudaGraphs, Eager, GraphBeamSearch, StepRunner
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 # B sentences
 

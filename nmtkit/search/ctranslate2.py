@@ -22,10 +22,11 @@ from nmtkit.architectures import Architecture
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.formats import ctranslate2 as ctranslate2_format
-from nmtkit.search.beam_search import Hypothesis, length_penalty
+from nmtkit.search.beam_search import length_penalty
 from nmtkit.search.constraints import NO_CONSTRAINTS
-from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch, annotated, decode
+from nmtkit.search.decoding import annotated, decode
 from nmtkit.search.options import CTRANSLATE2_RULE, SearchOptions
+from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 

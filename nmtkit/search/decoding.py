@@ -2,8 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,31 +11,16 @@ from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import layer_index
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, Hypothesis, length_penalty, mean_log_probabilities
+from nmtkit.search.beam_search import BeamSearch, length_penalty, mean_log_probabilities
 from nmtkit.search.constrained_search import with_required
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.sampling import Sampling
+from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
 
 PROJECTED_ROWS = 1024  # tokens whose distributions are in memory together
 
 # B sentences, T target tokens of all, L and M tokens of the longest target and source
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A sentence to translate, as ids; a batch is a list of them."""
-
-    ids: list[int]  # eos last
-    constraints: Constraints = NO_CONSTRAINTS
-    seed: int = 0  # of its samples
-    reference: list[int] | None = None  # without eos; scored with SearchOptions.score_reference
-
-
-SegmentBatch = list[Segment]
-BatchHypotheses = list[list[Hypothesis]]  # of each sentence, best first
-# Decodes batches, in any order, perhaps at the same time; yields the number of each with its hypotheses.
-BatchDecoder = Callable[[Iterable[SegmentBatch]], Iterator[tuple[int, BatchHypotheses]]]
 
 
 def decode(
@@ -159,7 +143,7 @@ def with_token_log_probabilities(
 
 @torch.inference_mode()
 def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence with their `alignment`.
+    """Returns the hypotheses of each sentence with their `attention`.
 
     It is the cross-attention of the layer where it follows words best (`layer_index`), the mean of its heads and of the
     models.
@@ -173,7 +157,7 @@ def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses
     weights = torch.stack([_cross_attention(model, sources, inputs) for model in models]).mean(0).cpu()
     lengths = sources.layout.lengths.tolist()
     aligned = iter(
-        dataclasses.replace(hypothesis, alignment=weights[row, : len(hypothesis.tokens), : lengths[row]].tolist())
+        dataclasses.replace(hypothesis, attention=weights[row, : len(hypothesis.tokens), : lengths[row]].tolist())
         for row, hypothesis in enumerate(flat)
     )
     return [[next(aligned) for _ in hypotheses] for hypotheses in found]

@@ -161,15 +161,17 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search for a pair: a model of several languages is told them.
+    """Returns the search for a language pair, with the languages that a model of several languages needs.
 
-    Raises ValueError, with the codes known, for one that it has not.
+    Raises ValueError, with the known codes, if the model does not have a language of the pair.
     """
     if not tokenizer.languages:
         return search
-    tokenizer.language(pair[1])
+    if pair[1] not in tokenizer.languages:
+        known = ", ".join(sorted(tokenizer.languages))
+        raise ValueError(f"--path {'-'.join(pair)}=FILE: the model has no language {pair[1]!r}; it has {known}")
     with contextlib.suppress(ValueError):
-        tokenizer.language_ids(None, pair[1])  # some are told the target only
+        tokenizer.language_ids(None, pair[1])  # Marian's models are given the target language only
         return dataclasses.replace(search, target_lang=pair[1])
     tokenizer.language_ids(*pair)
     return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])

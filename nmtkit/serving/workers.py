@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nmtkit.search.decoding import BatchDecoder, SegmentBatch
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchDecoder, SegmentBatch
 from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send

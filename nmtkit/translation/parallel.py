@@ -13,10 +13,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is do
 
 from nmtkit.processes import distributed
 from nmtkit.processes.workers import Workers
-from nmtkit.search.beam_search import Hypothesis
 from nmtkit.search.constraints import Constraints, RequiredPhrase
-from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.translation.translator import Translator
 
 PREFETCH = 2  # batches a rank has in hand: one under way, one to go on with

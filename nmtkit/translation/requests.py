@@ -11,10 +11,9 @@ from itertools import accumulate
 from typing import Literal
 
 from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
-from nmtkit.search.beam_search import Hypothesis
 from nmtkit.search.constraints import Constraints, RequiredPhrase
-from nmtkit.search.decoding import Segment
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis, Segment
 from nmtkit.text.alignment import piece_spans, word_links
 from nmtkit.text.glossary import TermResult
 from nmtkit.text.quality import Quality
@@ -229,7 +228,7 @@ class Postprocessor:
             for hypothesis, part in zip(hypotheses, line.parts, strict=True)
         ]
         tokens = [token for hypothesis in hypotheses for token in hypothesis.tokens]
-        weights = joined_alignment([hypothesis.alignment for hypothesis in hypotheses], line)
+        weights = joined_alignment([hypothesis.attention for hypothesis in hypotheses], line)
         if self.options.replace_unknown and UNK in tokens:
             assert weights is not None
             text = self.with_source_pieces(line, tokens, weights)
@@ -288,11 +287,11 @@ def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
     """Returns the hypothesis without its first tokens, those that were given: they are no part of the text."""
     if not given:
         return hypothesis
-    alignment, each = hypothesis.alignment, hypothesis.token_log_probabilities
+    alignment, each = hypothesis.attention, hypothesis.token_log_probabilities
     return replace(
         hypothesis,
         tokens=hypothesis.tokens[given:],
-        alignment=None if alignment is None else alignment[given:],
+        attention=None if alignment is None else alignment[given:],
         token_log_probabilities=None if each is None else each[given:],
     )
 

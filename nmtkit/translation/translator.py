@@ -20,9 +20,10 @@ from nmtkit.search.constrained_search import lacking
 from nmtkit.search.constraints import PieceEdges
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.ctranslate2 import CTranslate2Engine
-from nmtkit.search.decoding import BatchDecoder, BatchHypotheses, Segment, SegmentBatch, annotated, decode
+from nmtkit.search.decoding import annotated, decode
 from nmtkit.search.graph_search import supports
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 from nmtkit.translation.background import OrderedCalls, prefetched, short_switch_interval
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation

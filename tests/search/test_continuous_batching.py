@@ -13,9 +13,10 @@ from nmtkit.layers.static_kv_cache import CacheLengths
 from nmtkit.search import continuous_batching, graph_search
 from nmtkit.search.constraints import Constraints, RequiredPhrase
 from nmtkit.search.continuous_batching import STEPS_PER_SYNC, ContinuousBatching, rounded
-from nmtkit.search.decoding import Segment, beam_search
+from nmtkit.search.decoding import beam_search
 from nmtkit.search.graph_search import Eager, GraphBeamSearch, StepRunner, supports
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Segment
 from nmtkit.translation.translator import Translator
 
 EOS = 2

@@ -10,9 +10,9 @@ from builders import tiny_transformer
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import Hypothesis
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis
 
 BOS, EOS = 1, 2
 

@@ -15,8 +15,9 @@ from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint
 from nmtkit.search.continuous_batching import ContinuousBatching
-from nmtkit.search.decoding import Segment, decode
+from nmtkit.search.decoding import decode
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Segment
 from nmtkit.translation.requests import Preprocessor, Request
 from nmtkit.translation.translator import Translator
 

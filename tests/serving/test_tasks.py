@@ -147,7 +147,7 @@ def test_a_model_of_several_languages_is_loaded_once_and_told_each_pair(tmp_path
             {"target_lang": b} if name.startswith("marian") else {"source_lang": a, "target_lang": b} for a, b in pairs
         ]
         assert found == [Translator.load(file).translate(["right"], **SHORT, **each)[0].text for each in codes]
-        with pytest.raises(ValueError, match="no language 'xx'; known"):
+        with pytest.raises(ValueError, match="no language 'xx'; it has"):
             load_models(job((("en", "xx"), file)))
 
 

@@ -18,8 +18,8 @@ from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, vocabulary_of
-from nmtkit.search.beam_search import Hypothesis
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.parallel import worker_processes
 from nmtkit.translation.requests import Preprocessor, utilities

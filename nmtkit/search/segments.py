@@ -1,0 +1,50 @@
+"""The types of every search: segments go in, hypotheses come out."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints
+from nmtkit.text.alignment import Link
+from nmtkit.text.glossary import TermResult
+from nmtkit.text.quality import Quality
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The ids that the model reads at once, with the constraints on their translation; a batch is a list of them."""
+
+    ids: list[int]  # eos last
+    constraints: Constraints = NO_CONSTRAINTS
+    seed: int = 0  # of the random numbers, if the search samples
+    reference: list[int] | None = None  # without eos; SearchOptions.score_reference scores it
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One translation. A search fills the fields up to `token_log_probabilities`, `translation/` fills the others.
+
+    For a line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted
+    by `score`, or by `utility` where that is computed.
+    """
+
+    tokens: list[int]  # target ids without eos
+    score: float  # length-penalised log probability
+    log_probability: float  # natural logarithm, eos included
+    attention: list[list[float]] | None = None  # if requested: for each token the weights of all source tokens and eos
+    token_log_probabilities: list[float] | None = None  # if requested: natural logarithms of each token and of eos
+    text: str = ""
+    pieces: list[str] = field(default_factory=list)  # of the target vocabulary, without eos
+    links: list[Link] = field(default_factory=list)  # between the words of the source and of `text`
+    # hard: pairs of a source and a target piece. soft: for each target piece the weights of all source pieces and eos.
+    # words: first and last + 1 character of a source word (the source is in Unicode's normal form NFC), then those of
+    # the target word that attends to it most.
+    alignment: list[list[int]] | list[list[float]] | None = None
+    utility: float | None = None  # with SearchOptions.mbr: 0 to 100
+    quality: Quality | None = None  # with SearchOptions.quality
+    terms: list[TermResult] | None = None  # with a glossary: the result of each term of the source, in order
+
+
+SegmentBatch = list[Segment]
+BatchHypotheses = list[list[Hypothesis]]  # for each segment, best first
+# Decodes batches, in any order, perhaps several at a time; yields the number of each batch with its hypotheses.
+BatchDecoder = Callable[[Iterable[SegmentBatch]], Iterator[tuple[int, BatchHypotheses]]]
