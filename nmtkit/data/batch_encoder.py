@@ -71,7 +71,7 @@ class BatchEncoder:
 
     def encode(self, text: str) -> Encoded:
         """Encodes the lines of `text`, each of which ends in \\n."""
-        text = normalize(text)
+        text = normalize(text, self._absent.spaces)
         if self.encodes_by_word:
             return self._by_word(text.encode())
         return Encoded(*self._encode_lines(text.split("\n")[:-1], add_eos=True))
@@ -143,7 +143,11 @@ class BatchEncoder:
         """Returns the words of lines that each end in \\n, and the pieces of each word in the encoded lines."""
         assert self.splits_at_spaces
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
-        normalized = self._normalized_words(_groups([word for words in lines for word in words]))
+        to_space = str.maketrans(dict.fromkeys(self._absent.spaces, " "))
+        parts = [word.translate(to_space).split(" ") for words in lines for word in words]
+        owners = [index for index, word in enumerate(parts) for part in word if part]
+        counts = self._normalized_words(_groups([part for word in parts for part in word if part]))
+        normalized = np.bincount(owners, counts, len(parts)).astype(np.int64)  # words of SentencePiece for each word
         starts = np.flatnonzero(self._starts_word[encoded.ids])  # of words as normalised
         assert len(starts) == normalized.sum()
         line_ends = np.cumsum(encoded.lengths) - 1  # the position of eos

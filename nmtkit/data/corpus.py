@@ -1,7 +1,8 @@
-"""Raw parallel text: files found by prefix and language, opened whatever their compression, cut into blocks of lines.
+"""Raw parallel text: finds and opens the files of a corpus, decompresses them and divides them into blocks of lines.
 
-Files are bytes. A line ends at \\n and nowhere else; the last one may lack it. Bytes that are not UTF-8 are an error
-that names the file and the line. Memory is bounded: of a line longer than a limit, only the size is kept.
+Files are bytes. A line ends at \\n only; the last line may lack its \\n. Every reader removes a byte-order mark at the
+beginning of a file and a carriage return at the end of a line, and warns with their count. Bytes that are not UTF-8
+are an error that names file and line. Memory is bounded: the text of a line above a size limit is not kept.
 """
 
 import bz2
@@ -11,10 +12,10 @@ import io
 import logging
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +23,16 @@ import numpy.typing as npt
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 CHUNK = 1 << 20
 BLOCK_LINES = 8192
-BLOCK_BYTES = 4 << 20  # of one side; a block holds at least one line, however long
+BLOCK_BYTES = 4 << 20  # per side; a block holds at least one line of any length
 LINE_FEED = ord("\n")
+ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50  # of a frame; the latter with any last 4 bits (RFC 8878)
 
 log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """The two files of a corpus, the tag that goes before its source lines, and the word alignments of its pairs."""
+    """The two files of a corpus, the tag put before its source lines, and a file of word alignments of its pairs."""
 
     source: Path
     target: Path
@@ -42,10 +44,9 @@ class ParallelFiles:
 
 
 def locate(prefix: str, language: str) -> Path:
-    """Returns the file `prefix.language`, perhaps compressed.
+    """Returns the file `prefix.language`, which may be compressed.
 
-    Raises FileNotFoundError when there is none, ValueError when there are several or it is empty. Warns of a
-    byte-order mark and of Windows line ends, which stay in the text.
+    Raises FileNotFoundError if there is no such file, ValueError if there are several or the file is empty.
     """
     plain = f"{prefix}.{language}"
     paths = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
@@ -53,57 +54,113 @@ def locate(prefix: str, language: str) -> Path:
         raise FileNotFoundError(f"no such file: {plain} (nor with {', '.join(COMPRESSIONS)})")
     if len(paths) > 1:
         raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one")
-    path = paths[0]
-    with open_bytes(path) as file:
-        start = read(file, 1 << 16, path)
-    if not start:
-        raise ValueError(f"{path} is empty")
-    if start.startswith(codecs.BOM_UTF8):
-        log.warning("%s starts with a byte-order mark, which stays in its first line", path)
-    if start.count(b"\r\n") == start.count(b"\n") > 0:
-        log.warning("the lines of %s end in \\r\\n; the \\r stays in the text (sed 's/\\r$//' removes it)", path)
-    return path
+    with open_bytes(paths[0]) as file:
+        if not file.read(1):
+            raise ValueError(f"{paths[0]} is empty")
+    return paths[0]
+
+
+# --- compressed files -----------------------------------------------------------------------------------------------
 
 
 def is_compressed(path: Path) -> bool:
     return path.suffix in COMPRESSIONS
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """Opens a file for reading, decompressed by its suffix. Raises ImportError when the package for .zst is missing."""
-    openers: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+def open_bytes(path: Path) -> io.BufferedReader:
+    """Opens a file for reading, decompressed by its suffix.
+
+    Reading raises ValueError naming the path if compressed data is damaged or truncated. Raises ImportError if the
+    package for .zst is missing.
+    """
     file: Any
-    if path.suffix in openers:
-        file = openers[path.suffix](path)
-    elif path.suffix == ".zst":
+    if path.suffix == ".zst":
         try:
             import zstandard
         except ImportError as error:
             raise ImportError(f"{path} is compressed with zstd; pip install 'nmtkit[zstd]' to read it") from error
-        file = io.BufferedReader(zstandard.open(path, "rb"), CHUNK)
+        file = zstandard.open(path, "rb")
+    elif path.suffix in COMPRESSIONS:
+        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        file = openers[path.suffix](path)
     else:
-        file = path.open("rb")
-    return file
+        return path.open("rb")
+    return io.BufferedReader(_Decompressed(file, path), CHUNK)
 
 
-def read(file: IO[bytes], size: int, path: Path) -> bytes:
-    """Reads up to `size` bytes. Raises ValueError naming the path when compressed data is damaged or cut short."""
-    try:
-        return file.read(size)
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{path} is damaged or cut short: {error}") from error
-    except OSError as error:
-        if is_compressed(path) and error.errno is None:  # how gzip and bz2 report bad data
-            raise ValueError(f"{path} is damaged or not a {path.suffix} file: {error}") from error
-        raise
-    except Exception as error:
-        if path.suffix != ".zst":  # whose package has an error class of its own
-            raise
-        raise ValueError(f"{path} is damaged: {error}") from error
+class _Decompressed(io.RawIOBase):
+    """A decompressed file that raises ValueError naming `path` when its data is damaged or truncated."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        self._file, self._path = file, path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            data = self._file.read(len(view))
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{self._path} is damaged or truncated: {error}") from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            # gzip and bz2 report bad data as an OSError without number
+            raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
+        except Exception as error:
+            if self._path.suffix != ".zst":  # the package of zstd has its own class of errors
+                raise
+            raise ValueError(f"{self._path} is damaged: {error}") from error
+        if not data and self._path.suffix == ".zst":
+            check_zstd_end(self._path)
+        view[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def check_zstd_end(path: Path) -> None:
+    """Raises ValueError if the last frame of a .zst file is incomplete, which the package zstandard reads as the end.
+
+    Walks over the headers of frames and blocks as RFC 8878, section 3.1, describes them.
+    """
+    import zstandard
+
+    size = path.stat().st_size
+    position = 0
+    with path.open("rb") as file:
+        while position < size:
+            file.seek(position)
+            start = file.read(18)  # the largest frame header
+            magic = int.from_bytes(start[:4], "little")
+            if magic & ~0xF == ZSTD_SKIPPABLE_MAGIC:
+                position += 8 + int.from_bytes(start[4:8], "little")
+                continue
+            try:
+                position += zstandard.frame_header_size(start)
+            except zstandard.ZstdError:
+                break  # reported below: the end of the file is inside a header
+            last = False
+            while not last and position < size:
+                file.seek(position)
+                header = int.from_bytes(file.read(3), "little")
+                last, kind = bool(header & 1), header >> 1 & 3
+                position += 3 + (1 if kind == 1 else header >> 3)  # a block of kind 1 repeats one byte
+            position += 4 if start[4] & 4 else 0  # checksum
+            if not last:
+                position = size + 1
+    if position != size:
+        raise ValueError(f"{path} is damaged or truncated: it ends within a frame")
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
 
 
 def decode(text: bytes, path: Path, first_line: int) -> str:
-    """Decodes strict UTF-8 of one or more lines, the first of which is line `first_line` (from 1) of `path`.
+    """Decodes strict UTF-8. `first_line` is the number, from 1, of the first line of `text` in the file `path`.
 
     Raises ValueError naming file and line.
     """
@@ -115,16 +172,60 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
         raise ValueError(f"{path}:{line}: byte {byte} of the line is not UTF-8 ({error.reason})") from error
 
 
-def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
-    """Yields all lines of a file in order, a list at a time.
+@dataclass
+class LineDecoder:
+    """Decodes the lines of one file, given in parts of whole lines, and counts what it removes from them."""
 
-    A line that is longer than a chunk and than `longest` bytes comes as "". Raises ValueError as `read` and `decode`.
+    path: Path
+    next_line: int = 1
+    carriage_returns: int = 0  # removed from the ends of lines
+    has_byte_order_mark: bool = False
+
+    def lines(self, text: bytes) -> list[str]:
+        """Decodes the next lines of the file; the last of them may lack its \\n.
+
+        Raises ValueError naming file and line for bytes that are not UTF-8.
+        """
+        if self.next_line == 1 and text.startswith(codecs.BOM_UTF8):
+            self.has_byte_order_mark = True
+            text = text[len(codecs.BOM_UTF8) :]
+        text = text.removesuffix(b"\n")
+        if b"\r" in text:
+            self.carriage_returns += text.count(b"\r\n") + text.endswith(b"\r")
+            text = text.replace(b"\r\n", b"\n").removesuffix(b"\r")
+        lines = decode(text, self.path, self.next_line).split("\n")
+        self.next_line += len(lines)
+        return lines
+
+    def warn(self) -> None:
+        """Logs a warning if a byte-order mark or carriage returns were removed."""
+        if self.has_byte_order_mark:
+            log.warning("%s: the byte-order mark at its beginning is removed", self.path)
+        if self.carriage_returns:
+            count = self.carriage_returns
+            log.warning(
+                "%s: the carriage return at the end of %s is removed", self.path,
+                "1 line" if count == 1 else f"{count:,} lines",
+            )  # fmt: skip
+
+
+def without_line_ends_of_windows(text: bytes, begins_file: bool) -> bytes:
+    """Removes what `LineDecoder` removes from whole lines that each end in \\n."""
+    if begins_file:
+        text = text.removeprefix(codecs.BOM_UTF8)
+    return text.replace(b"\r\n", b"\n") if b"\r" in text else text
+
+
+def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
+    """Yields all lines of a file in order, a list at a time, as `LineDecoder` decodes them.
+
+    A line that is longer than a chunk and than `longest` bytes is yielded as "".
     """
-    number = 1
-    open_line = bytearray()  # bytes read of the line whose end has not been read
+    decoder = LineDecoder(path)
+    open_line = bytearray()  # text of the line whose end has not been read
     open_size = 0
     with open_bytes(path) as file:
-        while chunk := read(file, CHUNK, path):
+        while chunk := file.read(CHUNK):
             first, last = chunk.find(b"\n"), chunk.rfind(b"\n")
             head = chunk if first < 0 else chunk[:first]
             open_size += len(head)
@@ -134,13 +235,11 @@ def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
                 open_line.clear()
             if first < 0:
                 continue
-            lines = decode(bytes(open_line) + chunk[first:last], path, number).split("\n")
-            yield lines
-            number += len(lines)
+            yield decoder.lines(bytes(open_line) + chunk[first : last + 1])
             open_line = bytearray(chunk[last + 1 :])
             open_size = len(open_line)
     if open_size:
-        yield [decode(bytes(open_line), path, number)]
+        yield decoder.lines(bytes(open_line))
 
 
 # --- blocks of pairs ------------------------------------------------------------------------------------------------
@@ -148,14 +247,16 @@ def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Span:
-    """Whole lines of a file, the last of which may lack its \\n. A `temporary` file is removed by reading it."""
+    """Whole lines of a file; the last line may lack its \\n. `read` removes a `temporary` file."""
 
     path: Path
     start: int  # bytes
     size: int  # bytes
     temporary: bool = False
+    begins_file: bool = False
 
     def read(self) -> bytes:
+        """Returns the lines, each with its \\n, without byte-order mark and carriage returns at line ends."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             text = file.read(self.size)
@@ -163,14 +264,15 @@ class Span:
             self.path.unlink()
         if len(text) != self.size:
             raise ValueError(f"{self.path} has become shorter while it was read")
-        return text if text.endswith(b"\n") else text + b"\n"
+        text = text if text.endswith(b"\n") else text + b"\n"
+        return without_line_ends_of_windows(text, self.begins_file)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of the two sides that belong together; the first is line `first_line` (from 1) of both files.
+    """Lines of both sides that belong together, beginning with line `first_line` (from 1) of both files.
 
-    A block that is `over_long` is a single pair, a line of which is too long to be read: its spans only have sizes.
+    An `over_long` block is a single pair with a line that is too long to be read: only the sizes of its spans count.
     """
 
     first_line: int
@@ -182,9 +284,9 @@ class Block:
 
 
 class LineReader:
-    """Finds where lines end in one file, ahead of the lines that were taken.
+    """Finds the ends of the next lines of a file, before the lines are taken.
 
-    Text is kept only if the file is compressed, and then of no line with more than `longest` bytes.
+    The reader keeps the text of a compressed file only, without lines of more than `longest` bytes.
     """
 
     def __init__(self, path: Path, longest: int) -> None:
@@ -195,20 +297,25 @@ class LineReader:
         self._compressed = is_compressed(path)
         self._file = open_bytes(path)
         self._read = 0  # bytes
-        self._last_end = 0  # of the last line that has been read to its end
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # of lines not taken yet, in bytes of the file
-        self._text = bytearray()  # of lines not taken yet and of the open line, the one whose end has not been read
+        self._last_end = 0  # position after the last line feed read, in bytes of the file
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # ends of lines not taken yet, in bytes of the file
+        # text of lines not taken yet, then of the open line, which is the line whose end has not been read
+        self._text = bytearray()
         self._open_kept = 0  # bytes of the open line at the end of `_text`
         self._at_end = False
+        self._removed = LineDecoder(path)  # counts what `Span.read` removes
+        self._removed.has_byte_order_mark = self._file.peek(3).startswith(codecs.BOM_UTF8)
+        self._ends_in_return = False  # the last chunk ends in \\r
 
     def look_ahead(self) -> npt.NDArray[np.int64]:
-        """Returns where the next lines end, in bytes from the first of them.
+        """Returns the ends of the next lines, in bytes from the beginning of the first of these lines.
 
-        They are BLOCK_LINES lines, or as many as exceed BLOCK_BYTES, or those to the end of the file.
+        Returns BLOCK_LINES ends, or fewer if the lines exceed BLOCK_BYTES or the file ends.
         """
         parts, count = [self._ends], len(self._ends)
         while not self._at_end and count < BLOCK_LINES and self._last_end - self.taken_bytes <= BLOCK_BYTES:
-            chunk = read(self._file, CHUNK, self.path)
+            chunk = self._file.read(CHUNK)
+            self._count_removed(chunk)
             ends = np.flatnonzero(np.frombuffer(chunk, np.uint8) == LINE_FEED) + (self._read + 1)
             if self._compressed:
                 self._keep(chunk)
@@ -224,8 +331,15 @@ class LineReader:
         self._ends = np.concatenate(parts)
         return self._ends[:BLOCK_LINES] - self.taken_bytes
 
+    def _count_removed(self, chunk: bytes) -> None:
+        if b"\r" in chunk:
+            self._removed.carriage_returns += chunk.count(b"\r\n")
+        if self._ends_in_return and chunk[:1] in (b"\n", b""):
+            self._removed.carriage_returns += 1
+        self._ends_in_return = chunk.endswith(b"\r")
+
     def _keep(self, chunk: bytes) -> None:
-        """Appends a chunk to the text, but for the open line once that is longer than `longest`."""
+        """Appends a chunk to the text. The text of the open line is dropped once it is longer than `longest`."""
         first = chunk.find(b"\n") + 1
         head = chunk[:first] if first else chunk
         if self._read + len(head) - self._last_end > self._longest:
@@ -239,14 +353,17 @@ class LineReader:
             self._open_kept = len(chunk) - (chunk.rfind(b"\n") + 1)
 
     def take(self, lines: int, size: int, temporary: Path | None) -> Span:
-        """Takes the next `lines` lines of `size` bytes. Text of a compressed file is written to the file `temporary`,
-        unless that is None."""
-        span = Span(self.path, self.taken_bytes, size)
+        """Takes the next `lines` lines of `size` bytes.
+
+        Writes the text of a compressed file to the file `temporary`, unless that is None.
+        """
+        begins_file = self.taken_bytes == 0
+        span = Span(self.path, self.taken_bytes, size, begins_file=begins_file)
         if self._compressed and not (lines == 1 and size > self._longest):
             if temporary is not None:
                 with temporary.open("wb") as file, memoryview(self._text) as text:
                     file.write(text[:size])
-                span = Span(temporary, 0, size, temporary=True)
+                span = Span(temporary, 0, size, temporary=True, begins_file=begins_file)
             del self._text[:size]
         self.taken_bytes += size
         self.taken_lines += lines
@@ -254,10 +371,11 @@ class LineReader:
         return span
 
     def count_lines(self) -> int:
-        """Returns the number of lines of the whole file, reading on to its end."""
+        """Returns the number of lines of the whole file, which is read to its end, and warns of what was removed."""
         self._compressed = False  # from here on, no text is kept
         while len(ends := self.look_ahead()):
             self.take(len(ends), int(ends[-1]), None)
+        self._removed.warn()
         return self.taken_lines
 
     def close(self) -> None:
@@ -267,9 +385,9 @@ class LineReader:
 def blocks(files: ParallelFiles, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
     """Yields a pair of files in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
 
-    Where blocks begin depends on the text alone. Of `shard` (i, n), every n-th block is yielded. Compressed text is
-    put into files in `folder`, which reading the span removes. A line of more than `longest` bytes, and more than
-    BLOCK_BYTES, is in a block of its own, which is marked as over-long.
+    The beginnings of blocks depend on the text alone. A `shard` (i, n) consists of every n-th block, from block i on.
+    Compressed text is written to files in `folder`, which `Span.read` removes. A line of more than `longest` bytes and
+    more than BLOCK_BYTES has a block of its own, which is marked as over-long.
 
     Raises ValueError when one file has more lines than the other, with both counts.
     """

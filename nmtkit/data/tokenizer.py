@@ -1,7 +1,8 @@
-"""Text to ids and back: NFC, an escape for SentencePiece's own space symbol, SentencePiece, and the special ids.
+"""Converts text to ids and back: NFC, an escape for SentencePiece's own space symbol, SentencePiece, special ids.
 
-Only NFC rewrites text; of white space only runs of U+0020 (and those at either end) are lost. With byte fallback, which
-every vocabulary but one of words has, no character is unknown, so decoding returns the normalised line.
+Encoding changes a line in three ways: it brings the line to NFC, replaces tabs and Unicode spaces that the vocabulary
+does not have by U+0020, and merges runs of U+0020, which it removes at both ends. With byte fallback, which every
+vocabulary except one of words has, no character is unknown, and decoding returns the line with these changes.
 """
 
 import hashlib
@@ -24,6 +25,8 @@ UNK, BOS, EOS = 0, 1, 2
 FEW_LINES = 32  # encoded one by one, in a seventh of the time: a batch starts a thread
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
+# Tab and the characters of Unicode's category Zs but U+0020. No-break and ideographic spaces are among them.
+SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
 ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, and no text has a reason to hold it
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
@@ -53,8 +56,14 @@ class Encoded:
         return Encoded(np.insert(self.ids, starts, token), self.lengths + 1)
 
 
-def normalize(text: str) -> str:
-    """Returns one or more lines in NFC and with literal space symbols escaped, as SentencePiece gets them."""
+def normalize(text: str, spaces: str = "") -> str:
+    """Returns one or more lines as SentencePiece reads them.
+
+    The text is in NFC, a literal space symbol is escaped, and each character of `spaces` becomes U+0020.
+    """
+    for space in spaces:
+        if space in text:
+            text = text.replace(space, " ")
     if not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
     if SPACE_SYMBOL in text or ESCAPE in text:
@@ -142,10 +151,12 @@ class Tokenizer:
     # --- text to ids ------------------------------------------------------------------------------------------------
 
     def encode_source(self, lines: Sequence[str]) -> Encoded:
-        return encode_lines(self._source, self._absent_source, [normalize(line) for line in lines], add_eos=True)
+        lines = [normalize(line, self._absent_source.spaces) for line in lines]
+        return encode_lines(self._source, self._absent_source, lines, add_eos=True)
 
     def encode_target(self, lines: Sequence[str]) -> Encoded:
-        return encode_lines(self._target, self._absent_target, [normalize(line) for line in lines], add_eos=True)
+        lines = [normalize(line, self._absent_target.spaces) for line in lines]
+        return encode_lines(self._target, self._absent_target, lines, add_eos=True)
 
     def check_lossless(self, setting: str) -> None:
         """Raises ValueError, naming `setting`, for a model that does not decode to the text that it encoded."""
@@ -172,12 +183,12 @@ class Tokenizer:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
     def source_surfaces(self, line: str) -> list[str]:
-        """Returns the text of each piece of a source line, also of an unknown one, without spaces."""
-        return [piece.replace(SPACE_SYMBOL, "") for piece in self._source.encode(normalize(line), out_type=str)]
+        """Returns the text of each piece of a source line without spaces; the text of an unknown piece is kept."""
+        return [piece.replace(SPACE_SYMBOL, "") for piece in self.source_encoding(line)]
 
     def source_encoding(self, line: str) -> list[str]:
-        """Returns the pieces of a source line, an unknown one as the text that it stands for."""
-        return self._source.encode(normalize(line), out_type=str)
+        """Returns the pieces of a source line; an unknown piece is the text that it stands for."""
+        return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
 
     def knows(self, text: str) -> bool:
         """Returns whether the source side spells a text in pieces of its vocabulary, none of them unknown or a byte."""
@@ -284,10 +295,14 @@ def decode_ids(processor: sentencepiece.SentencePieceProcessor, absent: "AbsentP
 
 
 class AbsentPieces:
-    """Pieces that have an id on the table of a model (`spm_model.renumbered`), but that the model itself does not make.
+    """Pieces and spaces that a SentencePiece model does not produce.
 
-    Text that a model does not know, such as a letter that only the other side's training data had, is looked up among
-    them, as Marian and transformers look up all pieces in one vocabulary.
+    `ids` are pieces of the other side in a shared table of ids (`spm_model.renumbered`). Text that is unknown to the
+    model, such as a letter that only the other side's training data had, is looked up in `ids`, as Marian and
+    transformers look up all pieces in one vocabulary.
+
+    `spaces` are characters of SPACES that have no piece: the tokenizer's training data did not have them, or, for a
+    tab, had a space in their place. They are encoded as U+0020.
     """
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
@@ -299,6 +314,10 @@ class AbsentPieces:
         return {
             name(id).removeprefix(FOREIGN): id for id in range(len(self._processor)) if self._processor.is_unused(id)
         }
+
+    @cached_property
+    def spaces(self) -> str:
+        return "".join(space for space in SPACES if self._processor.piece_to_id(space) == UNK and space not in self.ids)
 
 
 def _concatenated(rows: list[Ids]) -> Encoded:

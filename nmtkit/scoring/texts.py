@@ -10,13 +10,17 @@ from nmtkit.data.binarized import Dataset
 
 
 def lines_of(text: bytes, name: Path) -> list[str]:
-    """Returns the lines of a text. A newline ends a line, so that the last one starts no empty line after it.
+    """Returns the lines of a text, which end at \\n only, without byte-order mark and carriage returns at their ends.
 
-    Raises ValueError when there is no line, and for bytes that are not UTF-8, naming `name` and the line.
+    Warns with the count of what was removed. Raises ValueError if the text is empty, and for bytes that are not UTF-8,
+    naming `name` and the line.
     """
     if not text:
         raise ValueError(f"{name} is empty")
-    return corpus.decode(text.removesuffix(b"\n"), name, 1).split("\n")
+    decoder = corpus.LineDecoder(name)
+    lines = decoder.lines(text)
+    decoder.warn()
+    return lines
 
 
 def read_lines(path: Path) -> list[str]:

@@ -21,13 +21,13 @@ def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
 
     Raises OSError when it cannot be read, ValueError when it is empty or not UTF-8, naming it and the line.
     """
-    first = 1
+    decoder = corpus.LineDecoder(path)
     with corpus.open_bytes(path) as file:
         while raw := list(islice(file, size)):
-            yield corpus.decode(b"".join(raw).removesuffix(b"\n"), path, first).split("\n")
-            first += len(raw)
-    if first == 1:
+            yield decoder.lines(b"".join(raw))
+    if decoder.next_line == 1:
         raise ValueError(f"{path} is empty")
+    decoder.warn()
 
 
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
@@ -48,7 +48,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
     threading.Thread(target=read, daemon=True).start()
     lines: list[str] = []
-    rest, first = b"", 1
+    rest, decoder = b"", corpus.LineDecoder(Path(name))
     while True:
         try:
             chunk = chunks.get(timeout=TIMEOUT)
@@ -60,13 +60,12 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
             raise chunk
         whole, newline, rest = (rest + chunk).rpartition(b"\n") if chunk else (rest, rest[:1] and b"\n", b"")
         if newline:
-            new = corpus.decode(whole, Path(name), first).split("\n")
-            first += len(new)
-            lines += new
+            lines += decoder.lines(whole + newline)
         while len(lines) >= size:
             yield lines[:size]
             lines = lines[size:]
         if not chunk:
+            decoder.warn()
             yield lines
             return
 

@@ -48,7 +48,7 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
         ("a man " * 11, "ein Mann " * 11, cleaning.LONG),
         ("a man a man a man a man a man", "a man", cleaning.RATIO),
         ("a man a man", "ein Mann", None),
-        ("the cat\t sees\r", "die Katze sieht", None),
+        ("the cat\t sees", "die Katze sieht", None),
         ("a dog", "ein Hund", cleaning.OVERLAP),
     ]
     sides = ["".join(pair[side] + "\n" for pair in pairs).encode() for side in (0, 1)]

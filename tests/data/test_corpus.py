@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import io
 import logging
 import lzma
 import tracemalloc
@@ -12,6 +13,8 @@ import zstandard
 from nmtkit.data import corpus
 from nmtkit.data.corpus import ParallelFiles
 from nmtkit.data.spm_training import sample_pairs
+from nmtkit.scoring.texts import read_lines
+from nmtkit.translation.inputs import lines_of_file, lines_of_stream
 
 
 def read_all(
@@ -41,7 +44,7 @@ def test_blocks_are_the_lines_whatever_the_compression(suffix: str, tmp_path: Pa
         ".zst": zstandard.ZstdCompressor().compress,
     }[suffix]
     rng = np.random.default_rng(3)
-    sides = [[bytes(rng.choice(list(b"ab \r\x85"), rng.integers(0, 14))) for _ in range(37)] for _ in "st"]
+    sides = [[bytes(rng.choice(list(b"ab \x85"), rng.integers(0, 14))) for _ in range(37)] for _ in "st"]
     sides[0][5] = b"x" * 100  # longer than a block of bytes
     files = [tmp_path / f"t.{language}{suffix}" for language in ("en", "de")]
     for file, lines in zip(files, sides, strict=True):
@@ -87,12 +90,46 @@ def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
         corpus.locate(str(tmp_path / "t"), "en")
 
 
-def test_windows_files_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("chunk", [3, 4, 7, 1 << 20])
+def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
+    chunk: int, suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logging.getLogger("nmtkit").propagate = True  # a command that ran before may have turned it off
-    (tmp_path / "t.en").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
-    corpus.locate(str(tmp_path / "t"), "en")
-    assert "byte-order mark" in caplog.text
-    assert "\\r stays in the text" in caplog.text
+    monkeypatch.setattr(corpus, "CHUNK", chunk)
+    monkeypatch.setattr(corpus, "BLOCK_LINES", 2)
+    text = "\ufeffa\r\n\r\nb\rc\n\ufeffd\r\re\r\r\nf\r".encode()
+    expected = ["a", "", "b\rc", "\ufeffd\r\re\r", "f"]
+    for language in ("en", "de"):
+        (tmp_path / f"t.{language}{suffix}").write_bytes(gzip.compress(text) if suffix else text)
+    source, target = (tmp_path / f"t.{language}{suffix}" for language in ("en", "de"))
+    blocks = read_all(source, target, tmp_path)
+    assert b"".join(block[1] for block in blocks).decode() == "".join(line + "\n" for line in expected)
+    assert f"{source}: the byte-order mark at its beginning is removed" in caplog.messages
+    assert f"{target}: the carriage return at the end of 4 lines is removed" in caplog.messages
+    assert [line for lines in corpus.line_lists(source, 1000) for line in lines] == expected
+    caplog.clear()
+    assert [line for lines in lines_of_file(source, 2) for line in lines] == expected
+    assert [line for lines in lines_of_stream(io.BytesIO(text), "standard input", 2) for line in lines] == expected
+    assert read_lines(source) == expected
+    for name in (source, "standard input", source):
+        assert f"{name}: the carriage return at the end of 4 lines is removed" in caplog.messages
+
+
+@pytest.mark.parametrize("compressed_frames", [1, 2])
+def test_a_truncated_zst_file_is_an_error_wherever_it_ends(compressed_frames: int, tmp_path: Path) -> None:
+    compressor = zstandard.ZstdCompressor(write_checksum=True)
+    parts = [np.random.default_rng(seed).integers(0, 256, 300_000, np.uint8).tobytes() for seed in (0, 1)]
+    skippable = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
+    whole = skippable + b"".join(map(compressor.compress, [b"x" * 500_000, *parts[:compressed_frames]]))
+    path = tmp_path / "t.zst"
+    path.write_bytes(whole)
+    with corpus.open_bytes(path) as file:
+        assert file.read() == b"x" * 500_000 + b"".join(parts[:compressed_frames])
+    for size in [*range(len(whole) - 12, len(whole)), len(whole) - 200_000, len(skippable) + 9]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"t\.zst is damaged"), corpus.open_bytes(path) as file:
+            file.read()
 
 
 def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import io
+import re
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ LINES = st.lists(
 
 
 def survives(line: str) -> str:
-    """Returns the line as the tokenizer promises to restore it: NFC, and single spaces."""
+    """Returns the line as the tokenizer promises to restore it: NFC, single spaces, no other horizontal space."""
+    line = re.sub("[\t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]", " ", line)  # none has a piece
     return " ".join(part for part in unicodedata.normalize("NFC", line).split(" ") if part)
 
 
 def words(line: str) -> list[str]:
-    return [word for word in normalize(line).split(" ") if word]
+    return [word for word in normalize(survives(line)).split(" ") if word]
 
 
 def pieces(char: str, known: set[str]) -> int:
