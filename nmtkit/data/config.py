@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -87,8 +88,8 @@ class PreprocessConfig(Config):
 
     weights: tuple[float, ...] = option(
         (),
-        "how many times an epoch sees the pairs of each training corpus",
-        min=1,
+        "how many times an epoch sees the pairs of each training corpus; 0.5 keeps half of the pairs",
+        above=0,
         max=1_000,
         section="Several corpora",
     )
@@ -137,11 +138,17 @@ class PreprocessConfig(Config):
             )
         if self.strict and self.drop_duplicates:
             raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
+        if self.tags and all(self.tags):
+            for flag, tags, prefixes in self._tags_of_held_out():
+                if prefixes and not tags:
+                    raise ValueError(
+                        f"every training corpus has a --tag, and {len(prefixes)} {flag[2:-4]} sets have none; give "
+                        f"{flag} with one item for each set, '' for none"
+                    )
         for flag, items, prefixes in (
             ("--alignments", self.alignments, self.train),
             ("--tag", self.tags, self.train),
-            ("--valid-tag", self.valid_tags, self.valid),
-            ("--test-tag", self.test_tags, self.test),
+            *self._tags_of_held_out(),
         ):
             if items and len(items) != len(prefixes):
                 raise ValueError(f"{flag} has {len(items)} items for {len(prefixes)} corpora; give one for each")
@@ -164,6 +171,13 @@ class PreprocessConfig(Config):
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
             raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
         return int(match[1]), int(match[2])
+
+    def _tags_of_held_out(self) -> Sequence[tuple[str, tuple[str | None, ...], tuple[str, ...]]]:
+        return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
+
+    def untagged(self) -> list[str]:
+        """Returns the flags for tags of valid and test sets that are missing although training corpora have tags."""
+        return [flag for flag, tags, prefixes in self._tags_of_held_out() if any(self.tags) and prefixes and not tags]
 
     @property
     def languages(self) -> tuple[str | None, str | None]:

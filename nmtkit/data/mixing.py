@@ -1,7 +1,7 @@
-"""The rows of a training set, made when corpora are up-sampled, mixed and freed of duplicates.
+"""Mixes training corpora: writes the rows of a training set so that every corpus is spread evenly over an epoch.
 
 Ids are stored once. A row is an offset and a length on each side: a pair that an epoch sees three times has three rows,
-and a pair that is dropped after its ids were written has none.
+and a pair that is dropped after its ids were written has no row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,10 @@ import numpy.typing as npt
 
 from nmtkit.data.spm_training import random_numbers
 
-CHUNK_ROWS = 1 << 16  # rows of one corpus that stay together
+CHUNK_ROWS = 1 << 16  # rows in memory at a time
+
+Rows = npt.NDArray[np.int64]
+Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,33 @@ class CorpusRows:
     start: int
     end: int
     weight: float
+
+    def copies(self, rows: int) -> int:
+        """Returns how many rows of an epoch are copies of `rows` rows beyond the whole passes over the corpus."""
+        return int((self.weight - int(self.weight)) * rows + 0.5)
+
+    def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
+        """Yields the rows that are not dropped, in order."""
+        for start in range(self.start, self.end, CHUNK_ROWS):
+            rows = np.arange(start, min(start + CHUNK_ROWS, self.end))
+            yield rows if dropped is None else rows[dropped[rows] == 0]
+
+    def size(self, dropped: Dropped | None) -> int:
+        """Returns the number of rows in an epoch."""
+        kept = sum(map(len, self.chunks(dropped)))
+        return int(self.weight) * kept + self.copies(kept)
+
+    def epoch(self, dropped: Dropped | None, seed: int) -> Iterator[Rows]:
+        """Yields the rows of an epoch: whole passes, then a pass over a share of the rows, chosen by (seed, row)."""
+        for _ in range(int(self.weight)):
+            yield from self.chunks(dropped)
+        seen = 0
+        for rows in self.chunks(dropped):
+            count = self.copies(seen + len(rows)) - self.copies(seen)
+            seen += len(rows)
+            if count:
+                numbers = random_numbers(seed, int(rows[0]), int(rows[-1] - rows[0]) + 1)[rows - rows[0]]
+                yield rows[np.sort(np.argsort(numbers)[:count])]
 
 
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
@@ -35,29 +65,31 @@ def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[flo
     return [weight / min(wanted) for weight in wanted]
 
 
-def mixed_rows(corpora: Sequence[CorpusRows], seed: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Yields runs of rows, with every corpus spread evenly over the whole.
+def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[Rows]:
+    """Yields the rows of an epoch in which every corpus is spread evenly.
 
-    A row of weight w comes floor(w) or ceil(w) times; which of the two is random by (seed, row).
+    The first m rows hold m times the share of a corpus, with an error below the number of corpora, for every m.
     """
-    runs: list[tuple[float, int, int, int, float]] = []
-    for index, corpus in enumerate(corpora):
-        chunks = [(first, min(first + CHUNK_ROWS, corpus.end)) for first in range(corpus.start, corpus.end, CHUNK_ROWS)]
-        whole, fraction = int(corpus.weight), corpus.weight - int(corpus.weight)
-        passes = [1.0] * whole + [fraction] * (fraction > 0)
-        for number, share in enumerate(passes):
-            for chunk, (start, end) in enumerate(chunks):
-                position = (number + (chunk + 0.5) / len(chunks)) / len(passes)  # in the epoch, from 0 to 1
-                runs.append((position, index, start, end, share))
-    for _, _, start, end, share in sorted(runs):
-        rows = np.arange(start, end)
-        if share < 1:
-            rows = rows[random_numbers(seed, start, end - start) < np.uint64(min(share * 2.0**64, 2.0**64 - 2048))]
-        yield rows
+    sizes = [corpus.size(dropped) for corpus in corpora]
+    streams = [corpus.epoch(dropped, seed) for corpus in corpora]
+    rests: list[Rows] = [np.empty(0, np.int64) for _ in corpora]
+    blocks = max(1, -(-sum(sizes) // CHUNK_ROWS))
+    for block in range(blocks):
+        rows, positions = [], []  # positions are shares of the epoch
+        for index, size in enumerate(sizes):
+            first, end = size * block // blocks, size * (block + 1) // blocks
+            parts = [rests[index]]
+            while sum(map(len, parts)) < end - first:
+                parts.append(next(streams[index]))
+            joined = np.concatenate(parts)
+            rows.append(joined[: end - first])
+            rests[index] = joined[end - first :]
+            positions.append(np.arange(first + 1, end + 1) / max(1, size))
+        yield np.concatenate(rows)[np.argsort(np.concatenate(positions), kind="stable")]
 
 
 def write_offsets(lengths: Path, offsets: Path) -> None:
-    """Writes where each sentence begins, as int64, from a file of int32 lengths."""
+    """Writes the offset of the beginning of each sentence, as int64, from a file of int32 lengths."""
     total = 0
     with lengths.open("rb") as read, offsets.open("wb") as write:
         while text := read.read(4 * CHUNK_ROWS):
@@ -67,27 +99,16 @@ def write_offsets(lengths: Path, offsets: Path) -> None:
             total = int(ends[-1])
 
 
-def write_rows(
-    runs: Iterator[npt.NDArray[np.int64]],
-    dropped: npt.NDArray[Any] | None,
-    inputs: Sequence[Path],
-    outputs: Sequence[Path],
-) -> int:
-    """Copies arrays row by row in the order of `runs`, without the `dropped` (a byte per row); returns their number.
-
-    Inputs and outputs are files of offsets (int64) and lengths (int32) by turns.
-    """
-    dtypes = [np.int64, np.int32] * (len(inputs) // 2)
+def write_rows(runs: Iterator[Rows], inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
+    """Copies arrays row by row in the order of `runs`. Inputs and outputs are files of offsets (int64) and lengths
+    (int32) in turn."""
+    dtypes: list[Any] = [np.int64, np.int32] * (len(inputs) // 2)
     arrays = [np.memmap(path, dtype, "r") for path, dtype in zip(inputs, dtypes, strict=True)]
     files = [path.open("wb") for path in outputs]
-    count = 0
     try:
         for rows in runs:
-            kept = rows if dropped is None else rows[dropped[rows] == 0]
-            count += len(kept)
             for array, file in zip(arrays, files, strict=True):
-                file.write(array[kept].tobytes())
+                file.write(array[rows].tobytes())
     finally:
         for file in files:
             file.close()
-    return count

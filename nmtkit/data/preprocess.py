@@ -62,6 +62,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         )
         for index, files in enumerate(_locate(config, prefixes, tags))
     }
+    for flag in config.untagged():
+        log.warning("training corpora have tags and %s sets have none; %s gives them tags", flag[2:-4], flag)
     tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
     with AtomicFolder(_final_folder(config), config.overwrite) as destination:
         tokenizer = (
@@ -276,7 +278,13 @@ class DatasetWriter:
             mixing.CorpusRows(start, end, weight)
             for start, end, weight in zip(bounds[:-1], bounds[1:], weights, strict=True)
         ]
-        mixing.write_rows(mixing.mixed_rows(corpora, self.config.seed), dropped, inputs, outputs)
+        for rows, report in zip(corpora, self.report.corpora, strict=True):
+            if report.written and not rows.size(dropped):
+                raise ValueError(
+                    f"--weights {rows.weight:g} leaves none of the {report.written:,} pairs of {report.source}; "
+                    "give a larger weight, or leave the corpus out"
+                )
+        mixing.write_rows(mixing.mixed_rows(corpora, dropped, self.config.seed), inputs, outputs)
 
     def _weights(self) -> list[float]:
         weights = list(self.config.weights) or [1.0] * len(self.report.corpora)

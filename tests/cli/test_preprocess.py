@@ -192,7 +192,16 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
         ("no SentencePiece model", ["--trainpref=train", "--tokenizer-from", "train.xx"]),
         ("no checkpoint", ["--trainpref=train", "--tokenizer-from", "archive.zip"]),
         ("--weights has 2 numbers for 1 training corpora", ["--trainpref=train", "--weights", "1,2"]),
-        ("--weights is 0.5; it must be at least 1", ["--trainpref=train", "--weights", "0.5"]),
+        ("--weights is 0.0; it must be above 0", ["--trainpref=train", "--weights", "0"]),
+        ("--weights 0.001 leaves none of the 300 pairs", ["--trainpref=train", "--vocab-size=320", "--weights=0.001"]),
+        (
+            "every training corpus has a --tag, and 2 valid sets have none; give --valid-tag",
+            ["--trainpref=train", "--validpref=valid,valid", "--tag", "<2yy>"],
+        ),
+        (
+            "every training corpus has a --tag, and 1 test sets have none; give --test-tag",
+            ["--trainpref=train", "--validpref=valid", "--testpref=test", "--tag", "<2yy>", "--valid-tag", "<2yy>"],
+        ),
         ("give one of them", ["--trainpref=train", "--weights", "2", "--temperature", "5"]),
         ("--tag has 2 items for 1 corpora", ["--trainpref=train", "--tag", "<a>,<b>"]),
         ("no tag '<2yy>'", ["--trainpref=train", "--tokenizer-from", "base", "--tag", "<2yy>"]),
@@ -377,6 +386,23 @@ def test_tags_come_before_the_source(corpora: Path, tmp_path: Path) -> None:
     assert dataset["test"].source_lines() == tagged
     encoded = dataset.tokenizer.encode_source(tagged[:1]).ids.tolist()
     assert dataset["test"].source.sentence(0) == encoded
+
+
+def test_untagged_valid_sets_beside_tagged_training_corpora_are_told(corpora: Path, tmp_path: Path) -> None:
+    flags = [f"--trainpref={corpora / 'train'},{corpora / 'more'}", "--validpref", corpora / "valid"]
+    flags += ["--vocab-size", "320", "--tag", "<2yy>,"]
+    told = "training corpora have tags and valid sets have none; --valid-tag gives them tags"
+    assert told in preprocess(*flags, "--destdir", tmp_path / "one").stderr
+    result = preprocess(*flags, "--valid-tag", "", "--destdir", tmp_path / "two")
+    assert result.exit_code == 0 and "--valid-tag" not in result.stderr
+    assert Dataset.open(tmp_path / "two")["valid"].source_lines() == lines(15, 2)[0]
+
+
+@pytest.mark.parametrize(("weight", "pairs"), [("0.5", 150), ("0.25", 75), ("2.5", 750)])
+def test_a_corpus_is_seen_as_often_as_its_weight_says(weight: str, pairs: int, corpora: Path, tmp_path: Path) -> None:
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--weights", weight]
+    assert preprocess(*flags, "--destdir", tmp_path / "data").exit_code == 0
+    assert len(Dataset.open(tmp_path / "data")["train"]) == pairs
 
 
 def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp_path: Path) -> None:

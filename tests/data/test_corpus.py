@@ -139,15 +139,27 @@ def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
         corpus.locate(str(tmp_path / "t"), "en")
 
 
-@pytest.mark.parametrize(
-    ("suffix", "compress"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)]
-)
-def test_a_compressed_file_cut_short_is_an_error(suffix: str, compress: object, tmp_path: Path) -> None:
-    text = np.random.default_rng(0).integers(0, 256, 50_000, np.uint8).tobytes()
-    (tmp_path / f"t.en{suffix}").write_bytes(compress(text)[:-10])
-    (tmp_path / "t.de").write_bytes(text)
-    with pytest.raises(ValueError, match=rf"t\.en{suffix} is damaged"):
-        read_all(tmp_path / f"t.en{suffix}", tmp_path / "t.de", tmp_path)
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}
+READERS = {
+    "blocks": lambda path: read_all(path, path, path.parent),
+    "line_lists": lambda path: list(corpus.line_lists(path, 1000)),
+    "lines_of_file": lambda path: list(lines_of_file(path, 100)),
+    "read_lines": read_lines,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_every_reader_tells_of_a_truncated_file(suffix: str, reader: str, tmp_path: Path) -> None:
+    text = b"".join(b"%d\n" % number for number in np.random.default_rng(0).integers(0, 1 << 60, 20_000))
+    (tmp_path / f"t{suffix}").write_bytes(COMPRESS[suffix](text)[:-10])
+    with pytest.raises(ValueError, match=rf"t\{suffix} is damaged or truncated"):
+        READERS[reader](tmp_path / f"t{suffix}")
 
 
 def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path) -> None:

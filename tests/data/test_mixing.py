@@ -7,21 +7,38 @@ from nmtkit.data import mixing
 from nmtkit.data.mixing import CorpusRows, mixed_rows, weights_of_temperature, write_offsets, write_rows
 
 
-def test_weights_are_kept_on_the_whole_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixing, "CHUNK_ROWS", 100)
-    corpora = [CorpusRows(0, 5000, 1.0), CorpusRows(5000, 6000, 2.5)]
-    rows = np.concatenate(list(mixed_rows(corpora, 1)))
-    counts = np.bincount(rows, minlength=6000)
-    assert set(counts[:5000].tolist()) == {1}
-    assert set(counts[5000:].tolist()) == {2, 3}
-    assert abs(counts[5000:].mean() - 2.5) < 0.1
-    assert np.concatenate(list(mixed_rows(corpora, 1))).tolist() == rows.tolist()
-    for part in np.array_split(rows, 10):  # both corpora all the way
-        assert 0.2 < (part >= 5000).mean() < 0.5
+@pytest.mark.parametrize("chunk_rows", [1, 7, 100, 1 << 16])
+@pytest.mark.parametrize("weights", [(1.0, 2.5, 1.0), (3.0, 1.25, 0.5), (0.1, 1.0, 700.7)])
+def test_every_corpus_has_its_exact_share_of_every_beginning_of_an_epoch(
+    weights: tuple[float, ...], chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixing, "CHUNK_ROWS", chunk_rows)
+    bounds = [0, 2000, 2400, 2410]
+    dropped = np.zeros(2410, np.uint8)
+    dropped[[3, 1000, 2001, 2399]] = 1
+    kept = [1998, 398, 10]
+    corpora = [CorpusRows(*it) for it in zip(bounds[:-1], bounds[1:], weights, strict=True)]
+    rows = np.concatenate(list(mixed_rows(corpora, dropped, 1)))
+    counts = np.bincount(rows, minlength=2410)
+    assert not counts[dropped == 1].any()
+    sizes = []
+    for start, end, weight, pairs in zip(bounds[:-1], bounds[1:], weights, kept, strict=True):
+        own = counts[start:end][dropped[start:end] == 0]
+        assert set(own.tolist()) <= {int(weight), int(weight) + 1}  # no pair is lost or favoured
+        sizes.append(int(own.sum()))
+        assert sizes[-1] == pytest.approx(weight * pairs, abs=0.5)
+    corpus = np.searchsorted(bounds, rows, side="right") - 1
+    beginnings = np.arange(1, len(rows) + 1)
+    for index, size in enumerate(sizes):
+        assert np.abs(np.cumsum(corpus == index) - beginnings * size / len(rows)).max() <= 3
+    assert np.concatenate(list(mixed_rows(corpora, dropped, 1))).tolist() == rows.tolist()
+    if chunk_rows > 1:
+        assert np.concatenate(list(mixed_rows(corpora, dropped, 2))).tolist() != rows.tolist()
 
 
 def test_one_corpus_stays_in_its_order() -> None:
-    assert np.concatenate(list(mixed_rows([CorpusRows(3, 200_000, 1.0)], 1))).tolist() == list(range(3, 200_000))
+    rows = np.concatenate(list(mixed_rows([CorpusRows(3, 200_000, 1.0)], None, 1)))
+    assert rows.tolist() == list(range(3, 200_000))
 
 
 def test_temperature_gives_the_shares_of_the_formula() -> None:
@@ -34,14 +51,13 @@ def test_temperature_gives_the_shares_of_the_formula() -> None:
     assert weights_of_temperature(sizes, 1.0) == pytest.approx([1, 1, 1])
 
 
-def test_rows_are_written_without_those_dropped(tmp_path: Path) -> None:
+def test_rows_are_written_in_their_order(tmp_path: Path) -> None:
     lengths = np.array([3, 1, 4, 1, 5], np.int32)
     (tmp_path / "lengths").write_bytes(lengths.tobytes())
     write_offsets(tmp_path / "lengths", tmp_path / "offsets")
     assert np.fromfile(tmp_path / "offsets", np.int64).tolist() == [0, 3, 4, 8, 9]
     runs = iter([np.array([0, 1, 2]), np.array([2, 3, 4])])
-    dropped = np.array([0, 1, 0, 0, 1], np.uint8)
     outputs = [tmp_path / "offsets.out", tmp_path / "lengths.out"]
-    assert write_rows(runs, dropped, [tmp_path / "offsets", tmp_path / "lengths"], outputs) == 4
-    assert np.fromfile(outputs[0], np.int64).tolist() == [0, 4, 4, 8]
-    assert np.fromfile(outputs[1], np.int32).tolist() == [3, 4, 4, 1]
+    write_rows(runs, [tmp_path / "offsets", tmp_path / "lengths"], outputs)
+    assert np.fromfile(outputs[0], np.int64).tolist() == [0, 3, 4, 4, 8, 9]
+    assert np.fromfile(outputs[1], np.int32).tolist() == [3, 1, 4, 4, 1, 5]
