@@ -1,0 +1,80 @@
+"""Makes parallel text of a treebank: sentences (.words) and linearised trees (.trees), and the gold trees (.mrg).
+
+    python prepare.py /path/to/treebank data
+
+`treebank` is a folder of Penn Treebank files (.mrg), however deep. With the folders of the whole Wall Street Journal
+(00 to 24), sections 2 to 21 are for training, 22 for validation and 23 for testing. Of another collection the last
+tenth of the files is for testing, and the tenth before is for validation.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import sentencepiece
+from trees import linearized, normalized, read_files
+
+SECTIONS = {"train": range(2, 22), "valid": range(22, 23), "test": range(23, 24)}
+
+
+def split(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Returns the files of each set, by section where the folders are sections, else by their order."""
+    sections = [int(path.parent.name) if path.parent.name.isdecimal() else -1 for path in files]
+    if set(sections) >= {*range(2, 24)}:
+        return {
+            name: [path for path, section in zip(files, sections, strict=True) if section in chosen]
+            for name, chosen in SECTIONS.items()
+        }
+    tenth = len(files) // 10
+    return {"train": [*files[: -2 * tenth]], "valid": [*files[-2 * tenth : -tenth]], "test": [*files[-tenth:]]}
+
+
+def write(files: Sequence[Path], prefix: Path) -> int:
+    """Writes one set; returns the number of its trees."""
+    trees = [tree for tree in map(normalized, read_files(files)) if tree is not None]
+    for suffix, lines in (
+        ("words", [" ".join(tree.words()) for tree in trees]),
+        ("trees", [" ".join(linearized(tree)) for tree in trees]),
+        ("mrg", list(map(str, trees))),
+    ):
+        prefix.with_suffix(f".{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(trees)
+
+
+def write_tokenizers(folder: Path, pieces: int) -> None:
+    """Writes words.model, subwords of the sentences, and trees.model, in which every token of a tree is one piece."""
+    tokens = {
+        token for line in (folder / "train.trees").read_text(encoding="utf-8").splitlines() for token in line.split()
+    }
+    common = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "character_coverage": 1.0, "minloglevel": 2}
+    common |= {"normalization_rule_name": "identity", "num_threads": 1}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "train.words"),
+        model_prefix=str(folder / "words"),
+        model_type="bpe",
+        vocab_size=pieces,
+        **common,
+    )
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "train.trees"),
+        model_prefix=str(folder / "trees"),
+        model_type="word",
+        vocab_size=len(tokens) + 3,
+        use_all_vocab=True,
+        **common,
+    )
+
+
+def main(treebank: str, output: str, pieces: str = "4000") -> None:
+    files = sorted(Path(treebank).rglob("*.mrg"))
+    if len(files) < 10:
+        raise SystemExit(f"{treebank} has {len(files)} files .mrg; give a folder with ten or more")
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in split(files).items():
+        print(f"{name}: {write(chosen, folder / name):,} trees of {len(chosen):,} files", file=sys.stderr)
+    write_tokenizers(folder, int(pieces))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
