@@ -100,11 +100,9 @@ def score(pairs: Iterable[tuple[Tree, Tree]]) -> Counts:
 
 
 def main(gold_path: str, parsed_path: str) -> None:
-    gold, parsed = (list(read_trees(Path(name).read_text(encoding="utf-8"), name)) for name in (gold_path, parsed_path))
+    gold, parsed = (list(read_files([Path(name)])) for name in (gold_path, parsed_path))
     if len(gold) != len(parsed):
-        raise SystemExit(
-            f"{gold_path} has {len(gold)} trees, {parsed_path} has {len(parsed)}; they must be equally many"
-        )
+        raise SystemExit(f"{gold_path} has {len(gold)} trees, and {parsed_path} has {len(parsed)}; give equally many")
     counts = score(zip(gold, parsed, strict=True))
     result = {name: round(getattr(counts, name), 2) for name in ("f1", "precision", "recall")}
     print(json.dumps(result | {"sentences": counts.sentences, "exact": counts.exact, "errors": counts.errors}))

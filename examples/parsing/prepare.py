@@ -43,26 +43,23 @@ def write(files: Sequence[Path], prefix: Path) -> int:
 
 def write_tokenizers(folder: Path, pieces: int) -> None:
     """Writes words.model, subwords of the sentences, and trees.model, in which every token of a tree is one piece."""
-    tokens = {
-        token for line in (folder / "train.trees").read_text(encoding="utf-8").splitlines() for token in line.split()
-    }
-    common = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "character_coverage": 1.0, "minloglevel": 2}
-    common |= {"normalization_rule_name": "identity", "num_threads": 1}
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "train.words"),
-        model_prefix=str(folder / "words"),
-        model_type="bpe",
-        vocab_size=pieces,
-        **common,
-    )
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "train.trees"),
-        model_prefix=str(folder / "trees"),
-        model_type="word",
-        vocab_size=len(tokens) + 3,
-        use_all_vocab=True,
-        **common,
-    )
+    sequences = (folder / "train.trees").read_text(encoding="utf-8")
+    words = {"model_type": "bpe", "vocab_size": pieces, "byte_fallback": True}
+    trees = {"model_type": "word", "vocab_size": len(set(sequences.split())) + 3, "use_all_vocab": True}
+    for name, settings in (("words", words), ("trees", trees)):
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(folder / f"train.{name}"),
+            model_prefix=str(folder / name),
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            num_threads=1,
+            minloglevel=2,
+            **settings,
+        )
 
 
 def main(treebank: str, output: str, pieces: str = "4000") -> None:

@@ -169,7 +169,6 @@ def tree_of(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | N
         else:
             raise ValueError(f"token {number}: {token!r} is not a token of a tree")
     if len(stack) > 1 or count != len(words):
-        raise ValueError(
-            f"{len(stack) - 1} constituents are open at the end, {count} of {len(words)} words are covered"
-        )
+        left = len(stack) - 1
+        raise ValueError(f"{left} constituents are open at the end, {count} of {len(words)} words are covered")
     return root
