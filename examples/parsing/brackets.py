@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trees import ROOT, TRACE, Tree
+from trees import ROOT, TRACE, Tree, read_files
 
 DELETED = {ROOT, TRACE, ",", ":", "``", "''", "."}
 EQUAL = {"PRT": "ADVP"}
