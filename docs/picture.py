@@ -1,6 +1,6 @@
-"""Turns what a terminal showed, colours and all, into an SVG: python docs/picture.py TITLE 100 < screen.ansi > demo.svg
+"""Converts the coloured output of a terminal to SVG: python docs/picture.py TITLE 100 < screen.ansi > demo.svg
 
-The screen of README.md was caught with `tmux capture-pane -e -p` after `nmtkit demo` in a terminal of 100 columns.
+The picture in README.md is the output of `tmux capture-pane -e -p` after `nmtkit demo` in a terminal of 100 columns.
 """
 
 import io

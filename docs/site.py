@@ -1,4 +1,4 @@
-"""Hooks of the site: links to files of the repository that are no pages, and examples in docstrings as code."""
+"""Hooks of the documentation site: rewrite links to files of the repository, and format examples in docstrings."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).+)*", re.MULTILINE)  # up to the nex
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Called by mkdocs with the text of every page: its links to files of the repository lead there, or are paths."""
+    """Turns links to files outside docs/ into links to the repository, or into paths if the site has no repository."""
 
     def link(match: re.Match[str]) -> str:
         title, target = match[1], match[2].removeprefix("../")
@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 class Examples(griffe.Extension):
-    """Shows what follows `>>>` in a docstring as code, and shapes such as `position[b] [B]`, which are no links."""
+    """Formats lines after `>>>` in docstrings as code. Escapes shapes (`x[b] [B]`), which look like links."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring:

@@ -1,10 +1,12 @@
-"""Every example of docs/plugins.md is a file of examples/plugin, and keeps to its contract."""
+"""Every example of docs/plugins.md is a file of examples/plugin and keeps its contract."""
 
 import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from nmtkit.cli import main
 from nmtkit.plugins import load_plugin
 
 ROOT = Path(__file__).parent.parent
@@ -31,3 +33,17 @@ def test_the_examples_keep_to_their_contracts() -> None:
     namespace: dict[str, object] = {}
     exec(block, namespace)
     namespace["test_my_components"]()  # type: ignore[operator]
+
+
+def test_the_example_architecture_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:
+    plugin = ["--plugin", str(ROOT / "examples/plugin/gru.py")]
+    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --metrics none --threads 1"
+    trained = CliRunner().invoke(
+        main, ["train", str(mirror_data), *plugin, *flags.split(), "--save-dir", str(tmp_path / "run")]
+    )
+    assert trained.exit_code == 0, trained.output
+    checkpoint = str(tmp_path / "run" / "last.pt")
+    search = ["--path", checkpoint, "--max-len-a", "0", "--max-len-b", "4", "--beam", "2", "--threads", "1"]
+    translated = CliRunner().invoke(main, ["generate", str(mirror_data), *search, *plugin])
+    assert translated.exit_code == 0, translated.output
+    assert translated.stdout.count("\n") == 20

@@ -1,6 +1,7 @@
-"""README and the pages keep their promises: the plug-in trains, links lead somewhere, commands and flags exist."""
+"""README and docs are true: the Python runs, links have a target, and commands and flags exist."""
 
 import dataclasses
+import math
 import re
 import subprocess
 import sys
@@ -21,24 +22,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
-def test_the_plugin_shown_is_the_one_in_examples() -> None:
-    assert (ROOT / "examples/plugin/gru.py").read_text(encoding="utf-8") in blocks("python")
-
-
-def test_the_plugin_shown_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:
-    plugin = ["--plugin", str(ROOT / "examples/plugin/gru.py")]
-    flags = "--arch gru --width 16 --lr 0.01 --max-update 3 --batch-tokens 200 --metrics none --threads 1"
-    trained = CliRunner().invoke(
-        main, ["train", str(mirror_data), *plugin, *flags.split(), "--save-dir", str(tmp_path / "run")]
-    )
-    assert trained.exit_code == 0, trained.output
-    checkpoint = str(tmp_path / "run" / "last.pt")
-    search = ["--path", checkpoint, "--max-len-a", "0", "--max-len-b", "4", "--beam", "2", "--threads", "1"]
-    translated = CliRunner().invoke(main, ["generate", str(mirror_data), *search, *plugin])
-    assert translated.exit_code == 0, translated.output
-    assert translated.stdout.count("\n") == 20
 
 
 def test_the_python_interface_shown_works(mirror_data: Path, tmp_path: Path) -> None:
@@ -118,11 +101,35 @@ def test_every_flag_that_a_page_names_exists(name: str) -> None:
             assert flag in flags, f"{name} names {flag}, which no command has: {line}"
 
 
-@pytest.mark.parametrize("last", ["nmtkit demo", "pytest"])
+@pytest.mark.parametrize("last", ["nmtkit demo", "pytest -n auto"])
 def test_two_commands_need_nothing_but_python_and_pip(last: str) -> None:
     (line,) = [line for block in blocks("sh") for line in block.splitlines() if line.endswith(last)]
     steps = [step.split()[0] for step in line.split(" && ")]
     assert steps == ["python3", ".venv/bin/pip", f".venv/bin/{last.split()[0]}"]
+
+
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 130
+
+
+@pytest.mark.parametrize("name", ["docs/gpus.md"])
+def test_shown_commands_for_several_machines_give_every_process_work(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in page.splitlines() if line.startswith("torchrun") and "nmtkit train" in line]
+    assert lines
+    for line in lines:
+        flags = {flag: int(value) for flag, value in re.findall(r"--(\S+) (\d+)\b", line)}
+        processes = flags["nnodes"] * flags["nproc-per-node"]
+        assert math.ceil(flags["batch-tokens"] / flags["max-tokens"]) % processes == 0, line
+
+
+@pytest.mark.parametrize("gpus", [8, 16, 24])
+def test_the_slurm_script_gives_every_process_work(gpus: int) -> None:
+    script = (ROOT / "examples/wmt14/slurm.sh").read_text(encoding="utf-8")
+    (formula,) = re.findall(r"max_tokens=(\$\(\(.*\)\))", script)
+    sizes = {"SLURM_NNODES": str(gpus // 8), "gpus": "8", "PATH": "/bin:/usr/bin"}
+    said = subprocess.run(["bash", "-c", f"echo {formula}"], env=sizes, check=True, capture_output=True, text=True)
+    assert math.ceil(25_000 / int(said.stdout)) == gpus
 
 
 def test_shell_completion_knows_the_commands() -> None:

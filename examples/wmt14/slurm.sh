@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains one number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
 #
-# An update is the same 25,000 tokens on any number of GPUs; what changes is how many micro-batches it is cut into, so keep
-# max-tokens at 25,000 / GPUs or a little above. A requeued job goes on from its newest checkpoint.
+# An update has 25,000 tokens on any number of GPUs. max_tokens is 25,000 / GPUs and 4 percent more, so that the update has
+# one micro-batch for each GPU. A requeued job resumes from its newest checkpoint.
 #SBATCH --job-name=nmtkit-wmt14
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -19,7 +19,7 @@ pair=${1:?give en-de or en-fr} size=${2:?give base or big}
 shift 2
 gpus=${SLURM_GPUS_ON_NODE:-8}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-max_tokens=$((25000 / (gpus * SLURM_NNODES) + 512))
+max_tokens=$((26000 / (gpus * SLURM_NNODES)))
 
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$gpus" \
     --rdzv-backend c10d --rdzv-endpoint "$head:29500" --rdzv-id "$SLURM_JOB_ID" \

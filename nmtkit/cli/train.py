@@ -143,9 +143,9 @@ def command(
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
     nmtkit train data-bin --arch transformer_big --batch-tokens 25000
-    nmtkit train --config checkpoints/config.toml      # resumes or repeats that run
+    nmtkit train --config checkpoints/config.toml     # resumes or repeats a run
     nmtkit train domain-bin --finetune-from averaged.pt --lr 1e-4 --save-dir tuned
-    nmtkit train --arch convs2s --optimizer sgd --help   # flags of these components
+    nmtkit train --arch convs2s --optimizer sgd --help   # flags of these two
     """
     template, arguments = parsed
     job = template.job(on_command_line(settings), data)
