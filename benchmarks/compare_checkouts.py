@@ -45,7 +45,7 @@ def train(checkout: Path, data: Path, save_dir: Path, arguments: argparse.Namesp
         str(processes),
     ]
     nmtkit(checkout, "train", str(data), *flags)
-    records = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (save_dir / "log.jsonl").open(encoding="utf-8")]
     speeds = [record["tokens_per_second"] for record in records if record["kind"] == "train"]
     return statistics.median(speeds[len(speeds) // 2 :])
 

@@ -49,7 +49,7 @@ def curve(arguments: argparse.Namespace, precision: str, seed: int) -> list[floa
         command += ["--max-update", str(arguments.updates), "--batch-tokens", str(arguments.batch_tokens)]
         command += ["--max-tokens", str(arguments.batch_tokens), "--threads", str(arguments.threads)]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-        lines = (Path(folder) / "log.jsonl").read_text().splitlines()
+        lines = (Path(folder) / "log.jsonl").open(encoding="utf-8")
     losses = [record["nll"] for record in map(json.loads, lines) if record["kind"] == "train"]
     size = len(losses) // TENTHS
     return [sum(losses[i * size : (i + 1) * size]) / size for i in range(TENTHS)]

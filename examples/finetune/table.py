@@ -20,7 +20,7 @@ WAYS = {
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").split("\n") if line]
 
 
 def trained(folder: Path, name: str) -> int:

@@ -23,7 +23,9 @@ WARMUP, RATE = 100, 0.003
 
 def main(data: Path, folder: Path, updates: int) -> None:
     torch.manual_seed(1)
-    lines = {side: (data / f"general.train.{side}").read_text(encoding="utf-8").splitlines() for side in ("en", "de")}
+    lines = {
+        side: (data / f"general.train.{side}").read_text(encoding="utf-8").split("\n")[:-1] for side in ("en", "de")
+    }
     tokenizer = make_tokenizer(lines, folder)
     size = len(tokenizer)
     config = MarianConfig(

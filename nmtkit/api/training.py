@@ -31,7 +31,7 @@ class TrainingResult:
     @property
     def log(self) -> list[dict[str, Any]]:
         """The records of `log.jsonl`, oldest first; `kind` says what each is of: start, train, valid, checkpoint, …"""
-        lines = (self.save_dir / "log.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (self.save_dir / "log.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
 
     @property

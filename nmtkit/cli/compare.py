@@ -133,7 +133,7 @@ def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]
         drawn.add_row(*(Text(cell) for cell in line))
     console.print(drawn)
     assert isinstance(console.file, io.StringIO)
-    return title + "\n".join([*(line.rstrip() for line in console.file.getvalue().splitlines()), *below]) + "\n"
+    return title + "\n".join([*(line.rstrip() for line in console.file.getvalue().split("\n")[:-1]), *below]) + "\n"
 
 
 def _settings(header: Sequence[str], line: Sequence[str], count: int, width: int) -> str:

@@ -1,4 +1,4 @@
-"""`nmtkit score`: translations in, scores with their signatures out."""
+"""`nmtkit score`: scores translations and prints the scores with their signatures."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import click
 from nmtkit.cli.command import Command, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
-from nmtkit.scoring.metrics import DEFAULT_METRICS, check_names
+from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import Score
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 SCORE_RULES = (
-    FlagRule("--data", excludes=("--ref",), reason="give references either way"),
+    FlagRule("--data", excludes=("--ref",), reason="both give references"),
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
     FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
-    FlagRule("--target-lang", needs=("--metric tokenized-bleu",)),
+    FlagRule("--target-lang", needs=("--metric tokenized-bleu", "--metric bleu without --tokenize")),
     FlagRule("--src", needs=("--metric comet",)),
     FlagRule("--comet-model", needs=("--metric comet",)),
     FlagRule("--test", needs=("several --sys",)),
@@ -35,33 +35,40 @@ SCORE_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig(Config):
-    """Settings of the command."""
+    """Settings of `nmtkit score`."""
 
-    data: Path | None = option(None, "dataset whose kept references to use instead of --ref", metavar="FOLDER")
+    data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
-    src: Path | None = option(None, "source text, for comet; --data brings its own")
+    src: Path | None = option(None, "source text for comet; --data has it")
     target_lang: str | None = option(
-        None, "language, for tokenized-bleu; --data brings its own", flag="-t/--target-lang", metavar="CODE"
+        None,
+        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data knows it",
+        flag="-t/--target-lang",
+        metavar="CODE",
     )
     metric: tuple[str, ...] = option(
         DEFAULT_METRICS,
-        "of bleu, chrf, chrf++, ter, comet, and tokenized-bleu: the BLEU of the papers of 2017, with Moses tokens and "
-        "split compounds, not comparable with bleu",
+        "bleu, chrf, chrf++, ter, comet, or tokenized-bleu: the BLEU of papers of 2017, with Moses tokens and split "
+        "compounds, which is not comparable with bleu",
         metavar="NAME,…",
     )
-    tokenize: str = option("13a", "sacreBLEU's tokenizer for bleu", metavar="NAME")
+    tokenize: str = option(
+        "auto",
+        "sacreBLEU's tokenizer for bleu; auto chooses by the target language: zh, ja-mecab, ko-mecab, else 13a",
+        metavar="NAME",
+    )
     lowercase: bool = option(False, "ignore case in bleu and chrf (ter always does)")
-    comet_model: str = option("Unbabel/wmt22-comet-da", "model of comet", metavar="NAME")
-    confidence: bool = option(False, "a 95 % interval around each score, by bootstrap")
+    comet_model: str = option(DEFAULT_COMET_MODEL, "model of comet", metavar="NAME")
+    confidence: bool = option(False, "show a 95 % confidence interval of each score, by bootstrap")
     test: Literal["bootstrap", "randomization"] = option(
-        "bootstrap", "how several --sys are compared: paired bootstrap or approximate randomization"
+        "bootstrap", "test that compares several --sys: paired bootstrap or approximate randomization"
     )
     samples: int | None = option(
-        None, "bootstrap resamples or randomization trials; none is 1000 or 10000", min=40, max=1_000_000
+        None, "bootstrap resamples (none is 1000) or randomization trials (none is 10000)", min=40, max=1_000_000
     )
-    sentence_level: bool = option(False, "one line of tab-separated scores for each sentence")
-    width: int = option(1, "digits after the point", min=0, max=9)
-    format: Literal["text", "json"] = option("text", "how scores are written")
+    sentence_level: bool = option(False, "write one line of tab-separated scores for each sentence")
+    width: int = option(1, "digits after the decimal point", min=0, max=9)
+    format: Literal["text", "json"] = option("text", "output format")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,10 +83,11 @@ class ScoreConfig(Config):
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="Translations; several are compared with the first.  [default: standard input]",
+    help="Translations, as lines or as JSON Lines of generate; repeat it to compare with the first.  "
+    "[default: standard input]",
 )
 def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: Any) -> None:
-    """Score translations, through sacreBLEU, and test whether systems differ.
+    """Score translations with sacreBLEU, and test whether systems differ.
 
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
@@ -89,6 +97,8 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: An
     config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
     given = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
     values = {f"--metric {name}" for name in config.metric} | {f"--format {config.format}"}
+    if "bleu" in config.metric and config.tokenize == "auto":
+        values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, given, given | values)
     score(references, systems, config)
 
@@ -133,7 +143,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
 
 
 def plain(score: "Score") -> dict[str, Any]:
-    """Returns a score for JSON: numbers unrounded, fields that do not apply left out."""
+    """Returns a score for JSON, with unrounded numbers and without fields that do not apply."""
     fields = {"name": score.name, "score": score.value, "mean": score.mean, "interval": score.interval}
     fields |= {"signature": score.signature, "details": score.details or None}
     return {name: value for name, value in fields.items() if value is not None}
@@ -161,12 +171,12 @@ def show_scores(scores: list["Score"], width: int, as_json: bool) -> None:
 
 
 def short(details: str) -> str:
-    """Returns BLEU's details as sacreBLEU has them, without the ratio of the two lengths, to fit into 80 columns."""
+    """Returns sacreBLEU's details of BLEU without the ratio of lengths, so that they fit into 80 columns."""
     return re.sub(r" ratio = \S+", "", details).replace(" = ", "=")
 
 
 def show_sentences(table: list[list["Score"]], width: int, as_json: bool) -> None:
-    """Writes, as text, a heading with the signatures, then a line for each sentence."""
+    """Writes a heading with the signatures and a line for each sentence; or JSON."""
     signatures = {column[0].name: column[0].signature for column in table}
     rows = list(zip(*table, strict=True))
     if as_json:

@@ -1,4 +1,4 @@
-"""Metrics of sacreBLEU's kind that need an extra package: tokenized BLEU and COMET."""
+"""Metrics with the interface of sacreBLEU that need an extra package: tokenized BLEU and COMET."""
 
 import logging
 import re
@@ -14,17 +14,20 @@ logger = logging.getLogger("nmtkit")
 
 
 def split_compounds(tokenized: str) -> str:
-    """Turns `a-b` into `a ##AT##-##AT## b`; of overlapping hyphens (`a-b-c`) the first, as the original's one pass."""
+    """Turns `a-b` into `a ##AT##-##AT## b`. Of overlapping matches (`a-b-c`), only the first changes.
+
+    The single pass of the original script does the same.
+    """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenized)
 
 
 class TokenizedBLEU(BLEU):
     """The BLEU of papers from 2016 to 2019 for English-German. Not comparable with sacreBLEU's BLEU.
 
-    Translation and reference go through the Moses tokenizer, every hyphen between two other characters becomes a token
-    of its own (`rich-text` to `rich ##AT##-##AT## text`), and n-grams are counted without smoothing, as Moses'
-    multi-bleu.perl does. The recipe is get_ende_bleu.sh of tensor2tensor, the code of "Attention Is All You Need".
-    Split compounds add easy tokens, so that these figures lie above those of sacreBLEU on the same translations.
+    The Moses tokenizer splits translations and references, and every hyphen between two other characters becomes a
+    separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as multi-bleu.perl
+    of Moses does. The recipe is get_ende_bleu.sh of tensor2tensor, the code of "Attention Is All You Need". Split
+    compounds add tokens that are easy to match, so the score is higher than sacreBLEU's for the same translations.
     """
 
     def __init__(self, target_lang: str | None, effective_order: bool = False) -> None:
@@ -34,7 +37,7 @@ class TokenizedBLEU(BLEU):
         except ImportError:
             raise ImportError("tokenized-bleu needs the Moses tokenizer: pip install 'nmtkit[moses]'") from None
         if target_lang is None:
-            raise ValueError("tokenized-bleu needs the language of the translations: add --target-lang de, say")
+            raise ValueError("tokenized-bleu needs the language of the translations: add --target-lang, for example de")
         logger.warning("tokenized BLEU counts Moses tokens with compounds split: not comparable with sacreBLEU's BLEU")
         super().__init__(tokenize="none", smooth_method="none", effective_order=effective_order, force=True)
         self.moses = sacremoses.MosesTokenizer(target_lang)
@@ -56,9 +59,9 @@ class TokenizedBLEU(BLEU):
 
 
 class Comet(Metric):
-    """COMET, a learnt metric that reads the source too. A corpus scores the mean of its sentences, times 100.
+    """COMET, a learnt metric that also reads the source. The score of a corpus is 100 x the mean over sentences.
 
-    It comes with the extra `nmtkit[comet]` and downloads its model. Statistics of a sentence: [100 x its score, 1].
+    COMET needs the extra `nmtkit[comet]` and downloads its model. The statistics of a sentence are [100 x score, 1].
     """
 
     def __init__(self, model: str, sources: Sequence[str] | None) -> None:
@@ -106,7 +109,7 @@ class Comet(Metric):
         signature.update("version", version("unbabel-comet"))
         return signature
 
-    # sacreBLEU calls these for metrics that compare n-grams; COMET reads whole texts at once.
+    # sacreBLEU calls the methods below for metrics that compare n-grams only.
     def _preprocess_segment(self, sent: str) -> str:
         raise NotImplementedError
 

@@ -1,34 +1,37 @@
 """Corpus and sentence scores, each with the signature that states every setting behind it.
 
-BLEU, chrF and TER are sacreBLEU's own; tokenized BLEU and COMET are built as metrics of sacreBLEU's kind, so that
-confidence intervals and significance tests treat all alike.
+BLEU, chrF and TER are sacreBLEU's own. Tokenized BLEU and COMET are subclasses of sacreBLEU's metrics, so that
+confidence intervals and significance tests work for all metrics.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
+
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
 KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "tokenized-bleu")
+DEFAULT_COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings of the metrics."""
 
-    tokenize: str = "13a"  # sacreBLEU's tokenizer, for bleu
-    lowercase: bool = False  # for bleu and chrf; ter always folds case, as TERCOM does
-    target_lang: str | None = None  # for tokenized-bleu, whose tokenizer knows a language's abbreviations
+    tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
+    lowercase: bool = False  # for bleu and chrf; ter always ignores case, as TERCOM does
+    target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu
     sources: tuple[str, ...] | None = None  # for comet
-    comet_model: str = "Unbabel/wmt22-comet-da"
+    comet_model: str = DEFAULT_COMET_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A number with all that is needed to read it."""
+    """A score with its signature, and with a confidence interval if there is one."""
 
     name: str  # as sacreBLEU calls it: BLEU, chrF2, chrF2++, TER
-    value: float  # a percentage; for TER less is better
+    value: float  # a percentage; a lower TER is better
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths
     mean: float | None = None  # of the bootstrap resamples
@@ -45,12 +48,13 @@ def score(
 ) -> list[Score]:
     """Returns corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
 
-    `bootstrap` resamples, when not 0, give a confidence interval. Raises ValueError for an unknown metric or tokenizer,
-    no sentences, or unequal numbers of them; ImportError for a metric whose extra is not installed.
+    `bootstrap` is the number of resamples for a confidence interval; 0 computes no interval. Raises ValueError for an
+    unknown metric or tokenizer and for empty texts or texts of different lengths, ImportError for a metric whose extra
+    is not installed.
     """
     check_sentences(hypotheses, references)
     scores = []
-    for metric in build_metrics(metrics, settings or Settings()):
+    for metric in build_metrics(metrics, settings or Settings(), references):
         result = metric.corpus_score(hypotheses, references, n_bootstrap=bootstrap or 1)
         scores.append(
             Score(
@@ -71,13 +75,13 @@ def sentence_scores(
     metrics: Sequence[str] = DEFAULT_METRICS,
     settings: Settings | None = None,
 ) -> list[list[Score]]:
-    """Returns for each metric the score of every sentence by itself; BLEU stops at the longest n-gram a sentence has.
+    """Returns, for each metric, the score of every sentence. BLEU uses the n-gram orders that the sentence has.
 
-    Raises as `score` does.
+    Raises the errors of `score`.
     """
     check_sentences(hypotheses, references)
     table = []
-    for metric in build_metrics(metrics, settings or Settings(), sentence_level=True):
+    for metric in build_metrics(metrics, settings or Settings(), references, sentence_level=True):
         statistics = metric._extract_corpus_statistics(hypotheses, references)
         results = [metric._aggregate_and_compute([row]) for row in statistics]
         signature = str(metric.get_signature())
@@ -96,7 +100,7 @@ def check_sentences(hypotheses: Sequence[str], references: Sequence[Sequence[str
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for an unknown metric, for one that is named twice, and for none at all."""
+    """Raises ValueError for an unknown metric, a metric that is named twice, and an empty list."""
     unknown = [name for name in names if name not in KNOWN_METRICS]
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
@@ -104,10 +108,19 @@ def check_names(names: Sequence[str]) -> None:
         raise ValueError(f"name each metric once, and at least one; given: {', '.join(names) or 'none'}")
 
 
-def build_metrics(names: Sequence[str], settings: Settings, sentence_level: bool = False) -> list[Any]:
-    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`."""
+def build_metrics(
+    names: Sequence[str], settings: Settings, references: Sequence[Sequence[str]] = (), sentence_level: bool = False
+) -> list[Any]:
+    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`.
+
+    Warns of metrics of words if the `references` are written without spaces.
+    """
     check_names(names)
-    return [_build(name, settings, sentence_level) for name in names]
+    metrics = [_build(name, settings, sentence_level) for name in names]
+    for name, metric in zip(names, metrics, strict=True):
+        if name in ("bleu", "ter", "tokenized-bleu") and references:
+            warn_if_unsegmented(metric, name.upper(), references[0])
+    return metrics
 
 
 def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
@@ -116,18 +129,18 @@ def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
     from sacrebleu.metrics.ter import TER
 
     if name == "bleu":
-        if settings.tokenize not in BLEU.TOKENIZERS:
-            known = ", ".join(BLEU.TOKENIZERS)
-            raise ValueError(f"unknown tokenizer {settings.tokenize!r}; sacreBLEU knows: {known}")
-        return BLEU(tokenize=settings.tokenize, lowercase=settings.lowercase, effective_order=sentence_level)
+        tokenize = bleu_tokenizer(settings.target_lang) if settings.tokenize == "auto" else settings.tokenize
+        if tokenize not in BLEU.TOKENIZERS:
+            raise ValueError(f"unknown tokenizer {tokenize!r}; known: auto, {', '.join(BLEU.TOKENIZERS)}")
+        if extra := missing_extra(tokenize):
+            raise ImportError(f"the tokenizer {tokenize} is not installed: pip install 'sacrebleu[{extra}]'")
+        return BLEU(tokenize=tokenize, lowercase=settings.lowercase, effective_order=sentence_level)
     if name in ("chrf", "chrf++"):
         return CHRF(word_order=2 if name == "chrf++" else 0, lowercase=settings.lowercase)
     if name == "ter":
         return TER()
+    from nmtkit.scoring.extra_metrics import Comet, TokenizedBLEU
+
     if name == "tokenized-bleu":
-        from nmtkit.scoring.extra_metrics import TokenizedBLEU
-
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
-    from nmtkit.scoring.extra_metrics import Comet
-
     return Comet(settings.comet_model, settings.sources)

@@ -12,7 +12,7 @@ SAMPLES: Mapping[Test, int] = {"bootstrap": 1000, "randomization": 10000}
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A system's score, and how probable a difference this large from the baseline's would be by chance."""
+    """The score of a system, and the probability that chance makes a difference to the baseline as large as this."""
 
     system: str
     score: Score
@@ -29,13 +29,13 @@ def compare(
     samples: int | None = None,
     confidence: bool = False,
 ) -> list[Comparison]:
-    """Returns all systems (name -> translations) under each metric in turn, the first being the baseline.
+    """Compares systems (name -> translations) with the first system, the baseline, for each metric in turn.
 
-    "bootstrap" resamples sentences (Koehn 2004) and gives confidence intervals as well; "randomization" swaps the two
-    systems' translations of random sentences (Riezler and Maxwell 2005), with intervals if `confidence` asks for them.
-    Both are two-sided. A copy of the baseline gets p = 1, where sacreBLEU gives its smallest value.
+    "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" swaps the
+    translations of two systems for random sentences (Riezler and Maxwell 2005) and gives intervals if `confidence` is
+    set. Both tests are two-sided. A copy of the baseline gets p = 1; sacreBLEU would return its smallest p-value.
 
-    Raises ValueError for fewer than two systems, and as `metrics.score` does.
+    Raises ValueError for fewer than two systems, and the errors of `metrics.score`.
     """
     from sacrebleu.significance import PairedTest
 
@@ -45,7 +45,7 @@ def compare(
         check_sentences(hypotheses, references)
     paired = PairedTest(
         list(systems.items()),
-        {str(index): metric for index, metric in enumerate(build_metrics(metrics, settings or Settings()))},
+        {str(index): metric for index, metric in enumerate(build_metrics(metrics, settings or Settings(), references))},
         references,
         test_type={"bootstrap": "bs", "randomization": "ar"}[test],
         n_samples=samples or SAMPLES[test],

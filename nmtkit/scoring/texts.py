@@ -1,5 +1,7 @@
-"""Reads the texts to score: lists of lines, of equal counts."""
+"""Reads the texts to score: lists of lines, all of the same length."""
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +10,14 @@ from typing import BinaryIO
 from nmtkit.data import corpus
 from nmtkit.data.binarized import Dataset
 
+logger = logging.getLogger("nmtkit")
+
 
 def lines_of(text: bytes, name: Path) -> list[str]:
-    """Returns the lines of a text, which end at \\n only, without byte-order mark and carriage returns at their ends.
+    """Returns the lines of a text without byte-order mark and carriage returns. Only a newline ends a line.
 
-    Warns with the count of what was removed. Raises ValueError if the text is empty, and for bytes that are not UTF-8,
-    naming `name` and the line.
+    Warns with the counts of removed characters. Raises ValueError, which names `name` and the line, for an empty text
+    and for bytes that are not UTF-8.
     """
     if not text:
         raise ValueError(f"{name} is empty")
@@ -24,25 +28,52 @@ def lines_of(text: bytes, name: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a file, perhaps compressed; raises as `lines_of`, and OSError if it cannot be read."""
+    """Returns the lines of a file, which may be compressed. Raises OSError, and the errors of `lines_of`."""
     with corpus.open_bytes(path) as file:
         return lines_of(file.read(), path)
 
 
+def translations_of(lines: list[str], name: Path) -> list[str]:
+    """Returns the best translation of each line where `nmtkit generate --format jsonl` wrote the lines, else the lines.
+
+    Raises ValueError if only some lines are such records.
+    """
+    if _best_translation(lines[0]) is None:
+        return lines
+    translations = []
+    for number, line in enumerate(lines, 1):
+        translation = _best_translation(line)
+        if translation is None:
+            raise ValueError(f"{name}:{number}: not a record of nmtkit generate --format jsonl, but the first line is")
+        translations.append(translation)
+    logger.info("%s: scoring the best translation of each JSON record", name)
+    return translations
+
+
+def _best_translation(line: str) -> str | None:
+    if not line.startswith("{"):
+        return None
+    try:
+        translation = json.loads(line)["hypotheses"][0]["text"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return translation if isinstance(translation, str) else None
+
+
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
-    """Raises ValueError naming the first text and the first that has another number of lines, with both counts."""
+    """Raises ValueError for the first text whose line count differs from the first text, with both counts."""
     (first, lines), *rest = texts.items()
     for name, other in rest:
         if len(other) != len(lines):
             raise ValueError(
                 f"line counts differ: {first} has {len(lines)}, {name} has {len(other)}; "
-                "line i of one must translate what line i of the other does"
+                "line i of both texts must belong to the same source line"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """Texts to score, of equal line counts; systems by file name."""
+    """Texts to score, all with the same number of lines. `systems` holds translations by file name."""
 
     references: list[list[str]]
     systems: dict[str, list[str]]
@@ -58,9 +89,10 @@ def read_texts(
     source: Path | None,
     stream: BinaryIO | None,
 ) -> Texts:
-    """Reads references, from files or a dataset's subset, systems, or one from `stream`, and perhaps a source.
+    """Reads references from files or from a subset of a dataset, systems from files or `stream`, and sources if known.
 
-    Raises ValueError and OSError naming the file.
+    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. Raises ValueError and OSError that name the
+    file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")
@@ -68,7 +100,7 @@ def read_texts(
     for path in system_paths:
         if str(path) in systems:
             raise ValueError(f"--sys {path} is given twice")
-        systems[str(path)] = read_lines(path)
+        systems[str(path)] = translations_of(read_lines(path), path)
     references = {str(path): read_lines(path) for path in reference_paths}
     sources = {str(source): read_lines(source)} if source else {}
     target_lang = None
@@ -79,7 +111,8 @@ def read_texts(
         sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
         target_lang = dataset.target_lang
     if stream is not None:
-        systems["standard input"] = lines_of(stream.read(), Path("standard input"))
+        name = Path("standard input")
+        systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
     check_equal_counts({**systems, **references, **sources})
     return Texts(
         references=list(references.values()),

@@ -82,7 +82,7 @@ class ModelPath:
 def read_api_keys(path: Path) -> list[bytes]:
     """Returns the keys of a file: lines not empty, not beginning with #. Raises ValueError without any."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8; write one key per line") from error
     keys = [line.encode() for line in lines if line and not line.startswith("#")]

@@ -1,10 +1,12 @@
-"""Callbacks by name (`--callbacks a,b`): what else happens at updates, log lines, validations, checkpoints and the end.
+"""Callbacks by name (`--callbacks a,b`): code that a run calls at updates, log lines, validations and checkpoints.
 
-A registered factory is called as `factory(config)` on every rank. What takes long belongs into `start`.
+A registered factory is called as `factory(config)` on every rank. Slow initialisation belongs into `start`.
 """
 
+import difflib
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from nmtkit.architectures import Architecture
+from nmtkit.architectures.contract import ContractError
 from nmtkit.processes import distributed
 from nmtkit.registry import Registry
 
@@ -20,10 +23,10 @@ log = logging.getLogger("nmtkit")
 
 @dataclass(kw_only=True, eq=False)
 class RunState:
-    """The run of a callback: what it is, where it stands, and what the callback asks of it.
+    """The facts and progress of a run, and the requests of its callbacks.
 
-    What is asked for in `validation` happens before the next update; at other times it happens after the next update,
-    and with several processes one update later, when all know of it. Any rank that runs hooks may ask.
+    A request made in `validation` is met before the next update. Other requests are met after the next update, and one
+    update later in a run of several processes, because all ranks must agree. Any rank that calls hooks may ask.
     """
 
     save_dir: Path
@@ -37,13 +40,13 @@ class RunState:
     checkpoint_asked: bool = False
 
     def stop(self, reason: str) -> None:
-        """Ends the run as `--max-update` does, with a validation and a checkpoint. `reason` is logged."""
+        """Asks to end the run with a validation and a checkpoint, as `--max-update` does. The log gets `reason`."""
         self.stop_reason = reason
 
     def validate(self) -> None:
-        """Asks for a validation. Raises ValueError when the dataset has no set to validate on."""
+        """Asks for a validation. Raises ValueError if the dataset has no set to validate on."""
         if not self.can_validate:
-            raise ValueError("a callback asks for a validation, and the dataset has no --valid-subset")
+            raise ValueError("a callback asks for a validation, but the dataset has no --valid-subset")
         self.validation_asked = True
 
     def save(self) -> None:
@@ -52,10 +55,10 @@ class RunState:
 
 
 class Callback:
-    """Hooks of a run; override those that are needed. An exception in one ends the run.
+    """Hooks of a run: override the hooks that you need. An exception in a hook ends the run.
 
-    They run on rank 0, or with `every_rank` on all ranks, but for `checkpoint`. `metrics` and `scores` are what the log
-    gets, by name: numbers, already means over all ranks.
+    Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint`. `metrics` and
+    `scores` are the numbers of the log by name, and already means over all ranks.
     """
 
     every_rank: bool = False
@@ -67,30 +70,74 @@ class Callback:
         """Called after every update. Reading a tensor here makes the host wait for the GPU."""
 
     def log(self, run: RunState, metrics: Mapping[str, float]) -> None:
-        """Called with every log line, each `--log-interval` updates: loss, ppl, lr, norm, tokens_per_second, …"""
+        """Called with every log line, every `--log-interval` updates: loss, ppl, lr, norm, tokens_per_second, …"""
 
     def validation(self, run: RunState, scores: Mapping[str, float]) -> None:
         """Called after every validation: loss, ppl and the metrics."""
 
     def checkpoint(self, run: RunState, path: Path) -> None:
-        """Called on rank 0 after a checkpoint was written."""
+        """Called on rank 0 after each checkpoint."""
 
     def end(self, run: RunState, reason: str | None) -> None:
-        """Called once after `start`: with why the run ended, or None where an exception ends it."""
+        """Called once at the end of the run, with its reason, or None if an exception ends the run."""
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed run needs, in plain types and tensors; saved with every checkpoint."""
+        """Returns the state that a resumed run needs, in plain types and tensors. Every checkpoint saves the state."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what `state` returned on rank 0; called before `start`."""
+        """Restores the state that `state` returned on rank 0. Called before `start`."""
 
 
 CALLBACKS: Registry[Callback] = Registry("callback", "--callbacks", several=True)
 
 
+HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "load_state")
+
+
+def hook_mistakes(callback: Callback) -> list[str]:
+    """Describes methods that look like misspelt hooks, which no run would call, and a class without any hook.
+
+    Methods that begin with _ or that the class itself calls are helpers. Raises ContractError for a hook that does not
+    take the arguments of a run.
+    """
+    cls = type(callback)
+    for hook in HOOKS:
+        arguments = [name for name in inspect.signature(getattr(Callback, hook)).parameters if name != "self"]
+        try:
+            inspect.signature(getattr(callback, hook)).bind(*arguments)
+        except TypeError:
+            raise ContractError(
+                f"{cls.__name__}.{hook} does not take the arguments of the hook; write {hook}(self"
+                f"{''.join(f', {name}' for name in arguments)})"
+            ) from None
+    methods = dict(_own_functions(cls))
+    used = {name for function in methods.values() for name in function.__code__.co_names}
+    mistakes = []
+    for name in methods:
+        helper = name.startswith("_") or name in used or hasattr(Callback, name)
+        nearest = None if helper else _nearest_hook(name)
+        if nearest:
+            mistakes.append(f"{cls.__name__}.{name} is not a hook, so no run calls it; did you mean {nearest}?")
+    if not mistakes and not any(hook in methods or hook in vars(callback) for hook in HOOKS):
+        mistakes.append(f"{cls.__name__} overrides no hook, so it does nothing; the hooks are {', '.join(HOOKS)}")
+    return mistakes
+
+
+def _own_functions(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in reversed(cls.__mro__):
+        if base not in (object, Callback):
+            yield from ((name, value) for name, value in vars(base).items() if inspect.isfunction(value))
+
+
+def _nearest_hook(name: str) -> str | None:
+    """Returns the hook that a method's name contains as a word, as in on_validation_end, or nearly equals."""
+    words = [word for word in name.split("_") if word in HOOKS]
+    return words[0] if words else next(iter(difflib.get_close_matches(name, HOOKS, 1, 0.7)), None)
+
+
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns those values of a log record that are numbers, and no place in the run."""
+    """Returns the numbers of a log record, without the update and the number of updates."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -99,16 +146,22 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class CallbackList:
-    """The callbacks of a run, by name, and the hooks of those that run on this rank."""
+    """The callbacks of a run by name, and calls to the hooks of the callbacks that act on this rank."""
 
     def __init__(self, callbacks: Mapping[str, Callback], run: RunState) -> None:
         self.callbacks = dict(callbacks)
         self.run = run
         self.started = False
-        self.own = {name: it for name, it in callbacks.items() if it.every_rank or distributed.is_rank_zero()}
+        self.own = {
+            name: callback for name, callback in callbacks.items() if callback.every_rank or distributed.is_rank_zero()
+        }
+        for name, callback in self.own.items():
+            for mistake in hook_mistakes(callback):
+                if distributed.is_rank_zero():
+                    log.warning("callback %s: %s", name, mistake)
 
     def __bool__(self) -> bool:
-        """Whether the run has any, on whatever rank."""
+        """Returns whether the run has callbacks, on this rank or on another."""
         return bool(self.callbacks)
 
     def start(self) -> None:
@@ -134,34 +187,34 @@ class CallbackList:
             callback.checkpoint(self.run, path)
 
     def end(self, reason: str | None) -> None:
-        """Calls `end` where `start` was called. An exception in one is a warning: the run has ended."""
+        """Calls `end` if `start` was called. An exception becomes a warning, because the run has already ended."""
         if not self.started:
             return
         self.started = False
         for name, callback in self.own.items():
             try:
                 callback.end(self.run, reason)
-            except Exception as error:  # of a user's code, any kind
+            except Exception as error:  # users' code raises any type
                 log.warning("the callback %s failed at the end of the run: %s: %s", name, type(error).__name__, error)
 
-    # --- what they ask for ------------------------------------------------------------------------------------------
+    # --- requests ------------------------------------------------------------------------------------------------
 
     def asked(self) -> tuple[bool, bool, bool]:
-        """Returns whether this rank asks to stop, to validate and to save; the last two are then forgotten."""
+        """Returns whether this rank asks to stop, to validate and to save, and clears the last two requests."""
         run = self.run
         asked = run.stop_reason is not None, run.validation_asked, run.checkpoint_asked
         run.validation_asked = run.checkpoint_asked = False
         return asked
 
     def agreed_stop_reason(self) -> str | None:
-        """Returns the reason to stop of the first rank that has one; every rank must call it."""
+        """Returns the stop reason of the lowest rank that has a reason. Every rank must call this method."""
         reasons = distributed.all_gather_object(self.run.stop_reason)
         return next((reason for reason in reasons if reason is not None), None)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Returns the states of the callbacks that have one. Raises ValueError for what a checkpoint cannot hold."""
+        """Returns the states of the callbacks. Raises ValueError for a state that a checkpoint cannot hold."""
         states = {name: callback.state() for name, callback in self.own.items()}
         for name, state in states.items():
             if not _is_plain(state):
@@ -186,5 +239,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Returns callbacks that come as objects and not by name, under the names of their classes."""
+    """Returns callbacks that were given as objects by name: the name of the class and a number."""
     return {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(callbacks, 1)}

@@ -1,14 +1,16 @@
-"""Metrics of a validation by name (`--metrics a,b`): of its translations, or of sums over its tokens.
+"""Metrics of a validation by name (`--metrics a,b`): scores of its translations, or of sums over its tokens.
 
-A registered factory is called as `factory(config)`, and loads nothing large: every run of the command makes its metrics
-to check its settings. Whatever a validation logs, metrics and the criterion's counts alike, can be what
-`--best-checkpoint-metric`, and with it patience and the plateau schedule, go by.
+A registered factory is called as `factory(config)` and must not load anything large, because every start of the command
+makes the metrics to check their settings. `--best-checkpoint-metric`, patience and the plateau schedule can follow any
+score that a validation logs: metrics and counts of the criterion.
 """
 
 import importlib.util
+import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -21,34 +23,37 @@ from nmtkit.checkpoint import Objective
 from nmtkit.config import Config, option
 from nmtkit.layers.packed import Batch
 from nmtkit.registry import Registry
-from nmtkit.scoring.metrics import Settings, build_metrics, score
+from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, Settings, build_metrics, score
 
-LOSSES = ("loss", "nll", "ppl")  # which every validation has; less is better
-TOKENS_AT_ONCE = 1024  # whose logits are held
+log = logging.getLogger("nmtkit")
+
+LOSSES = ("loss", "nll", "ppl")  # scores of every validation; lower is better
+TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
-    """Results of a model on a split: sums over its target tokens and, if a metric asks, translations of its lines."""
+    """Results of a model on a split: sums over its target tokens and, if the metric asks for them, translations."""
 
-    sums: Mapping[str, float]  # "loss", the criterion's counts as "nll", and what the metric itself counted
+    sums: Mapping[str, float]  # "loss", the criterion's counts such as "nll", and the counts of the metric itself
     tokens: int  # target tokens, eos included
     sources: Sequence[str] = ()  # raw lines, in the order of the split
     hypotheses: Sequence[str] = ()
     references: Sequence[str] = ()
+    target_lang: str | None = None  # the dataset's code of the target language
 
 
 class Metric(ABC):
-    """A score of a validation, logged under the name it is registered by.
+    """A score of a validation, logged under its registered name.
 
-    `count` runs on every rank for its share of the batches, `score` on rank 0.
+    Every rank calls `count` for its share of the batches. Rank 0 calls `score`.
     """
 
     higher_is_better: bool = True
-    translates: bool = False  # whether `score` reads translations
+    translates: bool = False  # whether `score` reads sources, translations or references
 
     def count(self, model: Architecture, batch: Batch) -> dict[str, Tensor]:
-        """Returns sums over the tokens of a batch by name, which `score` finds in `Outputs.sums`. Has no gradient."""
+        """Returns sums over the tokens of a batch by name; `score` finds the totals in `Outputs.sums`. No gradients."""
         return {}
 
     @abstractmethod
@@ -59,8 +64,21 @@ class Metric(ABC):
 METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
 
 
+class _NoTexts(Sequence[str]):
+    """Takes the place of texts for a metric that does not translate. Reading it raises ContractError."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+
+    def __len__(self) -> int:
+        raise ContractError(f"metric {self.metric}: score reads texts; a metric that does must set translates = True")
+
+    def __getitem__(self, index: Any) -> Any:
+        return len(self)
+
+
 def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> dict[str, Tensor]:
-    """Returns what a metric counts in a batch. Raises ContractError naming what it returned if these are no sums."""
+    """Returns the counts of a metric for a batch. Raises ContractError, which shows the value, if it is not a sum."""
     counts: object = metric.count(model, batch)
     if not isinstance(counts, dict):
         raise ContractError(f"metric {name}: count returned {described(counts)}; it must return a dict of sums by name")
@@ -74,20 +92,29 @@ def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> d
 
 
 def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
-    """Returns the score of a metric. Raises ContractError naming what it returned if that is no number."""
+    """Returns the score of a metric, with a warning if it is not finite.
+
+    Raises ContractError if the score is not a number, or if the metric reads texts without `translates`.
+    """
+    if not metric.translates:
+        none = _NoTexts(name)
+        outputs = replace(outputs, sources=none, hypotheses=none, references=none)
     score: object = metric.score(outputs)
-    if isinstance(score, Tensor) and not score.dim():
-        return score.item()
-    if not isinstance(score, Real):
+    value = score.item() if isinstance(score, Tensor) and not score.dim() else score
+    if not isinstance(value, Real):
         raise ContractError(f"metric {name}: score returned {described(score)}; it must return a number")
-    return float(score)
+    if not math.isfinite(value):
+        log.warning(
+            "metric %s: score returned %s; the log has null instead, and such a score is never the best", name, value
+        )
+    return float(value)
 
 
 def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str] = ()) -> Objective:
-    """Returns what `--best-checkpoint-metric` names: "loss", a metric, or a count as "alignment:min".
+    """Returns the score that `--best-checkpoint-metric` names: "loss", a metric, or a count such as "alignment:min".
 
-    Of `subsets`, those validated beside the first, scores are called "loss@valid1". Raises ValueError for a metric or a
-    subset that the run does not have, and where it is not known which way is better.
+    `subsets` are the validated subsets except the first; their scores are called "loss@valid1". Raises ValueError for a
+    metric or a subset that the run does not have, and for a count without ":min" or ":max".
     """
     full_name, _, direction = setting.partition(":")
     name, _, subset = full_name.partition("@")
@@ -95,14 +122,14 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
     if direction not in ("", "min", "max"):
         raise ValueError(f"--best-checkpoint-metric {setting}: {direction!r} is neither min nor max")
     if full_name != name and subset not in subsets:
-        others = ", ".join(f"{name}@{other}" for other in subsets) or "with --valid-subset valid,… each of the others'"
-        raise ValueError(f"--best-checkpoint-metric {setting}: known are {name}, of the first --valid-subset; {others}")
+        others = ", ".join(f"{name}@{other}" for other in subsets) or f"{name}@SUBSET with --valid-subset valid,SUBSET"
+        raise ValueError(f"--best-checkpoint-metric {setting}: known: {name} (first --valid-subset), {others}")
     if name in METRICS and name not in metrics:
         raise ValueError(f"--best-checkpoint-metric {name} does nothing without --metrics {name}")
     if not direction and name not in known:
         raise ValueError(
-            f"--best-checkpoint-metric {name}: say whether more is better, {full_name}:max, or less, {full_name}:min; "
-            f"known: {', '.join(known)}"
+            f"--best-checkpoint-metric {name}: "
+            f"say whether higher ({full_name}:max) or lower ({full_name}:min) is better; known: {', '.join(known)}"
         )
     return Objective(full_name, direction == "max" if direction else known[name])
 
@@ -112,7 +139,9 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
 
 @dataclass(frozen=True, kw_only=True)
 class BleuConfig(Config):
-    bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer: 13a, intl, zh, ja-mecab, char, …")
+    bleu_tokenize: str = option(
+        "auto", "sacreBLEU's tokenizer: 13a, intl, zh, ja-mecab, char, …; auto chooses by the target language."
+    )
     bleu_lowercase: bool = option(False, "Ignore case.")
 
 
@@ -127,12 +156,13 @@ class Bleu(Metric):
         build_metrics(("bleu",), self.settings)  # refuses an unknown tokenizer before the first update
 
     def score(self, outputs: Outputs) -> float:
-        return score(outputs.hypotheses, [outputs.references], ("bleu",), self.settings)[0].value
+        settings = replace(self.settings, target_lang=outputs.target_lang)
+        return score(outputs.hypotheses, [outputs.references], ("bleu",), settings)[0].value
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChrfConfig(Config):
-    chrf_words: bool = option(False, "chrF++: n-grams of words too, up to two.")
+    chrf_words: bool = option(False, "chrF++: also compare n-grams of one and two words.")
 
 
 @METRICS.register("chrf", ChrfConfig())
@@ -150,12 +180,12 @@ class Chrf(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class CometConfig(Config):
-    comet_model: str = option("Unbabel/wmt22-comet-da", "Model to score with; downloaded once.")
+    comet_model: str = option(DEFAULT_COMET_MODEL, "COMET model, downloaded once.")
 
 
 @METRICS.register("comet", CometConfig())
 class Comet(Metric):
-    """COMET, times 100: a learnt metric that reads the source too (Rei et al. 2020). Needs `nmtkit[comet]`."""
+    """COMET, times 100: a learnt metric that also reads the source (Rei et al. 2020). Needs `nmtkit[comet]`."""
 
     translates = True
 
@@ -166,7 +196,7 @@ class Comet(Metric):
         self.scorer: Any = None
 
     def score(self, outputs: Outputs) -> float:
-        if self.scorer is None:  # loaded once; the sources are those of every validation
+        if self.scorer is None:  # loaded once: every validation of a run has the same sources
             settings = Settings(sources=tuple(outputs.sources), comet_model=self.model_name)
             self.scorer = build_metrics(("comet",), settings)[0]
         return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)
@@ -182,7 +212,7 @@ class AccuracyConfig(Config):
 
 @METRICS.register("accuracy", AccuracyConfig())
 class Accuracy(Metric):
-    """Percentage of target tokens, eos included, that have the highest probability given the true tokens before."""
+    """Percentage of target tokens, eos included, that are the most probable token after the true target prefix."""
 
     def __init__(self, config: AccuracyConfig) -> None:
         pass

@@ -32,7 +32,7 @@ UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll
 def read_lines(log: Path) -> list[dict[str, Any]]:
     """Returns the records of a run's log in the order written, without what was cut off when a run was killed."""
     records = []
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # U+2028 in a sentence ends no line
         try:
             record = json.loads(line)
         except ValueError:

@@ -163,7 +163,10 @@ class Run:
                 raise ValueError(f"{self.data}: the subset {name!r} is empty")
         sharded = config.parallel == "fsdp" and distributed.world_size() > 1
         settings = self.plan.max_tokens, self.device, self.trainer.precision, self.metrics, config.valid_beam, sharded
-        first, *others = (Validator(self.dataset[name], *settings, {}, self.stop.interrupting) for name in names)
+        first, *others = (
+            Validator(self.dataset[name], *settings, {}, self.stop.interrupting, self.dataset.target_lang)
+            for name in names
+        )
         first.others = dict(zip(names[1:], others, strict=True))
         return first
 

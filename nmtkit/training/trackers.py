@@ -1,6 +1,7 @@
 """Callbacks that send a run's settings and numbers to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
-MLFLOW_PARAMS = 100  # in a request, and
-MLFLOW_VALUE = 500  # characters of one: what every version of its server takes
+# limits that every version of the MLflow server accepts
+MLFLOW_PARAMS = 100  # parameters of a request
+MLFLOW_VALUE = 500  # characters of a parameter
+MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # in the name of a parameter or a metric
 
 
 def need(module: str, extra: str) -> None:
@@ -20,7 +23,7 @@ def need(module: str, extra: str) -> None:
 
 
 def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns settings by "table.name", those of the run by name alone; lists as texts, with commas."""
+    """Returns settings by "table.name", settings of the run by name alone. Lists become texts with commas."""
     return {
         name if table == "run" else f"{table}.{name}": ",".join(map(str, value)) if isinstance(value, list) else value
         for table, own in settings.items()
@@ -29,7 +32,7 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Tracker(Callback):
-    """Sends the numbers of the log as "train/loss", "valid/bleu" and so on."""
+    """Sends the numbers of the log as "train/loss" and "valid/bleu"; "bleu@valid1" becomes "valid/bleu/valid1"."""
 
     def send(self, run: RunState, values: dict[str, float]) -> None:
         raise NotImplementedError
@@ -38,12 +41,12 @@ class Tracker(Callback):
         self.send(run, {f"train/{name}": value for name, value in metrics.items()})
 
     def validation(self, run: RunState, scores: Mapping[str, float]) -> None:
-        self.send(run, {f"valid/{name}": value for name, value in scores.items()})
+        self.send(run, {f"valid/{name.replace('@', '/')}": value for name, value in scores.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoardConfig(Config):
-    tensorboard_dir: Path | None = option(None, "Folder of the event files; none: tensorboard in --save-dir.")
+    tensorboard_dir: Path | None = option(None, "Folder of the event files; none is SAVE_DIR/tensorboard.")
 
 
 @CALLBACKS.register("tensorboard", TensorBoardConfig())
@@ -59,7 +62,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard.summary import hparams
 
         folder = self.folder or run.save_dir / "tensorboard"
-        # what a killed run had logged of updates that are now made again is dropped
+        # drops the numbers that a killed run had logged for updates that this run repeats
         self.writer: Any = SummaryWriter(str(folder), purge_step=run.update + 1)
         settings = {name: "none" if value is None else value for name, value in flat(run.settings).items()}
         scores = {f"valid/{name}": 0.0 for name in ("loss", "ppl", *run.settings["run"]["metrics"])}
@@ -76,13 +79,13 @@ class TensorBoard(Tracker):
 
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig(Config):
-    wandb_project: str = option("nmtkit", "Project of Weights & Biases.")
-    wandb_name: str | None = option(None, "Name of the run there; none: that of --save-dir.")
+    wandb_project: str = option("nmtkit", "Project in Weights & Biases.")
+    wandb_name: str | None = option(None, "Name of the run in Weights & Biases; none is the name of --save-dir.")
 
 
 @CALLBACKS.register("wandb", WandbConfig())
 class WeightsAndBiases(Tracker):
-    """A run of Weights & Biases, which goes on when the training is resumed. WANDB_MODE=offline needs no network."""
+    """Logs to a run of Weights & Biases; a resumed training continues it. WANDB_MODE=offline needs no network."""
 
     def __init__(self, config: WandbConfig) -> None:
         need("wandb", "wandb")
@@ -102,7 +105,8 @@ class WeightsAndBiases(Tracker):
         )
         self.run_id = self.session.id
         self.session.define_metric("update")
-        self.session.define_metric("*", step_metric="update")  # its own step may not go back, as that of a resumed run
+        # the built-in step must not decrease, but the updates of a resumed run may
+        self.session.define_metric("*", step_metric="update")
 
     def send(self, run: RunState, values: dict[str, float]) -> None:
         self.session.log(values | {"update": run.update})
@@ -118,15 +122,22 @@ class WeightsAndBiases(Tracker):
         self.run_id = state["run_id"]
 
 
+def _allowed(name: str) -> str:
+    """Returns the name of a metric or parameter with _ for each character that MLflow refuses."""
+    return MLFLOW_FORBIDDEN.sub("_", name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MlflowConfig(Config):
-    mlflow_experiment: str = option("nmtkit", "Experiment of MLflow.")
-    mlflow_uri: str | None = option(None, "Its tracking server or store; none: MLFLOW_TRACKING_URI, or its default.")
+    mlflow_experiment: str = option("nmtkit", "Experiment in MLflow.")
+    mlflow_uri: str | None = option(
+        None, "Tracking server or store of MLflow; none is MLFLOW_TRACKING_URI or MLflow's default."
+    )
 
 
 @CALLBACKS.register("mlflow", MlflowConfig())
 class Mlflow(Tracker):
-    """A run of MLflow, which goes on when the training is resumed."""
+    """Logs to a run of MLflow; a resumed training continues it."""
 
     def __init__(self, config: MlflowConfig) -> None:
         need("mlflow", "mlflow")
@@ -144,7 +155,7 @@ class Mlflow(Tracker):
         found = self.client.get_experiment_by_name(self.config.mlflow_experiment)
         experiment = found.experiment_id if found else self.client.create_experiment(self.config.mlflow_experiment)
         self.run_id = self.client.create_run(experiment, run_name=run.save_dir.resolve().name).info.run_id
-        params = [Param(name, str(value)[:MLFLOW_VALUE]) for name, value in flat(run.settings).items()]
+        params = [Param(_allowed(name), str(value)[:MLFLOW_VALUE]) for name, value in flat(run.settings).items()]
         for first in range(0, len(params), MLFLOW_PARAMS):
             self.client.log_batch(self.run_id, params=params[first : first + MLFLOW_PARAMS])
 
@@ -154,7 +165,8 @@ class Mlflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self.client.log_batch(self.run_id, [Metric(name, value, now, run.update) for name, value in values.items()])
+        metrics = [Metric(_allowed(name), value, now, run.update) for name, value in values.items()]
+        self.client.log_batch(self.run_id, metrics)
 
     def end(self, run: RunState, reason: str | None) -> None:
         self.client.set_tag(self.run_id, "end", reason or "failed")

