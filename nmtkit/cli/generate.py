@@ -15,7 +15,7 @@ import click
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
-from nmtkit.config import COMMAND_LINE, Config, changed_flags, check_flags, derive, field_types, flag_of, option
+from nmtkit.config import COMMAND_LINE, Config, changed_flags, check_flags, derive, flag_of, option, split_settings
 from nmtkit.documents import Document, ReadOptions, format_of, read_document
 from nmtkit.files import atomic_write
 from nmtkit.plugins import load_plugins
@@ -134,9 +134,8 @@ command.params += flags(SearchOptions, "Search")
 
 
 def derived(config: type, given: dict[str, Any]) -> Any:
-    """Returns a `config` with those of its fields that were given on the command line."""
-    fields = field_types(config)
-    return derive(config, {name: given[name] for name in given if name in fields}, COMMAND_LINE)
+    """Returns a `config` with the given settings that are its fields."""
+    return derive(config, split_settings(given, config)[0], COMMAND_LINE)
 
 
 def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
