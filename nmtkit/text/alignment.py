@@ -1,22 +1,25 @@
-"""Words of a text, and links between those of a source and those of its translation, as places in both texts."""
+"""Words of a text, links between the words of a source and of its translation, and positions that follow from them."""
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 Span = tuple[int, int]  # first character, and the one after the last
 
-# Scripts that put no spaces between words: Thai, Lao, Myanmar, Khmer, kana, Han. There every character is a word.
+# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Han. Each of their characters counts as a word.
 UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿豈-﫿\U00020000-\U0003ffff]")
-JOINERS = "'’-"  # between letters they belong to the word
-ZERO_WIDTH_JOINER = "\u200d"
+JOINERS = "'’-"  # between two letters they belong to the word
+ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
+_EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 @dataclass(frozen=True)
 class Link:
-    """A word of a translation, and the word of the source that it translates. Characters; ends are exclusive."""
+    """A word of a translation and the source word that it translates. Positions are characters; ends are exclusive."""
 
     source_start: int
     source_end: int
@@ -32,43 +35,59 @@ class Link:
 
 
 def is_letter(char: str) -> bool:
-    """Returns whether a character is a letter, a digit or a mark on one."""
+    """Returns whether a character is a letter, a digit or a combining mark."""
     return unicodedata.category(char)[0] in "LMN"
 
 
+def is_joined(text: str, index: int) -> bool:
+    """Returns whether the characters before and at `index` belong to the same word."""
+    pair = text[index - 1 : index + 1] if index else ""
+    if len(pair) < 2:
+        return False
+    if pair[1] in _EMOJI_MODIFIERS or ZERO_WIDTH_JOINER in pair:
+        return True
+    return all(is_letter(char) and not UNSPACED.match(char) for char in pair)
+
+
 def words(text: str) -> list[Span]:
-    """Returns the words of a text: runs of letters and digits, and every other sign but white space by itself.
+    """Returns the words of a text: runs of letters and digits, and each other character that is not white space.
 
     >>> [text[start:end] for start, end in words(text := "It's 5 o'clock, isn't it?")]
     ["It's", '5', "o'clock", ',', "isn't", 'it', '?']
     """
     spans: list[Span] = []
+    last = ""  # the character of the current word that decides whether the next one belongs to it
     for index, char in enumerate(text):
         if char.isspace():
+            last = ""
             continue
-        if spans and spans[-1][1] == index and _goes_on(text, index):
-            spans[-1] = (spans[-1][0], index + 1)
+        category = unicodedata.category(char)
+        attached = category[0] == "M" or (category == "Cf" and char != ZERO_WIDTH_SPACE) or char in _EMOJI_MODIFIERS
+        if last and (attached or text[index - 1] == ZERO_WIDTH_JOINER):
+            last = last if category == "Cf" else char
+        elif last and char in JOINERS and _joins(text, index, last):
+            pass  # the next character is a letter, which the letter before the joiner takes on
+        elif last and is_letter(char) and is_letter(last) and not (UNSPACED.match(char) or UNSPACED.match(last)):
+            last = char
         else:
             spans.append((index, index + 1))
+            last = char
+            continue
+        spans[-1] = (spans[-1][0], index + 1)
     return spans
 
 
-def _goes_on(text: str, index: int) -> bool:
-    """Returns whether the character at `index` belongs to the word of the one before."""
-    before, char, after = text[index - 1], text[index], text[index + 1 : index + 2]
-    if unicodedata.category(char) in ("Mn", "Mc", "Me", "Cf", "Sk") or before == ZERO_WIDTH_JOINER:
-        return True
-    if UNSPACED.match(char) or UNSPACED.match(before):
-        return False
-    if char in JOINERS:
-        return is_letter(before) and after != "" and is_letter(after) and not UNSPACED.match(after)
-    return is_letter(char) and (is_letter(before) or (before in JOINERS and index > 1 and is_letter(text[index - 2])))
+def _joins(text: str, index: int, before: str) -> bool:
+    """Returns whether the joiner at `index` stands between letters of scripts with spaces."""
+    after = text[index + 1 : index + 2]
+    return after != "" and all(is_letter(char) and not UNSPACED.match(char) for char in (before, after))
 
 
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
-    """Returns where the pieces of a SentencePiece encoding stand in a text; those of a run of bytes share a place.
+    """Returns the positions in a text of the pieces of its SentencePiece encoding.
 
-    A piece that is not there, as one of bytes that make no character, has an empty place.
+    The byte pieces of one character share its position. A piece that is not in the text, such as a byte of an invalid
+    sequence, has an empty span.
     """
     spans: list[Span] = []
     cursor = index = 0
@@ -92,60 +111,87 @@ def word_links(
     source: str, target: str, source_pieces: Sequence[Span], target_pieces: Sequence[Span],
     weights: Sequence[Sequence[float]],
 ) -> list[Link]:  # fmt: skip
-    """Returns a link for each word of `target` that attends to any word of `source`: to the one it attends to most.
+    """Returns a link from each word of `target` to the source word that it attends to most.
 
-    `weights` has a row for each piece of the target, of the weights of all pieces of the source. A word's weights are
-    the sums over its pieces.
+    `weights` has a row for each target piece, with a weight for each source piece. The weight between two words is
+    the sum over their pieces. A word without any weight has no link.
     """
     source_words, target_words = words(source), words(target)
-    owner = [_overlapping(source_words, span) for span in source_pieces]
+    columns = _overlaps(source_words, source_pieces)
+    totals: list[dict[int, float]] = [defaultdict(float) for _ in target_words]
+    for row, indices in zip(weights, _overlaps(target_words, target_pieces), strict=True):
+        for index in indices:
+            for weight, overlapping in zip(row, columns, strict=True):
+                for column in overlapping:
+                    totals[index][column] += weight / len(overlapping)
     links = []
-    rows = [_overlapping(target_words, span) for span in target_pieces]
-    for index, (start, end) in enumerate(target_words):
-        totals = [0.0] * len(source_words)
-        for row, owners in zip(weights, rows, strict=True):
-            if index in owners:
-                for weight, columns in zip(row, owner, strict=True):
-                    for column in columns:
-                        totals[column] += weight / len(columns)
-        best = max(range(len(totals)), key=totals.__getitem__, default=None)
-        if best is not None and totals[best] > 0:
-            links.append(Link(*source_words[best], start, end))
+    for word, total in zip(target_words, totals, strict=True):
+        best = max(total, key=total.__getitem__, default=None)
+        if best is not None and total[best] > 0:
+            links.append(Link(*source_words[best], *word))
     return links
 
 
-def _overlapping(spans: Sequence[Span], other: Span) -> list[int]:
-    return [index for index, (start, end) in enumerate(spans) if start < other[1] and other[0] < end]
+def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
+    """Returns for each piece the indices of the sorted `spans` that it overlaps."""
+    ends = [end for _, end in spans]
+    overlaps = []
+    for start, end in pieces:
+        index = bisect_right(ends, start)
+        indices = []
+        while index < len(spans) and spans[index][0] < end:
+            indices.append(index)
+            index += 1
+        overlaps.append(indices)
+    return overlaps
 
 
-def position_after(place: int, source: str, target: str, links: Sequence[Link]) -> int:
-    """Returns where in `target` something belongs that stands at `place` in `source`, at the edge of a word.
+class PositionMap:
+    """Maps positions at the edges of source words to positions in the translation, by the links between words."""
 
-    That is after the translation of the word before it, or else before that of the word after it, or of the nearest
-    word that has one. What begins the source begins the target; what ends it stands before the last punctuation,
-    but after it if that is so in the source.
-    """
-    target_words = words(target)
-    lettered = [(start, end) for start, end in target_words if is_letter(target[start])]
-    if not any(is_letter(char) for char in source[:place]):
-        return lettered[0][0] if lettered else 0
-    if not any(is_letter(char) for char in source[place:]):
-        if not source[place:].strip() and not is_letter(source[:place].rstrip()[-1]):
-            return len(target)
-        return lettered[-1][1] if lettered else len(target)
-    source_words = [span for span in words(source) if is_letter(source[span[0]])]
-    before = sum(end <= place for _, end in source_words)
-    rank = {span: before - 1 - index if index < before else index - before + 0.5
-            for index, span in enumerate(source_words)}  # fmt: skip
-    near = [
-        link for link in links if (link.source_start, link.source_end) in rank and is_letter(target[link.target_start])
-    ]
-    if not near:
-        fraction = place / max(1, len(source))
-        ends = [0, *(end for _, end in target_words)]
-        return min(ends, key=lambda end: abs(end - fraction * len(target)))
-    nearest = min(rank[link.source_start, link.source_end] for link in near)
-    found = [link for link in near if rank[link.source_start, link.source_end] == nearest]
-    if found[0].source_end <= place:
-        return max(link.target_end for link in found)
-    return min(link.target_start for link in found)
+    def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
+        self.source_length, self.target_length = len(source), len(target)
+        letters = [index for index, char in enumerate(source) if is_letter(char)]
+        self.first_letter, self.last_letter = (letters[0], letters[-1]) if letters else (len(source), -1)
+        self.content_end = len(source.rstrip())
+        self.ends_in_letter = self.last_letter == self.content_end - 1
+        target_words = words(target)
+        lettered = [span for span in target_words if is_letter(target[span[0]])]
+        self.start = lettered[0][0] if lettered else 0
+        self.end = lettered[-1][1] if lettered else len(target)
+        self.target_ends = [0, *(end for _, end in target_words)]
+        source_words = [span for span in words(source) if is_letter(source[span[0]])]
+        self.source_ends = [end for _, end in source_words]
+        indices = {span: index for index, span in enumerate(source_words)}
+        self.linked: dict[int, Span] = {}  # index of a source word -> start and end of its translation
+        for link in links:
+            index = indices.get((link.source_start, link.source_end))
+            if index is not None and is_letter(target[link.target_start]):
+                start, end = self.linked.get(index, (link.target_start, link.target_end))
+                self.linked[index] = min(start, link.target_start), max(end, link.target_end)
+        self.linked_indices = sorted(self.linked)
+
+    def target_position(self, position: int) -> int:
+        """Returns the position in the translation for a position at the edge of a source word.
+
+        It is the end of the translation of the word before `position`, or else the start of the translation of the
+        word after it, or the edge of the nearest word that has a translation. The start of the source maps to the
+        start of the translation. The end of the source maps to the position before the last punctuation, or after it
+        if `position` is after the last punctuation of the source.
+        """
+        if position <= self.first_letter:
+            return self.start
+        if position > self.last_letter:
+            return self.target_length if position >= self.content_end and not self.ends_in_letter else self.end
+        before = bisect_right(self.source_ends, position)
+        index = bisect_left(self.linked_indices, before)
+        left = self.linked_indices[index - 1] if index else None
+        right = self.linked_indices[index] if index < len(self.linked_indices) else None
+        if left is not None and (right is None or before - 1 - left < right - before + 0.5):
+            return self.linked[left][1]
+        if right is not None:
+            return self.linked[right][0]
+        proportional = position / max(1, self.source_length) * self.target_length
+        index = bisect_left(self.target_ends, proportional)
+        near = self.target_ends[max(0, index - 1) : index + 1]
+        return min(near, key=lambda end: abs(end - proportional))

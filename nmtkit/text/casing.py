@@ -1,4 +1,4 @@
-"""Lines in capitals, which a model has seen few of: translated as a sentence, and put back in capitals."""
+"""Lines in capitals: a model reads them as sentences, and their translations are put in capitals again."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,9 +7,9 @@ from nmtkit.text.alignment import Link, is_letter, words
 
 
 def in_capitals(text: str) -> bool:
-    """Returns whether a text is in capitals: two words or more with a capital, four capitals or more, nothing small.
+    """Returns whether a text has at least four capitals, two words with capitals, and no small letter.
 
-    One word alone may be an acronym.
+    A single word in capitals may be an acronym.
     """
     capitals = [char for char in text if char.isupper()]
     with_capitals = sum(any(char.isupper() for char in text[start:end]) for start, end in words(text))
@@ -17,14 +17,16 @@ def in_capitals(text: str) -> bool:
 
 
 def sentence_case(text: str) -> str:
-    """Returns a text in small letters but for its first one. Every character keeps its place."""
+    """Returns a text in small letters except its first letter. Every character keeps its position."""
     first = next((index for index, char in enumerate(text) if is_letter(char)), 0)
-    small = (low if len(low := char.lower()) == 1 else char for char in text[first + 1 :])
-    return text[: first + 1] + "".join(small)
+    small = text.lower()  # with the final form of a sigma at the end of a Greek word
+    if len(small) != len(text):
+        small = "".join(lower if len(lower := char.lower()) == 1 else char for char in text)
+    return text[: first + 1] + small[first + 1 :]
 
 
 def capitals(text: str, links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns a translation in capitals, and its links: a ß becomes two letters."""
-    places = [0, *accumulate(len(char.upper()) for char in text)]
+    """Returns a translation in capitals, and its links: ß becomes two letters."""
+    positions = [0, *accumulate(len(char.upper()) for char in text)]
     upper = "".join(char.upper() for char in text)
-    return upper, [link.with_target(places[link.target_start], places[link.target_end]) for link in links]
+    return upper, [link.with_target(positions[link.target_start], positions[link.target_end]) for link in links]

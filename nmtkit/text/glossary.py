@@ -1,31 +1,31 @@
-"""A glossary: terms of a source language, and the translations that each of them may have.
+"""Glossaries: terms of the source language, each with the translations that it may have.
 
-The file has a term on each line: the source term, a tab, the target term; alternatives of this, such as inflected
-forms, are separated by a vertical line. Terms are found as whole words, the longest first.
+Each line of the file is a source term, a tab, and a target term. Vertical lines separate alternative target terms, such
+as inflected forms. Terms match whole words, and the longest term wins.
 """
 
 import logging
-import unicodedata
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from nmtkit.text.alignment import UNSPACED, Span, is_letter
+from nmtkit.text.alignment import UNSPACED, Span, is_joined, is_letter
+from nmtkit.text.normalization import normalized
 
 ALTERNATIVES = "|"  # between the target terms of a source term
-SENTENCE_ENDS = ".!?…:;。！？"  # after them a word may have a capital because of its place
+SENTENCE_ENDS = ".!?…:;。！？"  # the word after them may have a capital because a sentence begins
 EXPECTED = "a line is a source term, a tab, and a target term or several separated by |"
 
-Trie = dict[str, Any]  # of terms by their segments; under "" the term that ends there
+Trie = dict[str, Any]  # terms by their segments; the key "" holds the term that ends at a node
 
 logger = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
 class Term:
-    """A source term and its target terms, of which a translation must hold one."""
+    """A source term, and its target terms, of which the translation has to hold one."""
 
     source: str
     targets: tuple[str, ...]
@@ -33,7 +33,7 @@ class Term:
 
 @dataclass(frozen=True)
 class TermResult:
-    """An occurrence of a term, and the target that the translation holds for it, or None if it holds none."""
+    """An occurrence of a term in the source, and the target term that the translation holds for it, if any."""
 
     source: str
     targets: tuple[str, ...]
@@ -42,7 +42,7 @@ class TermResult:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A term in a text: its first character, and the one after its last."""
+    """A term in a text. `end` is exclusive."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class Occurrence:
 
 
 class Glossary:
-    """Terms, each with another source."""
+    """Terms, each with a different source."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
@@ -64,18 +64,18 @@ class Glossary:
         return _trie(self.terms, str.casefold)
 
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
-        """Returns where terms stand in a text, as whole words: of those that overlap the first, and then the longest.
+        """Returns the terms of a text, as whole words. If terms overlap, the first is taken, and then the longest.
 
-        A word that begins a sentence with a capital is also looked for in small letters. With `capitals`, of a text
-        that is all in them, case does not matter at all.
+        A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all
+        in `capitals`, case is ignored.
         """
         spans = segments(text)
         keys = [_key(text, span) for span in spans]
         if capitals:
             keys = [key.casefold() for key in keys]
         trie = self._caseless if capitals else self._trie
-        found: list[Occurrence] = []
-        index, begins = 0, True  # whether the segment may begin a sentence
+        matches: list[Occurrence] = []
+        index, begins = 0, True  # `begins`: the segment may begin a sentence
         while index < len(spans):
             key = keys[index]
             end, term = _longest(trie, keys, index, key)
@@ -87,15 +87,16 @@ class Glossary:
             if term is None:
                 index += 1
             else:
-                found.append(Occurrence(spans[index][0], spans[end - 1][1], term))
+                matches.append(Occurrence(spans[index][0], spans[end - 1][1], term))
                 index = end
-        return found
+        return matches
 
 
 def segments(text: str) -> list[Span]:
-    """Returns a text in parts that a term holds whole or not at all: a run of letters or of white space, else a sign.
+    """Returns the parts of a text that a term holds entirely or not at all.
 
-    In scripts without spaces every character is such a part.
+    They are runs of letters, runs of white space, and each other character. In scripts without spaces, each character
+    is a segment.
     """
     spans: list[Span] = []
     kinds: dict[str, int] = {}
@@ -128,78 +129,83 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
-    """Returns the end of the longest term from `start` on, and the term, or `start` and None; `first` is its key."""
-    found: tuple[int, Term | None] = start, None
+    """Returns the end of the longest term at `start`, and the term, or `start` and None. `first` is its first key."""
+    longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
     index = start + 1
     while node is not None:
         if "" in node:
-            found = index, node[""]
+            longest = index, node[""]
         node = node.get(keys[index]) if index < len(keys) else None
         index += 1
-    return found
+    return longest
 
 
 # --- the target side --------------------------------------------------------------------------------------------------
 
 
 def forms(target: str) -> list[str]:
-    """Returns a target term, and with a capital at its beginning if its first word is in small letters."""
+    """Returns a target term, and the term with a capital if its first word is in small letters."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]
 
 
-def places(text: str, target: str, upper: bool) -> list[Span]:
-    """Returns where one of the forms of a target term stands in a text as whole words, or `upper` all in capitals."""
+def positions(text: str, target: str, upper: bool) -> list[Span]:
+    """Returns the positions of the forms of a target term in a text, as whole words.
+
+    If `upper`, the text is in capitals, and so is the only form.
+    """
     spans = []
     for form in [target.upper()] if upper else forms(target):
         start = text.find(form)
         while start >= 0:
             end = start + len(form)
-            if not _joined(text, start) and not _joined(text, end):
+            if not is_joined(text, start) and not is_joined(text, end):
                 spans.append((start, end))
             start = text.find(form, start + 1)
     return sorted(spans)
 
 
-def _joined(text: str, index: int) -> bool:
-    """Returns whether the character at `index` goes on with the word of the one before."""
-    pair = text[index - 1 : index + 1] if index else ""
-    return len(pair) == 2 and all(is_letter(char) and not UNSPACED.match(char) for char in pair)
-
-
 def term_results(text: str, terms: Sequence[Term], upper: bool = False) -> tuple[list[TermResult], list[Span]]:
-    """Returns what became of each of the `terms` in a translation, and where those stand that it holds.
+    """Returns a result for each of the `terms`, and the positions in the translation of the terms that it holds.
 
-    Every occurrence in the translation counts for one term. Terms with fewer choices choose first, and the longest.
-    With `upper` the translation has been put in capitals.
+    Each occurrence in the translation counts for one term. Terms with the fewest matches are assigned first, each to
+    its longest match. If `upper`, the translation is in capitals.
     """
-    choices = [
-        sorted(
-            ((end - start, start, target) for target in term.targets for start, end in places(text, target, upper)),
-            key=lambda choice: (-choice[0], choice[1]),
-        )
-        for term in terms
-    ]
-    taken: list[Span] = []
-    found: list[str | None] = [None] * len(terms)
-    for index in sorted(range(len(terms)), key=lambda index: len(choices[index])):
-        for length, start, target in choices[index]:
-            if not any(start < other[1] and other[0] < start + length for other in taken):
-                taken.append((start, start + length))
-                found[index] = target
-                break
-    return [TermResult(term.source, term.targets, which) for term, which in zip(terms, found, strict=True)], taken
+    by_term: dict[Term, list[tuple[int, int, str]]] = {}  # matches: length, start, target; the best one last
+    for term in terms:
+        if term not in by_term:
+            matches = [(end - start, start, target) for target in term.targets
+                       for start, end in positions(text, target, upper)]  # fmt: skip
+            by_term[term] = sorted(matches, key=lambda match: (match[0], -match[1]))
+    counts = [len(by_term[term]) for term in terms]
+    taken = [False] * len(text)
+    spans: list[Span] = []
+    held: list[str | None] = [None] * len(terms)
+    for index in sorted(range(len(terms)), key=counts.__getitem__):
+        matches = by_term[terms[index]]
+        while matches and held[index] is None:  # a match that is taken now stays taken
+            length, start, target = matches.pop()
+            if not any(taken[start : start + length]):
+                taken[start : start + length] = [True] * length
+                spans.append((start, start + length))
+                held[index] = target
+    return [TermResult(term.source, term.targets, target) for term, target in zip(terms, held, strict=True)], spans
+
+
+def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]:
+    """Returns the target terms in which none of these strings is a whole word."""
+    return tuple(target for target in targets if not any(positions(target, string, False) for string in strings))
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> Glossary:
-    """Returns the glossary of a file, which is read anew only when it has changed.
+    """Returns the glossary of a file. The file is read again only after it has changed.
 
-    Raises OSError when it cannot be read, and ValueError, naming it and the line, for a line that is no term.
+    Raises OSError if the file cannot be read, and ValueError, with file and line, for a line that is not a term.
     """
     status = path.stat()
     return _load(path, status.st_mtime_ns, status.st_size)
@@ -208,48 +214,39 @@ def load(path: Path) -> Glossary:
 @lru_cache(maxsize=8)
 def _load(path: Path, modified: int, size: int) -> Glossary:
     targets: dict[str, dict[str, None]] = {}
-    first: dict[str, int] = {}
+    first_line: dict[str, int] = {}
     repeated: list[str] = []
     for number, raw in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        place = f"{path}:{number}"
+        location = f"{path}:{number}"
         try:
             line = raw.decode()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{place}: byte {error.start + 1} is not UTF-8; convert the file with iconv") from None
+            raise ValueError(f"{location}: byte {error.start + 1} is not UTF-8; convert the file with iconv") from None
         if not line.strip():
             continue
-        source, new = _term(line.removesuffix("\r"), place)
+        source, new = _term(line.removesuffix("\r"), location)
         known = targets.setdefault(source, {})
         if known and not known.keys() >= set(new):
-            repeated.append(f"{place}: {source!r} stands on line {first[source]} too")
+            repeated.append(f"{location}: {source!r} is also on line {first_line[source]}")
         known |= dict.fromkeys(new)
-        first.setdefault(source, number)
+        first_line.setdefault(source, number)
     if not targets:
         raise ValueError(f"{path} holds no terms; {EXPECTED}")
     if repeated:
         logger.warning(
-            "%s, with another target%s; the targets of a term on several lines are alternatives",
-            repeated[0], f", and so do {len(repeated) - 1} more" if len(repeated) > 1 else "",
+            "%s, with a different target%s; the targets of all lines of a term are alternatives",
+            repeated[0], f", and so are {len(repeated) - 1} more terms" if len(repeated) > 1 else "",
         )  # fmt: skip
-    return Glossary([Term(source, tuple(found)) for source, found in targets.items()])
+    return Glossary([Term(source, tuple(each)) for source, each in targets.items()])
 
 
-def _term(line: str, place: str) -> tuple[str, list[str]]:
-    """Reads a line. Raises ValueError, naming its place, for one that is no term."""
+def _term(line: str, location: str) -> tuple[str, list[str]]:
+    """Returns the source term and the target terms of a line. Raises ValueError, with its location, if it has none."""
     fields = line.split("\t")
     if len(fields) != 2:
-        raise ValueError(f"{place}: {len(fields) - 1 or 'no'} tab{'s' * (len(fields) > 2)}; {EXPECTED}")
-    source, *targets = (_normal(text) for text in (fields[0], *fields[1].split(ALTERNATIVES)))
+        raise ValueError(f"{location}: {len(fields) - 1 or 'no'} tab{'s' * (len(fields) > 2)}; {EXPECTED}")
+    source, *targets = (" ".join(normalized(text).split()) for text in (fields[0], *fields[1].split(ALTERNATIVES)))
     if not source or not all(targets):
         empty = "the source term" if not source else "a target term"
-        raise ValueError(f"{place}: {empty} is empty; {EXPECTED}")
+        raise ValueError(f"{location}: {empty} is empty; {EXPECTED}")
     return source, targets
-
-
-def _normal(text: str) -> str:
-    return " ".join(unicodedata.normalize("NFC", text).split())
-
-
-def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]:
-    """Returns those of the target terms that hold none of these texts."""
-    return tuple(target for target in targets if not any(string in target for string in strings))

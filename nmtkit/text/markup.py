@@ -1,23 +1,90 @@
-"""Inline markup of HTML and XML: taken out of a line, and put around the words that translate those it stood around."""
+"""Inline markup of HTML and XML: removed before translation, and put around the translations of the words it held."""
 
 import html
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from nmtkit.text.alignment import Link, Span, is_letter, position_after, words
+from nmtkit.text.alignment import Link, PositionMap, Span, is_letter, words
 
-TAG = re.compile(r"<!--.*?-->|<[!?][^<>]*>|</?[A-Za-z](?:[^<>\"']|\"[^\"]*\"|'[^']*')*>")
-VOID = ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr")
-_INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25  # what a word counts for and against being between two tags
+
+def names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# A tag after the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is bounded, so that
+# the search takes linear time.
+TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
+VOID = frozenset(
+    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
+)
+VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
+MAX_TAGS = 200  # of a line; the tags of longer lines keep their order
+_DECLARATION = re.compile(r"<[!?][^<>]*+>")
+_INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25  # scores of a target word between the tags of an element
+
+Role = Literal["opening", "closing", "alone"]
+
+
+class Tag(NamedTuple):
+    """A tag, comment or declaration of a line, with its position and the name of its element in small letters."""
+
+    role: Role
+    start: int
+    end: int
+    name: str = ""
+
+
+def tags(line: str) -> Iterator[Tag]:
+    """Yields the tags, comments and declarations of a line. A comment without an end is text."""
+    position = 0
+    last_comment_end = line.rfind("-->")
+    while (start := line.find("<", position)) >= 0:
+        position = start + 1
+        if (match := TAG.match(line, start)) is not None:
+            name = match[2].lower()
+            alone = not match[1] and (name in VOID or match[3].endswith("/"))
+            yield Tag("closing" if match[1] else "alone" if alone else "opening", *match.span(), name)
+            position = match.end()
+        elif line.startswith("<!--", start) and start + 4 <= last_comment_end:
+            position = line.index("-->", start + 4) + 3
+            yield Tag("alone", start, position)
+        elif (match := _DECLARATION.match(line, start)) is not None:
+            yield Tag("alone", *match.span())
+            position = match.end()
+
+
+def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
+    """Returns the index of the closing tag for the index of each opening tag that has one, properly nested.
+
+    A closing tag closes the last open element of its name; elements that were opened after it stay without a partner.
+    """
+    pairs: dict[int, int] = {}
+    waiting: list[int] = []
+    names: Counter[str] = Counter()  # of the waiting tags
+    for index, (role, name) in enumerate(roles_and_names):
+        if role == "opening":
+            waiting.append(index)
+            names[name] += 1
+        elif role == "closing" and names[name]:
+            while True:
+                opening = waiting.pop()
+                other = roles_and_names[opening][1]
+                names[other] -= 1
+                if other == name:
+                    break
+            pairs[opening] = index
+    return pairs
 
 
 @dataclass(eq=False)
 class Element:
-    """A start tag, an end tag and what is between; or one tag alone, without an end, around nothing."""
+    """A start tag, an end tag and the content between them, or a single tag without content."""
 
     opening: str
-    start: int  # characters of the text without tags
+    start: int  # positions in the text without tags
     end: int
     closing: str = ""
     children: list["Element"] = field(default_factory=list)
@@ -25,76 +92,92 @@ class Element:
 
 @dataclass(frozen=True)
 class Marked:
-    """A line with markup: its `text`, with entities decoded, and the elements at its top."""
+    """A line with markup: its `text`, without tags and entities, and the elements that are not within others."""
 
     source: str
     text: str
     elements: list[Element]
+    tags: list[tuple[int, str]]  # position in the text, and tag
 
     def restore(self, target: str, links: Sequence[Link]) -> str:
-        """Returns a translation of `text` with the markup: every tag once, nested as it was, and entities encoded.
+        """Returns a translation of `text` with each tag once, nested as in the source, and with entities.
 
-        An element surrounds the run of words that translate its own best. Where a part of them stands elsewhere, that
-        part is left out, for a tag is not doubled.
+        An element surrounds the run of words that translate most of its own words. If its words are torn apart in the
+        translation, the smaller parts are outside the element. A line with more than 200 tags keeps the order of its
+        tags: each tag follows the translation of the word before it, or the tag before it.
         """
         if not any(is_letter(char) for char in self.text):
             return self.source
+        if len(self.tags) > MAX_TAGS:
+            return self._in_order(target, links)
         placement = _Placement(self.text, target, links)
         return placement.markup(self.elements, (0, len(placement.words)), (0, len(target)))
 
+    def _in_order(self, target: str, links: Sequence[Link]) -> str:
+        positions = PositionMap(self.text, target, links)
+        content_start = len(self.text) - len(self.text.lstrip())
+        parts = []
+        cursor = 0
+        for position, tag in self.tags:
+            if position <= content_start:
+                end = cursor
+            elif position >= positions.content_end:
+                end = len(target)
+            else:
+                end = max(cursor, positions.target_position(position))
+                if not tag.startswith("</"):
+                    end = _before_word(self.text, position, target, end)
+            parts += [html.escape(target[cursor:end], quote=False), tag]
+            cursor = end
+        return "".join([*parts, html.escape(target[cursor:], quote=False)])
+
 
 def marked(line: str) -> Marked:
-    """Takes the markup out of a line. A tag that has no partner in the line stands alone."""
+    """Returns a line without its markup. A tag without a partner in the line stands alone."""
+    found = list(tags(line))
+    pairs = partners([(tag.role, tag.name) for tag in found])
+    closing = {end: start for start, end in pairs.items()}
     parts: list[str] = []
     length = cursor = 0
     root = Element("", 0, 0)
     open_elements = [root]
-
-    for match in [*TAG.finditer(line), None]:
-        text = html.unescape(line[cursor : match.start() if match else len(line)])
+    positions = []
+    for index, tag in enumerate(found):
+        text = html.unescape(line[cursor : tag.start])
         parts.append(text)
         length += len(text)
-        if match is None:
-            break
-        cursor = match.end()
-        tag = match[0]
-        name = _name(tag)
-        if tag.startswith("</"):
-            partner = next((e for e in reversed(open_elements[1:]) if _name(e.opening) == name), None)
-            if partner is not None:
-                while open_elements[-1] is not partner:
-                    _stand_alone(open_elements)
-                partner.end, partner.closing = length, tag
-                open_elements.pop()
-                continue
-        element = Element(tag, length, length)
+        cursor = tag.end
+        raw = line[tag.start : tag.end]
+        positions.append((length, raw))
+        if index in closing:
+            element = open_elements.pop()
+            element.end, element.closing = length, raw
+            continue
+        element = Element(raw, length, length)
         open_elements[-1].children.append(element)
-        if not (tag.startswith(("</", "<!", "<?")) or tag.endswith("/>") or name in VOID):
+        if index in pairs:
             open_elements.append(element)
-    while len(open_elements) > 1:
-        _stand_alone(open_elements)
-    return Marked(line, "".join(parts), root.children)
+    return Marked(line, "".join([*parts, html.unescape(line[cursor:])]), root.children, positions)
 
 
-def _name(tag: str) -> str:
-    match = re.match(r"</?([^\s/>]+)", tag)
-    return match[1].lower() if match else ""
-
-
-def _stand_alone(open_elements: list[Element]) -> None:
-    """Makes of the last open element, which has no end tag, a tag alone; what it holds follows it."""
-    element = open_elements.pop()
-    open_elements[-1].children += element.children
-    element.children = []
-    element.end = element.start
+def _before_word(source: str, source_position: int, target: str, position: int) -> int:
+    """Returns `position` without white space after it, if a word begins at the position of the source."""
+    if source[source_position : source_position + 1].strip():
+        while target[position : position + 1].isspace():
+            position += 1
+    return position
 
 
 def _units(target: str, links: Sequence[Link]) -> list[Span]:
-    """Returns the words of a translation; what one link holds, as a protected text does, is one word."""
-    linked = sorted((link.target_start, link.target_end) for link in links)
+    """Returns the words of a translation. All words within one link, such as a protected text, are one unit."""
+    linked = sorted({(link.target_start, link.target_end) for link in links})
     units: list[Span] = []
+    index = 0
     for start, end in words(target):
-        start, end = next(((a, b) for a, b in linked if a <= start and end <= b), (start, end))
+        while index < len(linked) and linked[index][1] < end:
+            index += 1
+        if index < len(linked) and linked[index][0] <= start:
+            start, end = linked[index]
         if units and start < units[-1][1]:
             start, end = units[-1][0], max(end, units.pop()[1])
         units.append((start, end))
@@ -102,34 +185,36 @@ def _units(target: str, links: Sequence[Link]) -> list[Span]:
 
 
 class _Placement:
-    """Where elements go in one translation."""
+    """The placement of elements in one translation."""
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
-        self.source, self.target, self.links = source, target, links
+        self.source, self.target = source, target
         self.words = _units(target, links)
-        self.source_words = words(source)
+        source_words = words(source)
+        self.first, self.last = (source_words[0][0], source_words[-1][1]) if source_words else (0, 0)
         by_start = {link.target_start: link for link in links}
-        self.linked = [by_start.get(start) for start, _ in self.words]  # of each word of the target
+        self.linked = [by_start.get(start) for start, _ in self.words]
+        self.positions = PositionMap(source, target, links)
 
     def markup(self, elements: Sequence[Element], inside: Span, characters: Span) -> str:
-        """Returns the text of these words (and characters) with the elements that are in it."""
+        """Returns the part of the translation in `characters`, whose words are `inside`, with the elements in it."""
         placed: list[tuple[Span, int, Element, Span]] = []
         taken: list[Span] = []
-        without: list[tuple[int, Element]] = []
+        unplaced: list[tuple[int, Element]] = []
         for index, element in sorted(enumerate(elements), key=lambda item: item[1].start - item[1].end):
             run = self.run(element, inside, taken)
             if run is None:
-                without.append((index, element))
+                unplaced.append((index, element))
             else:
                 taken.append(run)
                 whole = run == inside and self.covers(element)
-                place = characters if whole else (self.words[run[0]][0], self.words[run[1] - 1][1])
-                placed.append((place, index, element, run))
-        for index, element in sorted(without, key=lambda item: item[1].start == item[1].end):
-            at = self.position(element, characters, taken)
-            run = self.nearest(element, at, inside, taken)
+                span = characters if whole else (self.words[run[0]][0], self.words[run[1] - 1][1])
+                placed.append((span, index, element, run))
+        for index, element in sorted(unplaced, key=lambda item: item[1].start == item[1].end):
+            position = self.position(element, characters, taken)
+            run = self.nearest(element, position, inside, taken)
             if run is None:
-                placed.append(((at, at), index, element, (0, 0)))
+                placed.append(((position, position), index, element, (0, 0)))
             else:
                 taken.append(run)
                 placed.append((self.words[run[0]], index, element, run))
@@ -141,10 +226,10 @@ class _Placement:
         return "".join([*parts, html.escape(self.target[cursor : characters[1]], quote=False)])
 
     def covers(self, element: Element) -> bool:
-        return all(element.start <= start and end <= element.end for start, end in self.source_words)
+        return element.start <= self.first and self.last <= element.end
 
     def run(self, element: Element, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the run of free words with the most of those that translate the element's, or None without any."""
+        """Returns the run of free words with the highest score for an element, or None if no word has a link to it."""
         if element.start == element.end:
             return None
         if self.covers(element) and not taken and inside[0] < inside[1]:
@@ -155,12 +240,12 @@ class _Placement:
             for index in range(first, last):
                 if total <= 0:
                     total, start = 0.0, index
-                total += self.value(index, element)
+                total += self.score(index, element)
                 if total > 0 and (best is None or total > best[0]):
                     best = total, (start, index + 1)
         return best[1] if best else None
 
-    def value(self, index: int, element: Element) -> float:
+    def score(self, index: int, element: Element) -> float:
         link = self.linked[index]
         if link is None:
             return _UNLINKED
@@ -173,26 +258,25 @@ class _Placement:
             start = last
         yield start, inside[1]
 
-    def nearest(self, element: Element, place: int, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the free word nearest to where an element belongs whose words none attends to: a link needs one."""
+    def nearest(self, element: Element, position: int, inside: Span, taken: Sequence[Span]) -> Span | None:
+        """Returns the free word nearest to `position`, for an element with words to which no target word links."""
         if not any(is_letter(char) for char in self.source[element.start : element.end]):
             return None
         free = (index for first, last in self.free(inside, taken) for index in range(first, last))
         lettered = [index for index in free if is_letter(self.target[self.words[index][0]])]
-        best = min(lettered, key=lambda index: abs(self.words[index][0] - place), default=None)
+        best = min(lettered, key=lambda index: abs(self.words[index][0] - position), default=None)
         return None if best is None else (best, best + 1)
 
     def position(self, element: Element, characters: Span, taken: Sequence[Span]) -> int:
-        """Returns the character where an element without words goes: between the words of its parent."""
-        place = position_after(element.start, self.source, self.target, self.links)
-        after = self.source[element.start : element.start + 1]
+        """Returns the position of an element without words, between the words of its parent."""
+        position = self.positions.target_position(element.start)
         if not self.source[: element.start].strip():
-            place = 0
+            position = 0
         elif not self.source[element.start :].strip():
-            place = len(self.target)
-        elif after and not after.isspace() and self.target[place : place + 1].isspace():
-            place += len(self.target[place:]) - len(self.target[place:].lstrip())
+            position = len(self.target)
+        else:
+            position = _before_word(self.source, element.start, self.target, position)
         for first, last in taken:
-            if self.words[first][0] < place < self.words[last - 1][1]:
-                place = self.words[last - 1][1]
-        return min(max(place, characters[0]), characters[1])
+            if self.words[first][0] < position < self.words[last - 1][1]:
+                position = self.words[last - 1][1]
+        return min(max(position, characters[0]), characters[1])

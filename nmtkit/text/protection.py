@@ -1,134 +1,183 @@
-"""Spans that a translation holds as they are: found in the source, looked for in the translation, copied where lost.
+"""Protected spans: parts of a source that its translation holds unchanged, such as placeholders and addresses.
 
-A span that the model's vocabulary knows stays in the sentence that the model reads. One that it does not know would be
-spelt in bytes that it has hardly seen, and could spoil all around it: that one is cut out, and put back beside the
-translation of the word it stood after. Both need no special training, only cross-attention.
+A span that the vocabulary of the model knows stays in the sentence. Afterwards it is looked for in the translation
+and repaired. A span that the vocabulary does not know would be spelt in rare bytes, so it is cut out of the sentence
+and put back beside the translation of the word before it. Both need cross-attention and no special training.
+
+Numbers with units may take the form of the target language: 5,50 € for €5.50, or 5 Minuten for 5 min.
 """
 
 import re
-from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import NamedTuple
 from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, position_after, words
+from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_joined, is_letter, words
+from nmtkit.text.patterns import CONVERSION, MEASURES, PATTERNS, is_message, numbers
 
-_UNITS = (
-    "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
-    "[kKMGTP]i?[Bb]|[kMG]?bit/s|[kMG]bps|[mµn]?s|min|h|[kh]?Pa|bar|k?J|kcal|px|pt|dpi|fps|€|\\$|£|¥|EUR|USD|GBP|CHF|JPY"
-)
-# Repetitions that could begin anywhere in a line are bounded, so that the time for a line grows as its length does.
-_NUMBER = r"[-+−±]?\d{1,30}(?:[.,  ' ]\d{3}){0,10}(?:[.,]\d{1,30})?"
-_CONVERSION = r"[-+#0]*(?:\d+|\*)?(?:\.(?:\d+|\*))?(?:hh?|ll?|[Lzjt])?[diouxXeEfFgGaAcrsp@]"
-CLOSING = ".,;:!?…\"'-/"  # stands close to the word before
-OPENING = "([{«“„‘¿¡\"'-/"  # to the word after
-PATTERNS = (
-    r"(?:https?|ftps?|file)://[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
-    r"\bwww\.[^\s<>\"“”«»]+(?<![.,;:!?)\]}'’…])",
-    r"\b(?:mailto:)?[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]+)+",
-    r"\b(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}/[^\s<>\"“”«»]*(?<![.,;:!?)\]}'’…])",
-    r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b",  # IP addresses
-    r"(?<![\w.@])@\w+",
-    r"\$?\{\{?[^{}\n]*\}?\}",
-    r"(?<![\d%])%\([\w. -]+\)" + _CONVERSION,
-    r"(?<![\d%])%(?:\d+\$)?" + _CONVERSION,
-    r"%\w+%",
-    r"\$[A-Za-z_]\w*",
-    rf"(?<![\w.,]){_NUMBER}[ \u00a0\u202f]?(?:{_UNITS})(?![\w²³])",
-    rf"[€$£¥][ \u00a0]?{_NUMBER}(?![\w])",
-)
+__all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "occurrences", "protect", "protected_spans"]
+
+CLOSING = ".,;:!?…\"'-/"  # punctuation without a space before it
+OPENING = "([{«“„‘¿¡\"'-/"  # punctuation without a space after it
+_CONVERSION = re.compile(CONVERSION)
+_SYMBOLS = re.compile(r"(?=.*[A-Za-z])(?=.*[{}%$@<>/\[\]])", re.DOTALL)  # a placeholder with a name
+_MAX_CANDIDATES = 20  # numbers that are compared with a measure
+
+Edges = tuple[set[str], set[str]]  # letters that may touch an occurrence of a string on its left and on its right
+
+
+class ProtectedSpan(NamedTuple):
+    """The start and end of a span. A `measure` is a number with a unit, which the translation may localise."""
+
+    start: int
+    end: int
+    measure: bool = False
 
 
 def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
-    """Raises ValueError for one that is no regular expression, or that matches the empty text."""
-    found = []
+    """Compiles patterns. Raises ValueError for an invalid pattern, and for a pattern that matches the empty text."""
+    expressions = []
     for pattern in patterns:
         try:
-            found.append(re.compile(pattern))
+            expressions.append(re.compile(pattern))
         except re.error as error:
             raise ValueError(f"--protect {pattern!r} is not a regular expression: {error}") from None
-        if found[-1].fullmatch(""):
-            raise ValueError(f"--protect {pattern!r} matches the empty text; let it match a character at least")
-    return found
+        if expressions[-1].fullmatch(""):
+            raise ValueError(f"--protect {pattern!r} matches the empty text; let it match at least one character")
+    return expressions
 
 
-def protected_spans(text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()) -> list[Span]:
-    """Returns what the patterns match, `also` other spans, and where else the same text stands; none overlap."""
-    matched = [match.span() for pattern in patterns for match in pattern.finditer(text)]
-    kept: list[Span] = []
-    for start, end in sorted([*matched, *also], key=lambda span: (span[0], -span[1])):
-        if end > start and (not kept or start >= kept[-1][1]):
-            kept.append((start, end))
-    return occurrences(text, {text[start:end] for start, end in kept})
+def protected_spans(
+    text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
+) -> list[ProtectedSpan]:  # fmt: skip
+    """Returns the matches of the patterns, the spans of `also`, and other whole words that are the same strings.
+
+    Spans do not overlap: the first one is kept, and the longest of those that start together. If the built-in patterns
+    are among `patterns`, a plural or select message of ICU is one span, for half a translation of it is not a message.
+    """
+    names = {pattern.pattern for pattern in patterns}
+    if names.issuperset(PATTERNS) and is_message(text):
+        return [ProtectedSpan(0, len(text))]
+    matched = [
+        ProtectedSpan(*match.span(), pattern.pattern in MEASURES)
+        for pattern in patterns
+        for match in pattern.finditer(text)
+    ]
+    spans = _disjoint([*matched, *(ProtectedSpan(*span) for span in also)])
+    edges = _edges(text, [span for span in spans if not span.measure])
+    return _disjoint([*spans, *(ProtectedSpan(*span) for span in occurrences(text, edges))])
 
 
-def occurrences(text: str, strings: Collection[str]) -> list[Span]:
-    """Returns where any of the strings stands in a text: of those that overlap the first, and then the longest."""
-    lengths: dict[str, set[int]] = {}  # by first character
+def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
+    kept: list[ProtectedSpan] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end, not span.measure)):
+        if span.end > span.start and (not kept or span.start >= kept[-1].end):
+            kept.append(span)
+    return kept
+
+
+def _edges(text: str, spans: Iterable[Span | ProtectedSpan]) -> dict[str, Edges]:
+    """Returns the strings of the spans, each with the letters that touch it in the text."""
+    strings: dict[str, Edges] = {}
+    for start, end, *_ in spans:
+        left, right = strings.setdefault(text[start:end], (set(), set()))
+        if _touch(text, start):
+            left.add(text[start - 1])
+        if _touch(text, end):
+            right.add(text[end])
+    return strings
+
+
+def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
+    """Returns the occurrences of the strings in a text as whole words: the first ones, and then the longest.
+
+    Letters may touch an occurrence if they are among its edges, and may follow a printf conversion, as in %dpx.
+    """
+    lengths: dict[str, set[int]] = defaultdict(set)  # by first character
     for string in strings:
-        lengths.setdefault(string[0], set()).add(len(string))
-    longest_first = {char: sorted(found, reverse=True) for char, found in lengths.items()}
+        lengths[string[0]].add(len(string))
+    longest_first = {char: sorted(each, reverse=True) for char, each in lengths.items()}
     spans = []
-    end = 0
+    last = 0
     for start, char in enumerate(text):
-        if start >= end and char in longest_first:
-            found = next(
-                (text[start : start + n] for n in longest_first[char] if text[start : start + n] in strings), ""
-            )
-            if found:
-                end = start + len(found)
+        if start < last or char not in longest_first:
+            continue
+        for length in longest_first[char]:
+            string, end = text[start : start + length], start + length
+            if string in strings and _is_whole(text, start, end, strings[string]):
                 spans.append((start, end))
+                last = end
+                break
     return spans
 
 
-def protect(source: str, spans: Sequence[Span], known: Callable[[str], bool]) -> "Protected":
-    """Returns the sentence with those `spans` cut out that are not `known` to the model.
+def _touch(text: str, index: int) -> bool:
+    """Returns whether the characters before and at `index` belong to the same word or identifier."""
+    pair = text[index - 1 : index + 1] if index else ""
+    return is_joined(text, index) or ("_" in pair and all(char == "_" or is_letter(char) for char in pair))
 
-    What is glued to such a span is cut out with it, as the s of {name}s.
+
+def _is_whole(text: str, start: int, end: int, edges: Edges) -> bool:
+    if _touch(text, start) and text[start - 1] not in edges[0]:
+        return False
+    return not _touch(text, end) or text[end] in edges[1] or _CONVERSION.fullmatch(text, start, end) is not None
+
+
+def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
+    """Returns the sentence, with those `spans` cut out of it that are not `known` to the model.
+
+    Letters and signs that touch such a span are cut out with it, such as the s of {name}s.
     """
-    begins = {place: first for first, last in spans for place in range(first, last)}
-    ends = {place: last for first, last in spans for place in range(first, last)}
-    cuts: list[Span] = []
+    begins = {index: span.start for span in spans for index in range(span.start, span.end)}
+    ends = {index: span.end for span in spans for index in range(span.start, span.end)}
+    cuts: list[ProtectedSpan] = []
     kept = []
-    for start, end in spans:
-        if known(source[start:end]):
-            kept.append((start, end))
+    for span in spans:
+        if known(source[span.start : span.end]):
+            kept.append(span)
             continue
-        if cuts and end <= cuts[-1][1]:  # it was glued to the last
+        if cuts and span.end <= cuts[-1].end:  # cut out with the previous span, which it touches
             continue
-        start, end = _widened(source, start, end, begins, ends)
-        if cuts and start <= cuts[-1][1]:
-            start = cuts.pop()[0]
-        cuts.append((start, end))
-    removed = {place for start, end in cuts for place in range(start, end)}
-    kept = [span for span in kept if removed.isdisjoint(range(*span))]
-    for start, end in cuts:
+        start, end = _widened(source, span.start, span.end, begins, ends)
+        measure = span.measure and (start, end) == (span.start, span.end)
+        if cuts and start <= cuts[-1].end:
+            start, measure = cuts.pop().start, False
+        cuts.append(ProtectedSpan(start, end, measure))
+    removed = {index for span in cuts for index in range(span.start, span.end)}
+    kept = [span for span in kept if removed.isdisjoint(range(span.start, span.end))]
+    for start, end, _ in cuts:
         if (start == 0 or source[start - 1].isspace()) and source[end : end + 1].isspace():
             removed.add(end)
         elif start and source[start - 1].isspace() and source[end : end + 1] in tuple(CLOSING):
             removed.add(start - 1)
-    strings = frozenset(source[start:end] for start, end in spans)
-    return Protected(source, sorted([*kept, *cuts]), strings, [i for i in range(len(source)) if i not in removed])
+    model_text = [index for index in range(len(source)) if index not in removed]
+    return Protected(source, sorted([*kept, *cuts]), [*spans], model_text)
 
 
 def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends: Mapping[int, int]) -> Span:
-    """Returns a span with what is glued to it: letters, and other spans, whose `begins` and `ends` each place names."""
-    glue = any(char.isascii() for char in source[start:end])  # to an emoji or a foreign word nothing is
-    while start and (start - 1 in begins or (glue and _glued(source[start - 1]))):
+    """Returns a span together with the letters, signs and other spans that touch it.
+
+    `begins` and `ends` map each position in a span to the start and end of that span.
+    """
+    touching = any(char.isascii() for char in source[start:end])  # letters do not belong to an emoji or a foreign word
+    while start and (start - 1 in begins or (touching and _is_attached(source[start - 1]))):
         start = begins.get(start - 1, start - 1)
-    while end < len(source) and (end in ends or (glue and _glued(source[end]))):
+    while end < len(source) and (end in ends or (touching and _is_attached(source[end]))):
         end = ends.get(end, end + 1)
     return start, end
 
 
-def _glued(char: str) -> bool:
+def _is_attached(char: str) -> bool:
     return char in "-_/'’+#&=" or (is_letter(char) and not UNSPACED.match(char))
 
 
-@dataclass(frozen=True)
-class _Edit:
-    """A part of a translation that is replaced by `text`, that of `span` of the source if any."""
+class _Edit(NamedTuple):
+    """A part of a translation, its new text, and the span of the source that the new text renders, if any."""
 
     start: int
     end: int
@@ -138,134 +187,285 @@ class _Edit:
 
 @dataclass(frozen=True)
 class Protected:
-    """A sentence whose `spans` are to be copied; the model reads its `kept` characters.
+    """A sentence with protected spans. The model reads the characters of `source` at the positions `kept`.
 
-    `strings` are the protected texts; a span may hold several of them, with what is glued to them.
+    `spans` are disjoint and sorted; a span that was cut out may hold several of the `originals`, and the text that
+    touches them.
     """
 
     source: str
-    spans: list[Span]
-    strings: frozenset[str]
+    spans: list[ProtectedSpan]
+    originals: list[ProtectedSpan]
     kept: list[int]
 
     @property
     def text(self) -> str:
         return "".join(self.source[index] for index in self.kept)
 
+    @cached_property
+    def strings(self) -> frozenset[str]:
+        """The protected texts."""
+        return frozenset(self.source[span.start : span.end] for span in self.originals)
+
     @property
     def plain(self) -> bool:
         """Whether the sentence has words that are not protected."""
-        protected = {index for span in self.spans for index in range(*span)}
+        protected = {index for span in self.spans for index in range(span.start, span.end)}
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Returns whether these characters of `text` stand so in the source, and none of them is protected."""
+        """Returns whether these characters of `text` are adjacent in the source and not protected."""
         first, last = self.kept[start], self.kept[end - 1]
-        return last - first == end - 1 - start and not any(span[0] <= last and first < span[1] for span in self.spans)
+        index = bisect_right(self.spans, last, key=lambda span: span.start)
+        return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
 
     def restore(self, target: str, links: Sequence[Link], fixed: Sequence[Span] = ()) -> tuple[str, list[Link]]:
-        """Returns the translation of `source`, from that of `text`, with its links.
+        """Returns the translation of `source`, and its links, from the translation of `text`.
 
-        It holds every span as often as the source does: an occurrence in `target` counts, one too many goes, and one
-        that is missing replaces the words that attend to it, but none of what is `fixed`, or else is put where it
-        belongs.
+        The result holds every span as often as the source. Occurrences in `target` count, and measures in another
+        form. A surplus occurrence is removed, but a surplus measure stays. A missing span replaces the words that
+        attend to it, except words in `fixed`, or is put beside the translation of the word before it.
         """
         if not self.spans:
             return target, list(links)
         if not self.plain:
             return self._copy()
-        missing = list(self.spans)
-        edits: list[_Edit] = []
-        for start, end in occurrences(target, self.strings | {self.source[start:end] for start, end in self.spans}):
-            span = next((span for span in missing if self.source[slice(*span)] == target[start:end]), None)
-            edits.append(_Edit(start, end, "" if span is None else target[start:end], span))
-            if span is not None:
-                missing.remove(span)
-        for span in missing:
-            start, end = self._place(span, target, links, [*edits, *(_Edit(*place, "", None) for place in fixed)])
-            edits.append(_Edit(start, end, self.source[slice(*span)], span))
-        result, moved = _edited(target, edits, [self._from_source(link) for link in links])
+        restoration = _Restoration(self, target, links, fixed)
+        result, moved = _edited(target, restoration.edits(), [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):
-            return self._copy()  # a span and the text beside it read as another span
+            return self._copy()  # a span together with the text beside it reads as another span
         return result, moved
 
+    @cached_property
+    def exact(self) -> dict[str, Edges]:
+        """The strings of spans that are not measures, with the letters that may touch them."""
+        return _edges(self.source, [span for span in self.originals if not span.measure])
+
     def _count(self, text: str) -> Counter[str]:
-        return Counter(text[start:end] for start, end in occurrences(text, self.strings))
+        return Counter(text[start:end] for start, end in occurrences(text, self.exact))
 
     def _copy(self) -> tuple[str, list[Link]]:
         return self.source, [Link(start, end, start, end) for start, end in words(self.source)]
 
-    def _place(self, span: Span, target: str, links: Sequence[Link], edits: Sequence[_Edit]) -> Span:
-        """Returns the part of `target` that gives way to a span: the longest run of words that attend to it."""
-        start, end = bisect_left(self.kept, span[0]), bisect_left(self.kept, span[1])
-        runs: list[Span] = []
-        for link in sorted(links, key=lambda link: link.target_start):
-            word = (link.target_start, link.target_end)
-            attends = link.source_start < end and start < link.source_end
-            if not attends or category(target[word[0]])[0] == "P" or any(_meet(word, edit) for edit in edits):
-                continue
-            if runs and not target[runs[-1][1] : word[0]].strip() and not any(
-                runs[-1][1] <= edit.start <= word[0] for edit in edits
-            ):  # fmt: skip
-                runs[-1] = (runs[-1][0], word[1])
-            else:
-                runs.append(word)
-        if runs:
-            return max(runs, key=lambda run: run[1] - run[0])
-        position = position_after(start, self.text, target, links)
-        position = next((edit.end for edit in edits if edit.start < position < edit.end), position)
-        return position, position
-
     def _from_source(self, link: Link) -> Link:
-        """Returns a link from `text` as one from `source`."""
+        """Returns a link from `text` as a link from `source`."""
         start, end = self.kept[link.source_start], self.kept[link.source_end - 1] + 1
         return Link(start, end, link.target_start, link.target_end)
 
 
-def _meet(span: Span, edit: _Edit) -> bool:
-    return (span[0] < edit.end and edit.start < span[1]) or (edit.start == edit.end and span[0] < edit.start < span[1])
+class _Parts:
+    """Disjoint parts of a text, sorted. An empty part is a position."""
+
+    def __init__(self, parts: Iterable[Span] = ()) -> None:
+        self.parts = sorted(parts)
+
+    def add(self, start: int, end: int) -> None:
+        insort(self.parts, (start, end))
+
+    def before(self, position: int) -> Span:
+        """Returns the last part that starts before `position`, or an empty part at 0."""
+        index = bisect_left(self.parts, (position,))
+        return self.parts[index - 1] if index else (0, 0)
+
+    def meet(self, start: int, end: int) -> bool:
+        """Returns whether a part overlaps the part from `start` to `end`, or is a position within it."""
+        other = self.before(end)
+        return start < other[1] if other[0] < other[1] else start < other[0]
+
+    def lie_between(self, start: int, end: int) -> bool:
+        index = bisect_left(self.parts, (start,))
+        return index < len(self.parts) and self.parts[index][0] <= end
+
+    def outside(self, position: int) -> int:
+        """Returns `position`, or the end of the part that it is within."""
+        return max(position, self.before(position)[1])
+
+
+class _Restoration:
+    """Matches the spans of a sentence with a translation, and finds positions for missing spans."""
+
+    def __init__(self, protected: Protected, target: str, links: Sequence[Link], fixed: Sequence[Span]) -> None:
+        self.protected, self.source, self.target = protected, protected.source, target
+        self.links = sorted(links, key=lambda link: (link.source_start, link.target_start))
+        self.link_starts = [link.source_start for link in self.links]
+        self.fixed = _Parts(fixed)
+        self.edited = _Parts()
+        self.found: list[_Edit] = []
+
+    def edits(self) -> list[_Edit]:
+        exact = [span for span in self.protected.spans if not span.measure]
+        measures = [span for span in self.protected.spans if span.measure]
+        strings = {**_edges(self.source, exact), **self.protected.exact}
+        exact = self._matched(exact, occurrences(self.target, strings), remove_surplus=True)
+        exact = self._matched_in_another_case(exact)
+        same = occurrences(self.target, _edges(self.source, measures))
+        measures = self._matched_by_value(self._matched(measures, same, remove_surplus=False))
+        positions: PositionMap | None = None
+        ends = {edit.span[1]: edit.end for edit in self.found if edit.span is not None}
+        for span in sorted([*exact, *measures]):
+            part = self._attending_words(span)
+            if part is None and span.start in ends:  # it touches the span before it in the source
+                part = ends[span.start], ends[span.start]
+            if part is None:
+                positions = positions or PositionMap(self.protected.text, self.target, self.links)
+                start = bisect_left(self.protected.kept, span.start)
+                position = self.fixed.outside(self.edited.outside(positions.target_position(start)))
+                part = position, position
+            self._add(*part, self.source[span.start : span.end], span)
+            ends[span.end] = part[1]
+        return self.found
+
+    def _add(self, start: int, end: int, text: str, span: ProtectedSpan | None) -> None:
+        self.found.append(_Edit(start, end, text, span and (span.start, span.end)))
+        self.edited.add(start, end)
+
+    def _matched(
+        self, spans: Sequence[ProtectedSpan], matches: Sequence[Span], remove_surplus: bool
+    ) -> list[ProtectedSpan]:  # fmt: skip
+        """Matches spans with equal strings of the translation, in order, and returns the other spans."""
+        waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
+        for span in spans:
+            waiting[self.source[span.start : span.end]].append(span)
+        for start, end in matches:
+            if self.edited.meet(start, end):
+                continue
+            string = self.target[start:end]
+            if waiting[string]:
+                self._add(start, end, string, waiting[string].popleft())
+            elif remove_surplus:
+                self._add(start, end, "", None)
+        return [span for each in waiting.values() for span in each]
+
+    def _matched_in_another_case(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
+        """Matches placeholders such as {name} whose case the translation changed, and returns the other spans."""
+        named = [span for span in spans if _SYMBOLS.match(self.source[span.start : span.end])]
+        lower, target = self.source.lower(), self.target.lower()
+        if not named or len(lower) != len(self.source) or len(target) != len(self.target):
+            return list(spans)
+        waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
+        for span in named:
+            waiting[lower[span.start : span.end]].append(span)
+        matched = set()
+        for start, end in occurrences(target, _edges(lower, named)):
+            if waiting[target[start:end]] and not self.edited.meet(start, end):
+                span = waiting[target[start:end]].popleft()
+                self._add(start, end, self.source[span.start : span.end], span)
+                matched.add(span)
+        return [span for span in spans if span not in matched]
+
+    def _matched_by_value(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
+        """Matches measures with numbers of the same value, and returns the other spans."""
+        if not spans:
+            return []
+        free: dict[Decimal, list[Span]] = defaultdict(list)
+        for start, end, possible in numbers(self.target):
+            for value in possible if not self.edited.meet(start, end) else ():
+                free[value].append((start, end))
+        others = Counter(value for start, end, possible in numbers(self.source) for value in possible)
+        for span in self.protected.spans:
+            others.subtract(
+                value for _, _, possible in numbers(self.source[span.start : span.end]) for value in possible
+            )
+        missing = []
+        for span in sorted(spans):
+            _, _, possible = (*numbers(self.source[span.start : span.end]), (0, 0, frozenset[Decimal]()))[0]
+            match = next(filter(None, (self._number(span, free[value], others[value]) for value in possible)), None)
+            if match is None:
+                missing.append(span)
+            else:
+                self._add(*match, self.target[slice(*match)], span)
+        return missing
+
+    def _number(self, span: ProtectedSpan, equal: Sequence[Span], others: int) -> Span | None:
+        """Returns the number that translates a measure, from the numbers of its value in the translation.
+
+        A number that is not linked to the measure may translate one of the `others`, the equal numbers of the source
+        that are not protected. So it counts only if the translation has more numbers.
+        """
+        free = [part for part in equal if not self.edited.meet(*part)][:_MAX_CANDIDATES]
+        linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
+        near = [part for part in free if any(start < part[1] and part[0] < end for start, end in linked)]
+        return next(iter(near or (free if len(equal) > others else ())), None)
+
+    def _links_of(self, span: ProtectedSpan) -> list[Link]:
+        """Returns the links from words that overlap a span, by their position in the translation."""
+        start, end = bisect_left(self.protected.kept, span.start), bisect_left(self.protected.kept, span.end)
+        if start == end:
+            return []
+        index = bisect_right(self.link_starts, start)
+        index = bisect_left(self.link_starts, self.link_starts[index - 1]) if index else 0
+        links = []
+        while index < len(self.links) and self.links[index].source_start < end:
+            if start < self.links[index].source_end:
+                links.append(self.links[index])
+            index += 1
+        return sorted(links, key=lambda link: link.target_start)
+
+    def _attending_words(self, span: ProtectedSpan) -> Span | None:
+        """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
+        runs: list[Span] = []
+        for link in self._links_of(span):
+            start, end = link.target_start, link.target_end
+            if category(self.target[start])[0] == "P" or self.edited.meet(start, end) or self.fixed.meet(start, end):
+                continue
+            last = runs[-1][1] if runs else 0
+            between = self.edited.lie_between(last, start) or self.fixed.lie_between(last, start)
+            if runs and not between and not self.target[last:start].strip():
+                runs[-1] = (runs[-1][0], end)
+            else:
+                runs.append((start, end))
+        return max(runs, key=lambda run: run[1] - run[0], default=None)
 
 
 def _edited(target: str, edits: Sequence[_Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns `target` with its edits, which do not overlap, and the links that remain and those of the spans.
+    """Returns `target` with disjoint edits, the links of words that remain, and a link for each span.
 
-    Of several spans at one position, the first of the source comes first. Words of letters stay apart from the spans.
+    Spans at the same position come in the order of the source. Spaces separate inserted spans from words.
     """
     parts: list[str] = []
     moved: list[Link] = []
-    length = cursor = span_end = 0
+    waiting = deque(sorted(links, key=lambda link: link.target_start))
+    length = cursor = 0
+    source_end = -1  # the end in the source of the span that the result ends with
+    span_end = -1
+    before = ""  # the last character so far
 
     def add(text: str) -> None:
-        nonlocal length
+        nonlocal length, before
         parts.append(text)
         length += len(text)
+        before = text[-1:] or before
 
-    def add_between(end: int) -> None:
-        for link in links:
-            if cursor <= link.target_start and link.target_end <= end and link.target_start < end:
+    def add_until(end: int) -> None:
+        while waiting and waiting[0].target_start < end:
+            link = waiting.popleft()
+            if cursor <= link.target_start and link.target_end <= end:
                 moved.append(link.moved(0, length - cursor))
         add(target[cursor:end])
 
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.span or (0, 0))):
-        add_between(edit.start)
-        before, after = "".join(parts)[-1:], target[edit.end : edit.end + 1]
-        unchanged = target[edit.start : edit.end] == edit.text
-        if edit.text:
-            if not unchanged and before and (span_end == length or _apart(before, OPENING)):
-                add(" ")
-            assert edit.span is not None
-            moved.append(Link(*edit.span, length, length + len(edit.text)))
-            add(edit.text)
-            span_end = length
-            if not unchanged and after and _apart(after, CLOSING + ")]}»”’"):
-                add(" ")
-            cursor = edit.end
-        else:
+        add_until(edit.start)
+        after = target[edit.end : edit.end + 1]
+        if edit.span is None:
             cursor = edit.end + (after == " " and before in ("", " "))
-    add_between(len(target))
+            if before == " " and after in ("", *CLOSING) and parts[-1]:
+                parts[-1] = parts[-1][:-1]
+                length -= 1
+            continue
+        unchanged = target[edit.start : edit.end].lower() == edit.text.lower()
+        touches = span_end == length and source_end == edit.span[0]
+        if not (unchanged or touches) and before and (span_end == length or _needs_space(before, OPENING)):
+            add(" ")
+        moved.append(Link(*edit.span, length, length + len(edit.text)))
+        add(edit.text)
+        span_end, source_end = length, edit.span[1]
+        if not unchanged and after and _needs_space(after, CLOSING + ")]}»”’"):
+            add(" ")
+        cursor = edit.end
+    add_until(len(target))
     return "".join(parts), moved
 
 
-def _apart(char: str, close: str) -> bool:
-    """Returns whether a span and this character beside it, if it is none of `close`, have a space between them."""
+def _needs_space(char: str, close: str) -> bool:
+    """Returns whether a space separates a span from the character beside it; `close` are characters without one."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

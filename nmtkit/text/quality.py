@@ -1,8 +1,8 @@
-"""How good a translation may be, without a reference: so that doubtful ones can be sent to a person.
+"""Quality estimation without a reference, to send doubtful translations to a person.
 
-The probabilities that the model gives to its own translation rank it best of all that costs nothing (Fomicheva et al.
-2020, "Unsupervised Quality Estimation for Neural Machine Translation"); what they miss, as text that was left
-untranslated, is told by flags.
+The score is the probability that the model gives to its own translation (Fomicheva et al. 2020, "Unsupervised Quality
+Estimation for Neural Machine Translation"). Flags report faults that the probability misses, such as text that was not
+translated.
 """
 
 import math
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from nmtkit.text.alignment import words
 
 UNCERTAIN = 0.3  # mean probability of a token below which a translation is flagged
-SHORT, LONG = 0.5, 2.0  # target pieces for a source piece
-FEW_PIECES = 5  # of the longer side: with fewer, a ratio says little
-COPIED = 0.5  # share of words
-FEW_WORDS = 2  # copied ones, as names, say little
-ODD_FACTOR = 0.5  # of the score, for each flag that probabilities do not tell
+SHORT, LONG = 0.5, 2.0  # limits of the target pieces per source piece
+FEW_PIECES = 5  # a ratio is not judged if both sides have fewer pieces
+COPIED = 0.5  # share of copied words above which a translation is flagged
+FEW_WORDS = 2  # copied words up to this number may be names
+ODD_FACTOR = 0.5  # of the score for each flag except "uncertain"
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Signs of how good a translation is. An empty line has no tokens: all is as good as can be."""
+    """Quality figures of a translation. An empty line has no tokens, and the best figures."""
 
-    score: float  # 0 to 1, to sort by: the mean probability, halved for each flag but "uncertain"
+    score: float  # 0 to 1: the mean probability, halved for each flag except "uncertain"
     mean_probability: float  # geometric mean over tokens, eos included
     min_probability: float  # of the least probable token
-    length_ratio: float  # target pieces for a source piece
-    copied: float  # share of the words of the translation that stand in the source
+    length_ratio: float  # target pieces per source piece
+    copied: float  # share of the words of the translation that are in the source
     flags: list[str]
 
 
@@ -38,9 +38,10 @@ def assess(
     pieces: tuple[int, int],
     protected: Collection[str] = (),
 ) -> Quality:
-    """Returns the signs of a translation; `pieces` are those of source and target that the model read and wrote.
+    """Returns the quality figures of a translation.
 
-    Words of `protected` texts, which are to be copied, do not count as copied.
+    `log_probabilities` has a value for each target token, and `pieces` the numbers of source and target pieces. Words
+    of `protected` texts, which a translation has to copy, do not count as copied.
     """
     if not log_probabilities:
         return Quality(1.0, 1.0, 1.0, 1.0, 0.0, [])
@@ -48,20 +49,20 @@ def assess(
     least = math.exp(min(log_probabilities))
     ratio = pieces[1] / max(1, pieces[0])
     exempt = set(lettered(" ".join(protected)))
-    written = [word for word in lettered(target) if word not in exempt]
-    read = set(lettered(source))
-    copies = sum(word in read for word in written)
-    copied = copies / max(1, len(written))
+    target_words = [word for word in lettered(target) if word not in exempt]
+    source_words = set(lettered(source))
+    copies = sum(word in source_words for word in target_words)
+    copied = copies / max(1, len(target_words))
     odd = {
         "too_short": max(pieces) >= FEW_PIECES and ratio < SHORT,
         "too_long": max(pieces) >= FEW_PIECES and ratio > LONG,
         "copied": copies > FEW_WORDS and copied > COPIED,
     }
-    flags = [flag for flag, is_so in {"uncertain": mean < UNCERTAIN, **odd}.items() if is_so]
+    flags = [flag for flag, is_set in {"uncertain": mean < UNCERTAIN, **odd}.items() if is_set]
     return Quality(mean * ODD_FACTOR ** sum(odd.values()), mean, least, ratio, copied, flags)
 
 
 def lettered(text: str) -> list[str]:
     """Returns the words of a text that have a letter, in small letters."""
-    found = [text[start:end].casefold() for start, end in words(text)]
-    return [word for word in found if any(char.isalpha() for char in word)]
+    folded = [text[start:end].casefold() for start, end in words(text)]
+    return [word for word in folded if any(char.isalpha() for char in word)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 
 from nmtkit.text.alignment import Span
+from nmtkit.text.patterns import is_message
 
 # The end of a sentence and the beginning of the next one, in a line that may hold tags.
 _BOUNDARY = re.compile(
@@ -29,13 +30,13 @@ def splitter() -> Splitter:
 def sentences(text: str, language: str, split: Splitter) -> list[Span]:
     """Returns the positions of the sentences of a text, without the white space around them.
 
-    A text of white space alone has no sentence. If the splitter fails, the text is one sentence, and a warning is
-    logged once.
+    A text of white space alone has no sentence. A plural or select message of ICU is one sentence. If the splitter
+    fails, the text is one sentence, and a warning is logged once.
     """
     if not text.strip():
         return []
     try:
-        parts = split(language, text)
+        parts = [text] if is_message(text) else split(language, text)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of Rust code is not an Exception

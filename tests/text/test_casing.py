@@ -28,6 +28,17 @@ def test_sentence_case_keeps_every_place():
     assert len(sentence_case(text)) == len(text)
 
 
+def test_a_greek_word_ends_in_its_final_sigma():
+    assert sentence_case("ΟΔΟΣ ΑΘΗΝΑΣ 5") == "Οδος αθηνας 5"
+    assert sentence_case("İZMİR ΟΔΟΣ") == "İzmİr οδοσ"  # the small i with a dot is two characters
+
+
+def test_digraphs_with_a_titlecase_letter():
+    assert sentence_case("ǄUNGLA ǇUDI") == "Ǆungla ǉudi"
+    assert capitals("ǅungla", [])[0] == "ǄUNGLA"
+    assert not in_capitals("ǅUNGLA ǈUDI pet")
+
+
 def test_links_follow_letters_that_become_two():
     text = "Große Straße, gut"
     upper, links = capitals(text, [Link(0, 1, *word) for word in words(text)])

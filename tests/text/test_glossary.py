@@ -5,8 +5,9 @@ import random
 import re
 
 import pytest
+from work import operations
 
-from nmtkit.text.glossary import Glossary, Term, TermResult, load, places, term_results
+from nmtkit.text.glossary import Glossary, Term, TermResult, load, positions, term_results, without
 
 
 def glossary(*sources):
@@ -60,11 +61,11 @@ def test_thousands_of_terms_are_found_where_a_regular_expression_finds_them():
 
 
 def test_a_target_stands_as_whole_words_and_with_a_capital():
-    assert places("Der Hund, der Hunde Hund", "Hund", False) == [(4, 8), (20, 24)]
-    assert places("Alter Hund, alter Hund", "alter Hund", False) == [(0, 10), (12, 22)]
-    assert places("ALTER STRASSE", "straße", True) == [(6, 13)]
-    assert places("IPhone iPhone", "iPhone", False) == [(7, 13)]
-    assert places("この火災報知器は", "火災報知器", False) == [(2, 7)]
+    assert positions("Der Hund, der Hunde Hund", "Hund", False) == [(4, 8), (20, 24)]
+    assert positions("Alter Hund, alter Hund", "alter Hund", False) == [(0, 10), (12, 22)]
+    assert positions("ALTER STRASSE", "straße", True) == [(6, 13)]
+    assert positions("IPhone iPhone", "iPhone", False) == [(7, 13)]
+    assert positions("この火災報知器は", "火災報知器", False) == [(2, 7)]
 
 
 def test_every_occurrence_in_the_translation_counts_once():
@@ -77,13 +78,24 @@ def test_every_occurrence_in_the_translation_counts_once():
     assert sorted(str(result.found) for result in results) == ["Hund", "None"]
 
 
+def test_a_target_that_holds_a_protected_text_is_left_out_but_not_one_that_holds_its_letters():
+    assert without(["Kapazität", "IT-Abteilung", "15 mal", "5 m"], ["IT", "5 m"]) == ("Kapazität", "15 mal")
+
+
+def test_a_term_that_stands_a_thousand_times_is_counted_in_linear_time():
+    def work(count):
+        return operations(lambda: term_results("Hund " * count, [Term("dog", ("Hund", "Hunde"))] * count))
+
+    assert work(800) < 6 * work(200) + 10_000
+
+
 def test_a_file_with_alternatives_repeated_terms_and_a_byte_order_mark(tmp_path, caplog):
     path = tmp_path / "terms.tsv"
     path.write_bytes("\ufefffire  alarm\tFeuermelder| Brandmelder \r\n\ndog\tHund\ndog\tHund\ndog\tKöter\n".encode())
     with caplog.at_level(logging.WARNING, "nmtkit"):
         terms = load(path).terms
     assert terms == [Term("fire alarm", ("Feuermelder", "Brandmelder")), Term("dog", ("Hund", "Köter"))]
-    assert f"{path}:5: 'dog' stands on line 3 too" in caplog.text and "alternatives" in caplog.text
+    assert f"{path}:5: 'dog' is also on line 3" in caplog.text and "alternatives" in caplog.text
     assert load(path) is load(path)
     path.write_text("cat\tKatze\n")
     assert load(path).terms == [Term("cat", ("Katze",))]

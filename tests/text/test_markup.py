@@ -7,9 +7,12 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from work import operations
 
 from nmtkit.text.alignment import Link, words
-from nmtkit.text.markup import TAG, marked
+from nmtkit.text.markup import MAX_TAGS, marked
+
+TAG = re.compile(r"<!--.*?-->|</?[a-z]+(?: [a-z]+='[^']*')?/?>")
 
 NAMES = ["b", "i", "a", "em"]
 
@@ -95,6 +98,48 @@ def test_no_tag_is_lost_doubled_or_crossed(tokens, others, seed):
         assert html.unescape(TAG.sub("", result)) == target
     else:
         assert result == source
+
+
+def test_tags_beyond_the_limit_keep_their_order_and_follow_their_words():
+    source = "".join(f"<b>word{number}</b> " for number in range(MAX_TAGS))
+    line = marked(source + "<i>last</i>.")
+    target = " ".join(f"Wort{number}" for number in range(MAX_TAGS)) + " zuletzt."
+    found = line.restore(target, word_by_word(line.text, target))
+    assert found == "".join(f"<b>Wort{number}</b> " for number in range(MAX_TAGS)) + "<i>zuletzt</i>."
+
+
+NESTED = {
+    "nested": ("<b>" * 20_000 + "A dog" + "</b>" * 20_000, "<b>" * 20_000 + "Ein Hund" + "</b>" * 20_000),
+    "unclosed": ("<b>" * 20_000 + "A dog", "<b>" * 20_000 + "Ein Hund"),
+    "stray": ("A dog" + "</i>" * 20_000, "Ein Hund" + "</i>" * 20_000),
+    "other names": ("<b>" * 20_000 + "A dog" + "</i>" * 20_000, "<b>" * 20_000 + "Ein Hund" + "</i>" * 20_000),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_twenty_thousand_nested_tags_are_put_back(name):
+    """1,500 of them exceeded the recursion limit."""
+    source, expected = NESTED[name]
+    line = marked(source)
+    assert line.text == "A dog"
+    assert line.restore("Ein Hund", word_by_word("A dog", "Ein Hund")) == expected
+
+
+@pytest.mark.parametrize("unit", ["<b>x ", "<b>", "</b>x ", "x</b><b>", "<!--", "<a '", '<a x="', "<a ='\">", "<",
+                                  "<b", "<!", "<br>x ", "&amp;", "<a =\"'<a ='\"", "<b>x</b> "])  # fmt: skip
+def test_the_work_grows_linearly_with_the_line(unit):
+    def work(length: int) -> int:
+        source = "word " + unit * (length // len(unit))
+        target = "wort " * (length // 8)
+
+        def run() -> None:
+            line = marked(source)
+            line.restore(target, word_by_word(line.text, target))
+
+        return operations(run)
+
+    assert work(8_000) < 6 * work(2_000) + 10_000
+    marked("word " + unit * (60_000 // len(unit)))
 
 
 def test_a_stray_end_tag_and_an_unclosed_one_are_kept():

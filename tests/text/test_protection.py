@@ -1,17 +1,31 @@
-"""What must not be translated comes out as it went in, whatever a model makes of the rest."""
+"""Protected text comes out as it went in, whatever a model makes of the rest. Every expected text is written out."""
 
 import random
 import re
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from work import operations
 
 from nmtkit.text.alignment import Link, words
-from nmtkit.text.protection import PATTERNS, compiled, occurrences, protect, protected_spans
+from nmtkit.text.patterns import WEBLATE
+from nmtkit.text.protection import PATTERNS, compiled, protect, protected_spans
 
 BUILT_IN = compiled(PATTERNS)
+
+
+def strings(text, patterns=BUILT_IN):
+    return [text[span.start : span.end] for span in protected_spans(text, patterns)]
+
+
+def word_by_word(source: str, target: str) -> list[Link]:
+    return [Link(*one, *other) for one, other in zip(words(source), words(target), strict=False)]
+
+
+def restored(source, target, patterns=BUILT_IN, links=None, known=True):
+    protected = protect(source, protected_spans(source, patterns), lambda span: known)
+    return protected.restore(target, word_by_word(protected.text, target) if links is None else links)[0]
 
 
 @pytest.mark.parametrize(
@@ -21,29 +35,129 @@ BUILT_IN = compiled(PATTERNS)
         ("Ask joe.doe+x@mail.example.com or @joe.", ["joe.doe+x@mail.example.com", "@joe"]),
         ("Go to example.org/path now, not to e.g. this.", ["example.org/path"]),
         ("Hello {name}, {{count}} new, ${total}, {0:>10.2f}", ["{name}", "{{count}}", "${total}", "{0:>10.2f}"]),
+        ("{} #{x} {% if a b %} {{ u.n | up }} {user!r} {d, date, short}",
+         ["{}", "#{x}", "{% if a b %}", "{{ u.n | up }}", "{user!r}", "{d, date, short}"]),
+        ("an aside {of several words} in braces", []),
         ("%s of %(count)d in %1$s: %.2f at 100 % done, 50% sold", ["%s", "%(count)d", "%1$s", "%.2f", "100 %", "50%"]),
+        ("%-10.3f %5d %ld %*d %2$*1$d %.*f %#x %@", ["%-10.3f", "%5d", "%ld", "%*d", "%2$*1$d", "%.*f", "%#x", "%@"]),
+        ("%d%% of %dx%d, %sx%spx, 100%%", ["%d", "%%", "%d", "%d", "%s", "%s", "%%"]),
+        ("%APPDATA%, %count% and %name%.", ["%APPDATA%", "%count%", "%name%"]),
+        ("%1 of %L2, %n file(s); 50% discount, 100 %-ig, 5 %s", ["%1", "%L2", "%n", "50%", "100 %", "%s"]),
         ("It is 12 km, 3.5 kg, 1,000.5 m², 5 minutes, $5.50 away", ["12 km", "3.5 kg", "1,000.5 m²", "$5.50"]),
         ("Ping 10.0.0.1:80, PATH is $HOME, %APPDATA%", ["10.0.0.1:80", "$HOME", "%APPDATA%"]),
+        ("[X6X]Save[X12X] as [Y]", ["[X6X]", "[X12X]"]),
         ("Two dogs run in 2024; it is 5 o'clock.", []),
     ],
 )  # fmt: skip
 def test_spans_that_are_found(text, expected):
-    assert [text[start:end] for start, end in protected_spans(text, BUILT_IN)] == expected
+    assert strings(text) == expected
 
 
-def test_the_same_text_elsewhere_is_protected_too():
-    assert protected_spans("x ab x b", compiled(["(?<=a)b"])) == [(3, 4), (7, 8)]
+def test_the_same_text_elsewhere_is_protected_too_but_not_within_a_word():
+    assert protected_spans("x ab x b", compiled(["(?<=a)b"])) == [(3, 4, False), (7, 8, False)]
+    assert strings("IT in der KAPAZITÄT, IT-Abteilung", compiled([r"\bIT\b"])) == ["IT", "IT"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{n, plural, one {# file} other {# files}}",
+        "You have {count, plural, offset:1 =0 {no files} one {# file. One.} other {# files. Many.}} left.",
+        "{who, select, male {He} female {She} other {They}} went, {0, selectordinal, one {#st} other {#th}}",
+        "There {0,choice,0#are no files|1#is one file|1<are {0,number,integer} files}.",
+    ],
+)
+def test_a_plural_or_select_message_is_kept_whole(text):
+    assert strings(text) == [text]
+    protected = protect(text, protected_spans(text, BUILT_IN), lambda span: True)
+    assert not protected.plain and protected.restore("Unsinn", [])[0] == text
+    assert strings("{n, plural, one {# file} other {# files}} of 5 m", compiled(["5 m"])) == ["5 m"]
 
 
 def test_patterns_that_cannot_be_used_are_refused():
     with pytest.raises(ValueError, match="not a regular expression"):
         compiled(["("])
-    with pytest.raises(ValueError, match="empty text"):
+    with pytest.raises(ValueError, match="matches the empty text; let it match at least one character"):
         compiled(["x*"])
 
 
-def word_by_word(source: str, target: str) -> list[Link]:
-    return [Link(*one, *other) for one, other in zip(words(source), words(target), strict=False)]
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("The walk takes 5 min.", "Der Weg dauert 5 Minuten."),
+        ("It is 5 m away, 15 times.", "Es ist 5 m entfernt, 15 mal."),
+        ("It is 5 m away.", "Es ist 5 Meter entfernt, 15 mal."),
+        ("It costs $5.50 now.", "Es kostet jetzt 5,50 $."),
+        ("It costs €1,000.50.", "Es kostet 1.000,50 €."),
+        ("It costs €1,000.50.", "Cela coûte 1\u202f000,50\u00a0€."),
+        ("50% of all", "50 % aller"),
+        ("50% of all", "50\u202f% de tous"),
+        ("50 % of all", "50 Prozent aller"),
+        ("It is -5 °C.", "Es sind \u22125\u00a0°C."),
+        ("About 1,500 km.", "Etwa 1500 km."),
+        ("About 1,500 km.", "Etwa 1.500 Kilometer."),
+        ("About 1.5 kg.", "Etwa 1,5 Kilogramm."),
+        ("From 5 km to 7 km.", "Von 5 bis 7 km."),
+        ("5 dogs run 5 km.", "5 Hunde laufen 5 Kilometer."),
+        ("It weighs ₹ 1,00,000 or 3 kg.", "Es wiegt 3 Kilo."),
+        ("Twice 12 km.", "12 km und 12 km."),
+    ],
+)
+def test_a_number_in_the_form_of_the_target_language_is_left_alone(source, target):
+    assert restored(source, target) == target
+    assert restored(source, target, links=[]) == target
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("He ran 12 km today.", "Er lief 12 km heute.", "Er lief 12 km heute."),
+        ("He ran 12 km today.", "Er lief zwölf Kilometer heute.", "Er lief 12 km heute."),
+        ("He ran 12 km today.", "Er lief 13 km heute.", "Er lief 12 km heute."),
+        ("He ran 12 km today.", "Er lief.", "Er lief 12 km."),
+        ("5 dogs run 5 km.", "5 Hunde laufen weit.", "5 Hunde laufen 5 km."),
+        ("It is -5 °C cold.", "Es ist 5 °C kalt.", "Es ist -5 °C kalt."),
+    ],
+)
+def test_a_number_that_is_missing_or_wrong_replaces_the_words_that_attend_to_it(source, target, expected):
+    places = {"5 km": ["weit"], "12 km": ["zwölf", "Kilometer", "13", "km"], "-5 °C": ["5", "°", "C"]}
+    links = [
+        Link(source.index(span), source.index(span) + len(span), start, end)
+        for span, targets in places.items()
+        if span in source
+        for start, end in words(target)
+        if target[start:end] in targets
+    ]
+    assert restored(source, target, links=links if expected != "Er lief 12 km." else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("Done: %d%% of %s", "Fertig: %d%% von %s", "Fertig: %d%% von %s"),
+        ("%s has %d files", "%d Dateien hat %s", "%d Dateien hat %s"),
+        ("%1$s and %2$s", "%2$s und %1$s", "%2$s und %1$s"),
+        ("%dpx wide", "%dPixel breit", "%dPixel breit"),
+        ("%d%% done", "fertig: %d", "fertig: %d%%"),
+        ("Hello {name}!", "Hallo {Name}!", "Hallo {name}!"),
+        ("Hello {name}!", "HALLO {NAME}!", "HALLO {name}!"),
+        ("Hello {name}!", "Hallo {name} {name}!", "Hallo {name}!"),
+        ("Set $HOME now", "Setze jetzt $HOME_DIR und $HOME", "Setze jetzt $HOME_DIR und $HOME"),
+    ],
+)
+def test_placeholders_keep_their_number_in_any_order(source, target, expected):
+    assert restored(source, target, links=[]) == expected
+
+
+def test_a_protected_word_is_not_removed_from_longer_words():
+    it = compiled([r"\bIT\b"])
+    assert restored("IT CAPACITY", "IT-KAPAZITÄT", it) == "IT-KAPAZITÄT"
+    assert restored("THE IT CAPACITY", "DIE KAPAZITÄT DER IT", it) == "DIE KAPAZITÄT DER IT"
+    assert restored("A b in ab tub", "Ein b in ab Tube tub", compiled(["(?<=a)b"])) == "Ein b in ab Tube tub"
+
+
+def test_placeholders_of_weblate_are_kept():
+    assert restored("Press [X6X]OK[X9X].", "Drücke [x6x]OK.", compiled([WEBLATE])) == "Drücke [X6X]OK [X9X]."
 
 
 def test_what_is_fixed_gives_way_to_no_span():
@@ -51,7 +165,7 @@ def test_what_is_fixed_gives_way_to_no_span():
     protected = protect(source, protected_spans(source, BUILT_IN), lambda span: True)
     links = [Link(0, 3, 0, 3), Link(4, 7, 4, 8), Link(8, 11, 4, 8)]
     assert protected.restore(target, links)[0] == "der {x}"
-    assert sorted(protected.restore(target, links, [(4, 8)])[0].split()) == ["Hund", "der", "{x}"]
+    assert protected.restore(target, links, [(4, 8)])[0] == "der {x} Hund"
     assert [protected.is_whole(*span) for span in ((0, 3), (2, 5), (4, 7), (8, 11))] == [True, False, False, True]
     cut = protect(source, protected_spans(source, BUILT_IN), lambda span: False)
     assert cut.text == "the dog" and not cut.is_whole(0, 7) and cut.is_whole(4, 7)
@@ -74,17 +188,16 @@ def test_an_unknown_span_is_put_back_beside_the_word_it_followed(source, text, t
     assert protected.restore(target, word_by_word(text, target))[0] == expected
 
 
-def test_a_known_span_stays_and_is_repaired_where_the_translation_changed_it():
-    source = "He ran 12 km today."
-    protected = protect(source, protected_spans(source, BUILT_IN), lambda span: True)
-    assert protected.text == source
-    for target, expected in {
-        "Er lief 12 km heute.": "Er lief 12 km heute.",
-        "Er lief zwölf Kilometer heute.": "Er lief 12 km heute.",
-        "Er lief 12 km 12 km heute.": "Er lief 12 km heute.",
-        "Er lief.": "Er lief 12 km.",
-    }.items():
-        assert protected.restore(target, word_by_word(source, target))[0] == expected
+def test_the_links_of_spans_and_words_are_those_of_the_result():
+    source, target = "A dog {x} runs 12 km", "Ein Hund rennt zwölf"
+    protected = protect(source, protected_spans(source, BUILT_IN), lambda span: span != "{x}")
+    assert protected.text == "A dog runs 12 km"
+    links = [Link(0, 1, 0, 3), Link(2, 5, 4, 8), Link(6, 10, 9, 14), Link(11, 13, 15, 20)]
+    result, moved = protected.restore(target, links)
+    assert result == "Ein Hund {x} rennt 12 km"
+    pairs = [(source[a:b], result[c:d]) for a, b, c, d in ((link.source_start, link.source_end, link.target_start,
+             link.target_end) for link in moved)]  # fmt: skip
+    assert pairs == [("A", "Ein"), ("dog", "Hund"), ("{x}", "{x}"), ("runs", "rennt"), ("12 km", "12 km")]
 
 
 def test_a_sentence_of_spans_alone_is_copied():
@@ -94,6 +207,7 @@ def test_a_sentence_of_spans_alone_is_copied():
     assert protected.restore("Unsinn", [])[0] == source
 
 
+PLACEHOLDERS = ["{a}", "{b}", "%(c)s", "https://a.de/b"]
 FRAGMENTS = [
     "dog",
     "Hund",
@@ -103,12 +217,9 @@ FRAGMENTS = [
     ",",
     "(",
     ")",
-    "{a}",
-    "{b}",
+    *PLACEHOLDERS,
     "{",
     "}",
-    "%s",
-    "s",
     "12",
     " km",
     "1",
@@ -116,26 +227,20 @@ FRAGMENTS = [
     "é",
     "\u0301",
 ]
-TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map(" ".join)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(TEXTS, TEXTS, st.randoms(use_true_random=False), st.booleans())
-def test_every_span_is_in_the_output_exactly_as_often_as_in_the_source(source, target, draw, known):
-    spans = protected_spans(source, BUILT_IN)
-    protected = protect(source, spans, lambda span: known and span != "{b}")
-    links = random_links(protected.text, target, draw)
-    result, moved = protected.restore(target, links)
-    for string in {source[start:end] for start, end in spans}:
-        strings = {source[start:end] for start, end in spans}
-        assert counts(result, strings)[string] == counts(source, strings)[string]
+def test_every_placeholder_is_in_the_output_exactly_as_often_as_in_the_source(source, target, draw, known):
+    protected = protect(source, protected_spans(source, BUILT_IN), lambda span: known and span != "{b}")
+    result, moved = protected.restore(target, random_links(protected.text, target, draw))
+    for placeholder in PLACEHOLDERS:
+        if placeholder in source:
+            assert result.count(placeholder) == source.count(placeholder)
     for link in moved:
         assert 0 <= link.source_start < link.source_end <= len(source)
         assert 0 <= link.target_start < link.target_end <= len(result)
-
-
-def counts(text: str, strings: set[str]) -> Counter[str]:
-    return Counter(text[start:end] for start, end in occurrences(text, strings))
 
 
 def random_links(source: str, target: str, draw: random.Random) -> list[Link]:
@@ -154,11 +259,28 @@ def test_none_of_a_thousand_placeholders_is_lost():
         assert re.findall(r"\{.*?\}", result) == [f"{{name_{number}}}"]
 
 
-def test_the_time_for_a_line_grows_as_its_length_does():
-    """Each of these took minutes with patterns that begin anywhere and read on to the end."""
-    for unit in ("a.", "a-", "1.", " 000", "a@", "{", "%(a", "www.", "http://", "$", "(a.a", "{a}", "{a} "):
-        text = unit * (100_000 // len(unit))
+HOSTILE = [
+    "a.", "a-", "1.", " 000", "1,00", "a@", "{", "{ ", "%(a", "www.", "http://", "http://.", "$", "(a.a", "{a}", "{a} ",
+    "%000", "%-", "%1$", "%*", "%.", "%a", "{%", "{{a", "{n, plural, ", "{n,choice,", "[X1", "€1 ", "1 m ", "-1", "@",
+    "a_", "1.1.", "\u00a05",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_the_work_for_a_line_grows_linearly_with_its_length(unit):
+    def work(length: int) -> int:
+        text = unit * (length // len(unit)) + " word"
         spans = protected_spans(text, BUILT_IN)
-        protected = protect(text, spans, lambda span: False)
-        assert all(start < end for start, end in spans)
-        assert len(protected.text) + sum(end - start for start, end in protected.spans) <= len(text)
+        return operations(lambda: protect(text, spans, lambda span: False).restore("ein Wort " * (length // 9), []))
+
+    assert work(8_000) < 6 * work(2_000) + 10_000
+
+
+@pytest.mark.parametrize("prefix", ["", "%", "{", "{ ", "%(", "[X", "{n,plural,", "http://", "www.", "1", "x@"])
+@pytest.mark.parametrize("unit", ["0", "a", " ", ".", "-", "%", "{", "1.", "#", "=", ",000", "a.", "a-"])
+def test_each_pattern_takes_linear_time(prefix, unit):
+    """%000… took 26 s for 20,000 characters."""
+    text = prefix + unit * 60_000
+    for pattern in BUILT_IN:
+        for _ in pattern.finditer(text):
+            pass

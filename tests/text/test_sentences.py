@@ -31,6 +31,11 @@ def test_a_panic_of_the_splitter_leaves_the_text_unsplit_and_is_told_once(caplog
     assert caplog.messages == ["the sentence splitter fails (Panic); such text is translated without splitting it"]
 
 
+def test_a_plural_message_is_not_split():
+    text = "{n, plural, one {It is. One.} other {They are. Many.}}"
+    assert sentences(text, "en", lambda language, text: text.split(" ")) == [(0, 54)]
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_is_not_a_failure_of_the_splitter(error):
     with pytest.raises(error):

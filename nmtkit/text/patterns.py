@@ -1,0 +1,98 @@
+"""Patterns of text that is not translated: addresses, placeholders, numbers with units.
+
+Every repetition that can begin at many places of a line is bounded or possessive, so that a search takes linear time.
+"""
+
+import re
+from decimal import Decimal, InvalidOperation
+
+_UNITS = (
+    "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
+    "[kKMGTP]i?[Bb]|[kMG]?bit/s|[kMG]bps|[mµn]?s|min|h|[kh]?Pa|bar|k?J|kcal|px|pt|dpi|fps|€|\\$|£|¥|EUR|USD|GBP|CHF|JPY"
+)
+_SIGNS, _MINUS = "-−–+±", "-−–"
+_SPACES = " \u00a0\u2009\u202f"
+_SEPARATORS = ".,'’٫٬"
+_NUMBER = (
+    rf"(?:\d{{1,3}}(?:[{_SPACES}{_SEPARATORS}]\d{{3}}){{1,10}}+(?!\d)|\d{{1,3}}(?:,\d\d){{1,8}},\d{{3}}(?!\d)|\d{{1,30}}+)"
+    r"(?:[.,]\d{1,30}+)?+"
+)
+_LINK_END = r"(?<![.,;:!?)\]}'’…])"
+
+# printf: flags, width, precision and length before the conversion. The space flag is left out, and the minus needs a
+# width, because "50 % discount" and "50 %-ig" are not conversions.
+_SPECIFICATION = r"[-+#0']{0,5}+(?:\d{1,9}|\*(?:\d{1,2}\$)?)?(?:\.(?:\d{1,9}+|\*(?:\d{1,2}\$)?)?)?(?:hh?|ll?|[Lqzjt])?"
+CONVERSION = rf"%(?!-[A-Za-z])(?:\d{{1,2}}\$)?{_SPECIFICATION}[diouxXeEfFgGaAcCsSrp@]"
+_NAMED_CONVERSION = rf"%\([\w. -]{{1,100}}+\){_SPECIFICATION}[diouxXeEfFgGaAcrs]"
+
+MESSAGE = re.compile(
+    r"\{\s*+[\w.-]++\s*+,\s*+(?:(?:plural|selectordinal|select)\s*+,\s*+(?:offset:\s*+\d++\s*+)?+(?:=\d++|[\w-]++)\s*+\{"
+    r"|choice\s*+,\s*+[-\d.∞]++\s*+[#<≤])"
+)
+WEBLATE = r"\[X\d{1,9}X\]"  # placeholders that Weblate puts into texts for a translation service
+
+# Spans that a translation may write in the form of its language, such as 5,50 € for €5.50.
+MEASURES = (
+    rf"(?<![\w.,])(?:[{_SIGNS}])?{_NUMBER}[{_SPACES}]?(?!{_NAMED_CONVERSION}|{CONVERSION})(?:{_UNITS})(?![\w²³%])",
+    rf"[€$£¥][{_SPACES}]?{_NUMBER}(?!\w)",
+)
+PATTERNS = (
+    r"(?:https?|ftps?|file)://[^\s<>\"“”«»]+" + _LINK_END,
+    r"\bwww\.[^\s<>\"“”«»]+" + _LINK_END,
+    r"\b(?:mailto:)?[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]+)+",
+    r"\b(?:[a-z0-9-]{1,63}\.){1,8}[a-z]{2,63}/[^\s<>\"“”«»]*" + _LINK_END,
+    r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b",  # IP addresses
+    r"(?<![\w.@])@\w+",
+    r"\$?\{\{[^{}\n]*+\}\}|\{%[^{}\n]*%\}|[$#]?\{\s*+(?:[\w.$@\[\]'\"-]++)?\s*+(?:[!:,|][^{}\n]*+)?\}",
+    r"%%",
+    _NAMED_CONVERSION,
+    rf"(?<!\d){CONVERSION}",
+    rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable, not two conversions around text
+    r"(?<![\d%])%(?:L?\d{1,2}|n)(?![\w$%])",  # Qt
+    r"\$[A-Za-z_]\w*",
+    WEBLATE,
+    *MEASURES,
+)
+
+_TOKEN = re.compile(rf"(?<![^\W\d_])(?<!\d[{_SEPARATORS}])(?:(?<!\w)[{_SIGNS}])?{_NUMBER}")
+
+
+def is_message(text: str) -> bool:
+    """Returns whether a text holds a plural, select or choice argument of ICU MessageFormat.
+
+    Its branches repeat parts of a sentence, so a model that knows sentences cannot translate such a text.
+    """
+    return MESSAGE.search(text) is not None
+
+
+def numbers(text: str) -> list[tuple[int, int, frozenset[Decimal]]]:
+    """Returns start, end and possible values of the numbers of a text: 1,500 is 1500 or 1.5."""
+    return [(*match.span(), values(match[0])) for match in _TOKEN.finditer(text)]
+
+
+def values(number: str) -> frozenset[Decimal]:
+    """Returns the values that a number may have, by how languages write decimals and thousands."""
+    sign = -1 if number[0] in _MINUS else 1
+    digits = re.sub(f"[{_SPACES}]", " ", number.lstrip(_SIGNS))
+    last = max((index for index, char in enumerate(digits) if not char.isdecimal()), default=-1)
+    readings = []
+    if last < 0 or _is_grouped(digits):
+        readings.append(re.sub(r"\D", "", digits))
+    if last >= 0 and digits[last] in ".,٫" and digits[last] not in digits[:last] and _is_grouped(digits[:last]):
+        readings.append(re.sub(r"\D", "", digits[:last]) + "." + digits[last + 1 :])
+    try:
+        return frozenset(sign * Decimal(reading) for reading in readings)
+    except InvalidOperation:  # a digit of a script that Decimal does not know
+        return frozenset()
+
+
+def _is_grouped(digits: str) -> bool:
+    """Returns whether all separators of a number are the same and separate thousands (or lakhs, as in 1,00,000)."""
+    first, *groups = re.split(r"\D", digits)
+    separators = set(re.findall(r"\D", digits))
+    return not groups or (
+        len(separators) == 1
+        and len(first) <= 3
+        and len(groups[-1]) == 3
+        and all(len(part) in (2, 3) for part in groups)
+    )
