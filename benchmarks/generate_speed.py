@@ -56,11 +56,11 @@ def random_base(data: Dataset, folder: Path) -> Path:
 def ours(stack: ExitStack, path: Path, precision: str, lines: list[str], options: SearchOptions) -> System:
     translator = Translator.load(path, precision=precision)
     decode = stack.enter_context(worker_processes(translator, options, PROCESSES))
-    requests = [Request(line) for line in lines]
+    requests, pipeline = [Request(line) for line in lines], translator.pipeline(options)
 
     def run() -> Outputs:
         return [
-            translation.hypotheses[0].pieces for translation in translator.run([requests], options, decode, PROCESSES)
+            translation.hypotheses[0].pieces for translation in translator.run([requests], pipeline, decode, PROCESSES)
         ]
 
     return run

@@ -76,8 +76,8 @@ def nmtkit_system(stack: ExitStack, path: Path, precision: str, max_tokens: int,
     translator.max_tokens = max_tokens
     options = SearchOptions(beam=BEAM, min_len=STEPS - 1, max_len_a=0, max_len_b=STEPS - 1, lenpen=0)
     decode = stack.enter_context(worker_processes(translator, options, CORES))
-    requests = [Request(line) for line in lines]
-    return lambda: [found.text for found in translator.run([requests], options, decode, CORES)]
+    requests, pipeline = [Request(line) for line in lines], translator.pipeline(options)
+    return lambda: [found.text for found in translator.run([requests], pipeline, decode, CORES)]
 
 
 def ctranslate2_system(folder: Path, compute_type: str, batch: int, lines: list[str]) -> System:

@@ -1,5 +1,7 @@
 """From a registered name and a config to a model, and between a model and its checkpoint."""
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.config import derive, to_dict
+from nmtkit.data.dataset_files import MANIFEST
 from nmtkit.data.tokenizer import Tokenizer
 
 
@@ -74,6 +77,19 @@ def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
         return Tokenizer.from_state(contents["tokenizer"])
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
+
+
+def languages_of(path: Path) -> tuple[str, str] | None:
+    """Returns the source and the target language that a checkpoint was trained for, if the checkpoint or its dataset
+    says so. Raises ValueError for a file that is not a checkpoint.
+    """
+    run = checkpoint.load(path, mmap=True).get("run", {})
+    languages = run.get("languages")
+    if languages is None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
+            languages = manifest["source_lang"], manifest["target_lang"]
+    return None if languages is None else (languages[0], languages[1])
 
 
 def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:

@@ -16,7 +16,6 @@ from nmtkit.layers.packed import Packed
 from nmtkit.plugins import load_plugins
 from nmtkit.search.options import SearchOptions
 from nmtkit.translation.attention import Attention, attend
-from nmtkit.translation.lines import LineProcessor
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.requests import Request, Translation
@@ -117,14 +116,10 @@ class Model:
         if text.rewriting and search.alignment is not None:
             names = ", ".join(text.rewriting)
             raise ValueError(f"alignment is that of the text a model reads; leave it out with {names}")
-        if source_tag is not None:
-            self.tokenizer.check_tag(source_tag)
         alone = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if alone else source)
-        processor = LineProcessor(self.tokenizer, text)
-        windows = ([_request(line, index)] for index, line in enumerate(lines))
-        requests = (request for window in processor.requests(windows, source_tag) for request in window)
-        found = processor.translations(self._translator.stream(requests, processor.search_options(search)))
+        requests = (_request(line, index) for index, line in enumerate(lines))
+        found = self._translator.stream(requests, self._translator.pipeline(search, text, source_tag))
         results = found if nbest is not None else (translation.text for translation in found)
         if alone:
             (result,) = results
@@ -164,7 +159,7 @@ class Model:
             raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
         requests = [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
         options = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
-        found = self._translator.stream(requests, options)
+        found = self._translator.stream(requests, self._translator.pipeline(options))
         scores = [translation.hypotheses[0].log_probability for translation in found]
         return scores[0] if isinstance(source, str) else scores
 

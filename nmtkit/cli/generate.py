@@ -25,14 +25,19 @@ from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOption
 
 if TYPE_CHECKING:
     from nmtkit.data.binarized import Split
-    from nmtkit.translation.lines import LineProcessor
-    from nmtkit.translation.requests import Request
-    from nmtkit.translation.translator import Translation, Translator
+    from nmtkit.translation.requests import Request, Translation
+    from nmtkit.translation.translator import Translator
 
 logger = logging.getLogger("nmtkit")
 
 # Fields of a request that come from files beside the input.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
+
+# Fields of a hypothesis in --format jsonl; a field without a value is left out.
+JSONL_FIELDS = (
+    *("text", "pieces", "score", "log_probability", "alignment", "utility", "token_log_probabilities"),
+    *("quality", "terms"),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,7 +167,11 @@ def open_document(
         message = f"{name} is read as {format}; --input-format text is for its lines"
         stderr.print(message, style="dim", markup=False, soft_wrap=True)
     data = files[0].read_bytes() if files else standard_input().read()
-    language = language or model_language(checkpoint)
+    if language is None:
+        with imports():
+            from nmtkit.models import languages_of
+        languages = languages_of(checkpoint)
+        language = None if languages is None else languages[1]
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
 
 
@@ -174,17 +183,6 @@ def warn_of_paragraphs(document: Document) -> None:
             "%d of %d segments have several sentences, and a model of sentences may leave some out; add "
             "--split-sentences and the language, as en", count, len(document.segments),
         )  # fmt: skip
-
-
-def model_language(checkpoint: Path) -> str | None:
-    """Returns the language that a checkpoint translates into, None where it does not say."""
-    with imports():
-        from nmtkit.serving.loading import languages_of
-
-    try:
-        return languages_of(checkpoint)[1]
-    except ValueError:
-        return None
 
 
 def check_combination(
@@ -223,7 +221,6 @@ def generate(
         from nmtkit.processes import openmp
         from nmtkit.translation import inputs
         from nmtkit.translation.line_reports import GlossaryReport, QualityReport
-        from nmtkit.translation.lines import LineProcessor
         from nmtkit.translation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.translation.translator import WINDOW, Translator
 
@@ -240,11 +237,8 @@ def generate(
         translator = Translator.load(
             paths, device, devices.precision, devices.engine, config.workers, **dataclasses.asdict(options)
         )
-        if config.source_tag is not None:
-            translator.tokenizer.check_tag(config.source_tag)
-        processor = LineProcessor(translator.tokenizer, text)
-        search = processor.search_options(search)
-        decoder = distribute(translator.batch_decoder(search))
+        pipeline = translator.pipeline(search, text, config.source_tag)
+        decoder = distribute(translator.batch_decoder(pipeline.search))
         if decoder is None:  # this rank has done its share
             return
         beside = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
@@ -255,16 +249,15 @@ def generate(
         elif document is not None:
             requests = inputs.segment_requests(document.segments, WINDOW * ranks)
         elif not (files or beside or config.output) and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
-            prompt(translator, search, config.source_tag, processor)
+            prompt(translator, search, text, config.source_tag)
             return
         else:
             requests = inputs.text_requests(files, None if files else standard_input(), WINDOW * ranks)
         out = stack.enter_context(atomic_write(config.output) if config.output else nullcontext(sys.stdout.buffer))
         if own_processes:
-            decoder = stack.enter_context(worker_processes(translator, search, config.workers))
+            decoder = stack.enter_context(worker_processes(translator, pipeline.search, config.workers))
         processes = max(ranks, config.workers)
-        requests = processor.requests(inputs.with_fields(requests, beside), config.source_tag)
-        translations = processor.translations(translator.run(requests, search, decoder, processes))
+        translations = translator.run(inputs.with_fields(requests, beside), pipeline, decoder, processes)
         report = None
         if text.glossary is not None:
             report = stack.enter_context(GlossaryReport(config.glossary_report))
@@ -291,31 +284,27 @@ def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: 
     return dataset[subset]
 
 
-def prompt(translator: "Translator", options: SearchOptions, tag: str | None, processor: "LineProcessor") -> None:
+def prompt(translator: "Translator", search: SearchOptions, text: TextOptions, tag: str | None) -> None:
     """Reads lines at a terminal: translations go to stdout, their scores and alignments to stderr."""
     from nmtkit.translation.requests import Request
 
-    if not processor.options.active:
-        options = dataclasses.replace(options, alignment="hard")
+    options = search if text.active else dataclasses.replace(search, alignment="hard")
+    pipeline = translator.pipeline(options, text, tag)
     stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
     while True:
         stderr.print("> ", end="", style="bold")
         line = sys.stdin.readline()
         if not line:
             return
-        (requests,) = processor.requests([[Request(line.rstrip("\n"))]], tag)
         try:
-            found = translator.stream(requests, options)
-            (translation,) = processor.translations(found)
+            (translation,) = translator.stream([line.rstrip("\n")], pipeline)
         except ValueError as error:  # an architecture without attention
-            if options.alignment is None or processor.options.active:
+            if pipeline.search.alignment is None or text.active:
                 raise
             stderr.print(f"no alignment: {error}", style="dim", markup=False)
-            options = dataclasses.replace(options, alignment=None)
-            translation = next(iter(translator.stream(requests, options)))
-        encoded = translator.tokenizer.encode_source([requests[0].source])
-        before, _ = translator.tokenizer.language_ids(options.source_lang, options.target_lang)
-        source = translator.tokenizer.source_pieces([*before, *encoded.ids[:-1].tolist()])
+            pipeline = translator.pipeline(search, text, tag)
+            (translation,) = translator.stream([line.rstrip("\n")], pipeline)
+        source = pipeline.source_pieces(*pipeline.segments([Request(line.rstrip("\n"))]))
         for output in translation.hypotheses:
             write([dataclasses.replace(translation, hypotheses=[output])], "text", False, sys.stdout.buffer)
             pairs = [f"{source[int(i)]}→{output.pieces[int(j)]}" for i, j in output.alignment or []]
@@ -326,7 +315,7 @@ def write(translations: Iterable["Translation"], format: str, scores: bool, out:
     """Writes a line for each translation, flushed at once; with `scores`, text is the score instead."""
     for translation in counted(translations):
         if format == "jsonl":
-            line = json.dumps(plain(translation), ensure_ascii=False)
+            line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
         else:
             line = f"{translation.hypotheses[0].score:.6f}" if scores else translation.text
         out.write(line.encode() + b"\n")
@@ -344,14 +333,14 @@ def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
                 status.update(f"{count:,} lines translated")
 
 
-def plain(translation: "Translation") -> dict[str, Any]:
-    """Returns a translation for JSON: `id`, `source`, `hypotheses`, each with the fields of `Output` that apply.
+def as_object(translation: "Translation") -> dict[str, Any]:
+    """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
-    JSON knows no infinity: the scores of a hypothesis that overflowed are null.
+    JSON does not know infinity: the scores of a hypothesis that overflowed are null.
     """
     hypotheses = [
-        {name: finite(value) for name, value in dataclasses.asdict(output).items() if value is not None}
-        for output in translation.hypotheses
+        {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
+        for hypothesis in translation.hypotheses
     ]
     return {"id": translation.id, "source": translation.source, "hypotheses": hypotheses}
 

@@ -3,22 +3,19 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nmtkit import checkpoint
 from nmtkit.config import changed_flags, derive
-from nmtkit.data.dataset_files import MANIFEST
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Packed
+from nmtkit.models import languages_of
 from nmtkit.plugins import load_plugins
 from nmtkit.search import ctranslate2
 from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import is_language
-from nmtkit.translation.lines import LineProcessor
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.translator import Translator, ctranslate2_engine
@@ -86,7 +83,7 @@ class ServedModel:
 
     def check(self) -> None:
         """Raises ValueError or ImportError for a treatment of text that cannot be had."""
-        LineProcessor(self.translator.tokenizer, self.text)
+        self.translator.pipeline(self.search, self.text)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
             raise ValueError(f"{flags}: the model has no cross-attention to align by; leave it out")
@@ -101,24 +98,10 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
     result: dict[Pair, tuple[Path, ...]] = {}
     for pair, path in paths:
         key = pair or languages_of(Path(path))
+        if key is None:
+            raise ValueError(f"{path} does not say which languages it translates; give them: --path en-de={path}")
         result[key] = (*result.get(key, ()), Path(path))
     return result
-
-
-def languages_of(path: Path) -> Pair:
-    """Returns the languages that a checkpoint was trained for, from its facts or else from its dataset.
-
-    Raises ValueError, saying how to give them, where neither says so.
-    """
-    run = checkpoint.load(path, mmap=True).get("run", {})
-    languages = run.get("languages")
-    if languages is None:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
-            languages = manifest["source_lang"], manifest["target_lang"]
-    if languages is None:
-        raise ValueError(f"{path} does not say which languages it translates; give them: --path en-de={path}")
-    return languages[0], languages[1]
 
 
 def load_models(job: Job) -> tuple[Models, Prepare]:

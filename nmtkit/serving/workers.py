@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder, SegmentBatch
+from nmtkit.search.segments import BatchDecoder, Hypothesis, SegmentBatch
 from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send
-from nmtkit.translation.lines import LineProcessor
-from nmtkit.translation.requests import Line, Output, Postprocessor, Preprocessor, Request
+from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.requests import Request
+from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.translator import Translator
 
 FAILED = "a line of this text cannot be translated"
@@ -48,28 +49,26 @@ def answer_to(models: Models, task: Task) -> dict[str, Any]:
 
 
 def translate(model: ServedModel, task: Task) -> list[list[Found]]:
-    """Returns the translations of each line of a task, as `generate` finds them."""
+    """Returns the translations of each line of a task, as `nmtkit generate` makes them."""
     translator = model.translator
-    processor = line_processor(model, task)
-    options = processor.search_options(with_alternatives(model.search, task["alternatives"]))
-    options = dataclasses.replace(options, quality=task["quality"])
-    # CTranslate2 has no n-best lists here, and the slots of a GPU are busy with what needs neither these nor alignments
+    pipeline = pipeline_of(model, task)
+    # CTranslate2 has no n-best lists here, and the slots of a GPU search are for tasks without alternatives
     own = task["alternatives"] or translator.device.type != "cpu"
-    decoder = in_turn(translator, options) if own else translator.batch_decoder(options)
-    found = processor.translations(translator.run(processor.requests(windows(task)), options, decoder))
-    return [[found_of(output) for output in line.hypotheses] for line in found]
+    decoder = in_turn(translator, pipeline.search) if own else None
+    return [list(map(found_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
 
 
-def line_processor(model: ServedModel, task: Task) -> LineProcessor:
-    """Returns the treatment of a task's lines: that of the model's pair, with markup where they are HTML."""
-    options = model.text
+def pipeline_of(model: ServedModel, task: Task) -> Pipeline:
+    """Returns the text pipeline for a task: that of the pair, with markup where the lines are HTML."""
+    text = model.text
     if task["html"]:
-        options = dataclasses.replace(options, markup="html", protect_spans=options.protect_spans or task["protect"])
-    return LineProcessor(model.translator.tokenizer, options, task["alignment"] and model.aligns)
+        text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or task["protect"])
+    search = dataclasses.replace(with_alternatives(model.search, task["alternatives"]), quality=task["quality"])
+    return model.translator.pipeline(search, text, links=task["alignment"] and model.aligns)
 
 
-def windows(task: Task) -> list[list[Request]]:
-    return [[Request(text) for text in task["texts"]]]
+def requests_of(task: Task) -> list[Request]:
+    return [Request(text) for text in task["texts"]]
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
@@ -85,13 +84,13 @@ def needs_own_search(task: Task) -> bool:
     return bool(task["alternatives"] or task["html"] or task["alignment"] or task["quality"])
 
 
-def found_of(output: Output) -> Found:
+def found_of(hypothesis: Hypothesis) -> Found:
     """Returns a translation as the server takes it."""
-    found: Found = {"text": output.text}
-    if output.alignment is not None:
-        found["alignment"] = output.alignment
-    if output.quality is not None:
-        found["quality"] = dataclasses.asdict(output.quality)
+    found: Found = {"text": hypothesis.text}
+    if hypothesis.alignment is not None:
+        found["alignment"] = hypothesis.alignment
+    if hypothesis.quality is not None:
+        found["quality"] = dataclasses.asdict(hypothesis.quality)
     return found
 
 
@@ -134,8 +133,7 @@ class _UnderWay:
     """A task whose lines are in the search."""
 
     id: int
-    processor: LineProcessor
-    lines: list[Line]
+    segments: list[TextSegment]
 
 
 class SlotWorker:
@@ -145,17 +143,12 @@ class SlotWorker:
         self, model: ServedModel, inbox: "queue.SimpleQueue[Any]", answer: Callable[[dict[str, Any]], None]
     ) -> None:
         self.model, self.inbox, self.answer = model, inbox, answer
-        translator = model.translator
-        self.search = LineProcessor(translator.tokenizer, model.text).search_options(model.search)
-        self.preprocessor = Preprocessor(
-            translator.tokenizer, self.search, translator.max_source_len, translator.options.long_lines
-        )
-        self.postprocessor = Postprocessor(translator.tokenizer, self.search)
+        self.pipeline = model.translator.pipeline(model.search, model.text)
         self.under_way: dict[int, _UnderWay] = {}  # by number of the batch
 
     def run_or_end_the_process(self) -> None:
         try:
-            self.run(self.model.translator.batch_decoder(self.search))
+            self.run(self.model.translator.batch_decoder(self.pipeline.search))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the server starts this process anew, and its lines are translated again
@@ -168,11 +161,11 @@ class SlotWorker:
             if number not in self.under_way:
                 continue
             task = self.under_way.pop(number)
-            parts = iter(found)
-            for line in task.lines:
-                line.hypotheses = [next(parts) for _ in line.parts]
-            complete = task.processor.translations(map(self.postprocessor.translation, task.lines))
-            self.answer({"id": task.id, "lines": [list(map(found_of, line.hypotheses)) for line in complete]})
+            leaves = (leaf for segment in task.segments for leaf in segment.leaves())
+            for leaf, hypotheses in zip(leaves, found, strict=True):
+                leaf.hypotheses = hypotheses
+            lines = map(self.pipeline.translation, task.segments)
+            self.answer({"id": task.id, "lines": [list(map(found_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
         """Yields a batch for each task; an empty one where none has come in and some are under way."""
@@ -191,13 +184,11 @@ class SlotWorker:
                 self.answer(answer_to({pair: self.model}, task))
                 continue
             try:
-                processor = line_processor(self.model, task)
-                (requests,) = processor.requests(windows(task))
-                lines = self.preprocessor.lines(requests, 0)
+                segments = self.pipeline.segments(requests_of(task))
             except Exception:
                 logger.error("a batch failed:\n%s", traceback.format_exc())
                 self.answer({"id": task["id"], "error": FAILED})
                 continue
-            self.under_way[number] = _UnderWay(task["id"], processor, lines)
-            yield [part for line in lines for part in line.parts]
+            self.under_way[number] = _UnderWay(task["id"], segments)
+            yield [leaf.input for segment in segments for leaf in segment.leaves()]
             number += 1

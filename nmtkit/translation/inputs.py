@@ -86,11 +86,6 @@ def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Requ
         yield [Request(segment) for segment in segments[start : start + window]]
 
 
-def tagged_request(line: str, tag: str | None) -> Request:
-    """Returns a request for the line with the tag before it; an empty line stays empty."""
-    return Request(f"{tag} {line}" if tag is not None and line.strip() else line)
-
-
 def dataset_requests(split: Split, window: int, with_references: bool) -> Iterator[list[Request]]:
     """Yields the sentences of a dataset's subset."""
     try:

@@ -1,7 +1,6 @@
 """Terms of a glossary as phrases that a search requires: every way in which pieces spell them in a sentence."""
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -60,7 +59,6 @@ class TermPhrases:
 
     def spellings(self, text: str) -> list[Phrase]:
         """Returns the pieces of a text at the beginning, after a space, and after an opening bracket."""
-        text = unicodedata.normalize("NFC", text)
         encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
         found = []
         for ids, context in zip(encoded, self.contexts, strict=True):

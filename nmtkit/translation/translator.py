@@ -1,4 +1,4 @@
-"""Lines in, translations out, in order. `nmtkit.load` returns it in a form that is shorter to use."""
+"""Models that translate lines: windows of requests become batches of segments, and translations come out in order."""
 
 import contextlib
 import math
@@ -25,21 +25,22 @@ from nmtkit.search.graph_search import supports
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 from nmtkit.translation.background import OrderedCalls, prefetched, short_switch_interval
-from nmtkit.translation.options import TranslatorOptions
-from nmtkit.translation.requests import Line, Output, Postprocessor, Preprocessor, Request, Translation
+from nmtkit.translation.options import TextOptions, TranslatorOptions
+from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.terms import piece_edges
 
-__all__ = ["Output", "Request", "Translation", "Translator"]
-
-WINDOW = 8192  # lines sorted by length together; a stream holds no more of them in memory
+WINDOW = 8192  # lines that are sorted by length together; no more lines of a stream are in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # source tokens of a batch
-STEP_COST = 8  # sentences; measured: one takes 0.11 to 0.16 of the time of 64, with tiny and base models, fp32 and int8
-PREFETCHED = 1  # windows that are encoded while a GPU decodes the one before
-TOKENS_PER_SLOT = 64  # of `max_tokens`, for each slot of a GPU's search
+# A step costs as much as this many segments: measured 0.11 to 0.16 of the time of a step of 64 segments, for tiny and
+# base models in fp32 and int8.
+STEP_COST = 8
+PREFETCHED = 1  # windows that are encoded while a GPU decodes the window before
+TOKENS_PER_SLOT = 64  # tokens of `max_tokens` for each slot of a GPU's search
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Engine = Literal["torch", "ctranslate2"]
-Part = tuple[Line, int]  # a line and the index of one of its parts
 
 
 class Translator:
@@ -95,15 +96,24 @@ class Translator:
         prepared = [prepare(model, device, precision) for model, _ in loaded]
         return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
+    def pipeline(
+        self,
+        search: SearchOptions,
+        text: TextOptions | None = None,
+        source_tag: str | None = None,
+        links: bool = False,
+    ) -> Pipeline:
+        """Returns the text pipeline of this model. Raises ValueError, OSError or ImportError as `Pipeline` does."""
+        return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
+
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
         """Returns the translations of `lines`, in their order; `options` are fields of SearchOptions."""
-        return list(self.stream(lines, SearchOptions(**options)))
+        return list(self.stream(lines, self.pipeline(SearchOptions(**options))))
 
-    def stream(self, lines: Iterable[str | Request], options: SearchOptions) -> Iterator[Translation]:
-        """Yields the translations of `lines`, a window of lines at a time, in bounded memory."""
+    def stream(self, lines: Iterable[str | Request], pipeline: Pipeline) -> Iterator[Translation]:
+        """Yields the translations of `lines` in order and in bounded memory, a window of lines at a time."""
         requests = (Request(line) if isinstance(line, str) else line for line in lines)
-        windows = iter(lambda: list(islice(requests, WINDOW)), [])
-        return self.run(windows, options, self.batch_decoder(options))
+        return self.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline)
 
     def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
         """Returns the decoder of this process: continuous batching on a GPU where possible, else batch after batch.
@@ -160,65 +170,68 @@ class Translator:
         return piece_edges(self.tokenizer)
 
     def run(
-        self, windows: Iterable[Sequence[Request]], options: SearchOptions, decoder: BatchDecoder, processes: int = 1
+        self,
+        windows: Iterable[Sequence[Request]],
+        pipeline: Pipeline,
+        decoder: BatchDecoder | None = None,
+        processes: int = 1,
     ) -> Iterator[Translation]:
-        """Translates windows of requests; a window's lines are sorted by length and batched together.
+        """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
-        An empty window says that no more has come in yet, so that what is ready goes out. Work is split evenly between
-        the `processes` of the decoder.
+        An empty window means that no more requests have come in yet: translations that are ready are yielded. Work is
+        split evenly between the `processes` of `decoder`, which is that of this process by default.
         """
-        preprocessor = Preprocessor(self.tokenizer, options, self.max_source_len, self.options.long_lines)
-        postprocessor = Postprocessor(self.tokenizer, options)
-        waiting: deque[Line] = deque()
-        under_way: dict[int, list[Part]] = {}
+        waiting: deque[TextSegment] = deque()  # lines in order
+        under_way: dict[int, list[TextSegment]] = {}  # leaves of the batches that are being decoded
 
-        def windows_of_batches() -> Iterator[tuple[list[Line], list[list[Part]]]]:
-            number = 0
+        def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
+            first = 0
             for window in windows:
-                lines = preprocessor.lines(window, number)
-                number += len(lines)
+                lines = pipeline.segments(window, first)
+                first += len(window)
                 yield lines, self.batches(lines, processes) or [[]]
 
-        def sentences(prepared: Iterable[tuple[list[Line], list[list[Part]]]]) -> Iterator[SegmentBatch]:
+        def batches(prepared: Iterable[tuple[list[TextSegment], list[list[TextSegment]]]]) -> Iterator[SegmentBatch]:
             number = 0
-            for lines, batches in prepared:
+            for lines, leaves_of_batches in prepared:
                 waiting.extend(lines)
-                for parts in batches:
-                    under_way[number] = parts
+                for leaves in leaves_of_batches:
+                    under_way[number] = leaves
                     number += 1
-                    yield [line.parts[index] for line, index in parts]
+                    yield [leaf.input for leaf in leaves]
 
-        def complete_lines(number: int, found: BatchHypotheses) -> list[Line]:
-            for (line, index), hypotheses in zip(under_way.pop(number), found, strict=True):
-                line.hypotheses[index] = hypotheses
+        def complete_lines(number: int, decoded: BatchHypotheses) -> list[TextSegment]:
+            for leaf, hypotheses in zip(under_way.pop(number), decoded, strict=True):
+                leaf.hypotheses = hypotheses
             return [waiting.popleft() for _ in list(takewhile(lambda line: line.complete, waiting))]
 
-        def translations(lines: list[Line]) -> list[Translation]:
-            return [postprocessor.translation(line) for line in lines]
+        def translations(lines: list[TextSegment]) -> list[Translation]:
+            return list(map(pipeline.translation, lines))
 
+        decoder = decoder or self.batch_decoder(pipeline.search)
         if not self.background:
-            for number, found in decoder(sentences(windows_of_batches())):
-                for line in complete_lines(number, found):
-                    yield postprocessor.translation(line)
+            for number, decoded in decoder(batches(prepared())):
+                yield from map(pipeline.translation, complete_lines(number, decoded))
         else:
-            prepared = prefetched(windows_of_batches(), PREFETCHED)
-            with short_switch_interval(), OrderedCalls[list[Translation]]() as calls, contextlib.closing(prepared):
-                for number, found in decoder(sentences(prepared)):
-                    calls.submit(translations, complete_lines(number, found))
+            ahead = prefetched(prepared(), PREFETCHED)
+            with short_switch_interval(), OrderedCalls[list[Translation]]() as calls, contextlib.closing(ahead):
+                for number, decoded in decoder(batches(ahead)):
+                    calls.submit(translations, complete_lines(number, decoded))
                     for ready in calls.results(wait=not under_way):
                         yield from ready
                 for ready in calls.results(wait=True):
                     yield from ready
         assert not waiting
 
-    def batches(self, lines: Sequence[Line], processes: int) -> list[list[Part]]:
-        """Returns the parts of all lines in batches, longest first: the slowest does not come last, and memory is
-        claimed once.
+    def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
+        """Returns the leaves of all segments in batches, longest first.
+
+        So the slowest batch is not the last one, and memory is allocated once.
         """
-        parts = [(line, index) for line in lines for index in range(len(line.parts))]
-        parts.sort(key=lambda part: -padded_tokens(part[0].parts[part[1]]))
-        ends = batch_ends([padded_tokens(line.parts[i]) for line, i in parts], self.max_tokens, processes)
-        return [parts[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        leaves = [leaf for segment in segments for leaf in segment.leaves()]
+        leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))
+        ends = batch_ends([padded_tokens(leaf.input) for leaf in leaves], self.max_tokens, processes)
+        return [leaves[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[int]:

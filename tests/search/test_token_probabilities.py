@@ -18,7 +18,7 @@ from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.decoding import decode
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Segment
-from nmtkit.translation.requests import Preprocessor, Request
+from nmtkit.translation.requests import Request
 from nmtkit.translation.translator import Translator
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
@@ -83,8 +83,8 @@ def test_slots_of_a_gpu_and_given_translations_are_judged_too(paths):
     options = SearchOptions(**SHORT)
     slots = ContinuousBatching(translator.models, options, 3, None, torch.device("cpu"))
     wanted = SearchOptions(quality=True, **SHORT)
-    lines = Preprocessor(translator.tokenizer, options, 100, "split").lines([Request(line) for line in LINES], 0)
-    batch = [part for line in lines for part in line.parts]
+    lines = translator.pipeline(options).segments([Request(line) for line in LINES])
+    batch = [leaf.input for line in lines for leaf in line.leaves()]
     ((_, found),) = translator.decode_in_slots(slots, wanted, [batch])
     for ours, theirs in zip(found, translator.decode(batch, wanted), strict=True):
         assert ours[0].token_log_probabilities == pytest.approx(theirs[0].token_log_probabilities, abs=1e-5)
@@ -96,7 +96,7 @@ def test_slots_of_a_gpu_and_given_translations_are_judged_too(paths):
 
 
 def test_parts_and_sentences_of_a_line_are_judged_together(paths, monkeypatch):
-    monkeypatch.setattr("nmtkit.translation.lines.splitter", lambda: lambda language, text: [text[:16], text[16:]])
+    monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: lambda language, text: [text[:16], text[16:]])
     model = nmtkit.load(paths[0], max_source_len=4)
     line = "the dog runs .  two men {x} sleep ."
     (output,) = model.translate(line, nbest=1, quality=True, split_sentences="en", protect=r"\{x\}", **SHORT).hypotheses

@@ -19,9 +19,8 @@ from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
 from nmtkit.serving.workers import SlotWorker, answer_to
 from nmtkit.text.alignment import words
-from nmtkit.translation.lines import LineProcessor
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
-from nmtkit.translation.requests import Request
+from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.translator import Translator
 
 IMPORTED = Path(__file__).parent.parent / "formats" / "huggingface"
@@ -54,12 +53,7 @@ def job(*paths, **fields):
 def generated(path, text, lines=LINES):
     """The translations of `generate` with these options."""
     translator = Translator.load(path)
-    processor = LineProcessor(translator.tokenizer, text)
-    search = processor.search_options(SearchOptions(**SHORT))
-    requests = processor.requests([[Request(line) for line in lines]])
-    return [
-        line.text for line in processor.translations(translator.run(requests, search, translator.batch_decoder(search)))
-    ]
+    return [found.text for found in translator.stream(lines, translator.pipeline(SearchOptions(**SHORT), text))]
 
 
 def texts_of(answer):
@@ -185,15 +179,15 @@ def slot_answers(model, tasks, continuous):
     if continuous:
         translator.continuous = ContinuousBatching(
             translator.models,
-            worker.search,
+            worker.pipeline.search,
             4,
-            lambda batch: translator.decode(batch, worker.search),
+            lambda batch: translator.decode(batch, worker.pipeline.search),
             translator.device,
         )
         worker.run(translator.continuous.decode)
         assert translator.continuous.asks_between_steps
     else:
-        worker.run(translator.batch_decoder(worker.search))
+        worker.run(translator.batch_decoder(worker.pipeline.search))
     assert not worker.under_way
     return answers
 
@@ -214,12 +208,12 @@ def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous)
 
 def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
     model = unpacked(path, TextOptions())
-    lines = LineProcessor.requests
+    segments = Pipeline.segments
 
-    def requests(self, windows, tag=None):
-        assert all(request.source != "poison" for window in windows for request in window)
-        return lines(self, windows, tag)
+    def poisoned(self, requests, first_id=0):
+        assert all(request.source != "poison" for request in requests)
+        return segments(self, requests, first_id)
 
-    monkeypatch.setattr(LineProcessor, "requests", requests)
+    monkeypatch.setattr(Pipeline, "segments", poisoned)
     answers = slot_answers(model, [task(["poison"], id=1), task(LINES[:1], id=2)], True)
     assert "error" in answers[1] and texts_of(answers[2]) == generated(path, TextOptions(), LINES[:1])

@@ -11,7 +11,6 @@ import nmtkit
 from nmtkit.search.options import SearchOptions
 from nmtkit.text.alignment import words
 from nmtkit.text.sentences import sentences, splitter
-from nmtkit.translation.lines import LineProcessor
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.requests import Request
 from nmtkit.translation.translator import Translator
@@ -51,11 +50,9 @@ def test_the_rest_of_a_line_translates_as_it_does_without_what_was_cut_out(path)
 
 def test_every_hypothesis_holds_them_and_a_tag_is_no_part_of_the_text(path):
     translator = Translator.load(path)
-    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)))
-    search = processor.search_options(SearchOptions(nbest=3, **SHORT))
+    pipeline = translator.pipeline(SearchOptions(nbest=3, **SHORT), TextOptions(protect=("#[0-9]+",)), "the")
     windows = [[Request("a dog #12 runs")], [], [Request("two #3 #4 men")]]
-    requests = processor.requests(windows, "the")
-    found = list(processor.translations(translator.run(requests, search, translator.batch_decoder(search))))
+    found = list(translator.run(windows, pipeline))
     assert [translation.source for translation in found] == ["a dog #12 runs", "two #3 #4 men"]
     assert [re.findall("#[0-9]+", output.text) for output in found[0].hypotheses] == [["#12"]] * 3
     assert [sorted(re.findall("#[0-9]+", output.text)) for output in found[1].hypotheses] == [["#3", "#4"]] * 3
@@ -71,11 +68,9 @@ def test_word_alignment_gives_words_of_both_texts(path):
 
 def test_links_are_of_the_line_as_it_was(path):
     translator = Translator.load(path)
-    processor = LineProcessor(translator.tokenizer, TextOptions(protect=("#[0-9]+",)), links=True)
-    search = processor.search_options(SearchOptions(**SHORT))
+    pipeline = translator.pipeline(SearchOptions(**SHORT), TextOptions(protect=("#[0-9]+",)), links=True)
     line = "a dog #12 runs #3"
-    requests = processor.requests([[Request(line)]])
-    (found,) = processor.translations(translator.run(requests, search, translator.batch_decoder(search)))
+    (found,) = translator.stream([line], pipeline)
     (output,) = found.hypotheses
     texts = [(line[a:b], output.text[c:d]) for a, b, c, d in output.alignment]
     assert ("#12", "#12") in texts and ("#3", "#3") in texts
@@ -123,7 +118,7 @@ def split_at_marks(language, text):
 
 
 def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monkeypatch):
-    monkeypatch.setattr("nmtkit.translation.lines.splitter", lambda: split_at_marks)
+    monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split_at_marks)
     model = nmtkit.load(path)
     texts = model.translate([SENTENCES, " \t", "a dog"], split_sentences="en", protect=r"\{x\}", **SHORT)
     parts = model.translate(["the dog runs.", "two men {x} sleep!", "THE CAT RUNS IN."], protect=r"\{x\}", **SHORT)
@@ -132,7 +127,7 @@ def test_sentences_are_translated_by_themselves_and_white_space_stays(path, monk
 
 
 def test_tags_may_go_over_sentences(path, monkeypatch):
-    monkeypatch.setattr("nmtkit.translation.lines.splitter", lambda: split_at_marks)
+    monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split_at_marks)
     line = "<i>the <b>dog runs. two</b> men</i> sleep."
     (found,) = nmtkit.load(path).translate(line, nbest=1, split_sentences="en", markup="html", **SHORT).hypotheses
     assert sorted(re.findall("</?[bi]>", found.text)) == ["</b>", "</i>", "<b>", "<i>"]

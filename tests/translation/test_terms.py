@@ -63,7 +63,7 @@ def test_a_line_translates_alike_alone_and_beside_lines_with_terms(path, terms):
 
 def test_terms_go_with_markup_capitals_sentences_and_protected_text(path, terms, monkeypatch):
     monkeypatch.setattr(
-        "nmtkit.translation.lines.splitter", lambda: lambda language, text: re.findall(r"[^.!]*(?:[.!]\s*|$)", text)
+        "nmtkit.translation.steps.splitter", lambda: lambda language, text: re.findall(r"[^.!]*(?:[.!]\s*|$)", text)
     )
     line = "<b>the <i>dog</i> runs</b> {dog} . THE DOG SLEEPS ! @dog street {x} ."
     options = {"markup": "html", "truecase_caps": True, "protect_spans": True, "split_sentences": "en"}

@@ -22,8 +22,9 @@ from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis
 from nmtkit.translation.options import TranslatorOptions
 from nmtkit.translation.parallel import worker_processes
-from nmtkit.translation.requests import Preprocessor, utilities
-from nmtkit.translation.translator import STEP_COST, WINDOW, Request, Translator, batch_ends
+from nmtkit.translation.pipeline import Pipeline, utilities
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import STEP_COST, WINDOW, Translator, batch_ends
 
 ODD_LINES = [
     "",
@@ -75,10 +76,11 @@ def test_two_workers_equal_one_process(checkpoint_file):
     lines = ["a dog " * (n % 7) + "runs ." for n in range(60)] + ODD_LINES
     translator = Translator.load(checkpoint_file, max_tokens=40)
     options = SearchOptions(nbest=2, **SHORT)
+    pipeline = translator.pipeline(options)
     windows = [[Request(line) for line in lines[start : start + 20]] for start in range(0, len(lines), 20)]
     with worker_processes(translator, options, 2) as decode:
-        found = list(translator.run([[], *windows, []], options, decode))
-    for translation, other in zip(found, translator.stream(lines, options), strict=True):
+        found = list(translator.run([[], *windows, []], pipeline, decode))
+    for translation, other in zip(found, translator.stream(lines, pipeline), strict=True):
         assert (translation.id, translation.source, translation.text) == (other.id, other.source, other.text)
         assert [x.pieces for x in translation.hypotheses] == [x.pieces for x in other.hypotheses]
         assert [x.score for x in translation.hypotheses] == pytest.approx([x.score for x in other.hypotheses], abs=1e-5)
@@ -90,13 +92,13 @@ def test_a_killed_worker_ends_the_run_with_an_error(checkpoint_file):
     with worker_processes(translator, options, 2) as decode, pytest.raises(ChildProcessError, match="SIGKILL"):
         worker, _ = set(multiprocessing.active_children()) - others
         os.kill(worker.pid, signal.SIGKILL)
-        list(translator.run([[Request("a dog runs .")] * 200], options, decode))
+        list(translator.run([[Request("a dog runs .")] * 200], translator.pipeline(options), decode))
 
 
 def test_what_a_worker_raises_reaches_the_caller(checkpoint_file):
     translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
     with worker_processes(translator, options, 2) as decode, pytest.raises(IndexError):
-        list(translator.run([[Request("?", [10_000, 2])]], options, decode))
+        list(translator.run([[Request("?", [10_000, 2])]], translator.pipeline(options), decode))
 
 
 def test_a_long_line_is_split_or_cut_with_a_warning(checkpoint_file, caplog):
@@ -118,9 +120,9 @@ def test_a_line_of_5000_words_is_translated(checkpoint_file):
 
 def test_windows_do_not_change_translations(checkpoint_file):
     lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
-    translator, options = Translator.load(checkpoint_file), SearchOptions(**SHORT)
+    translator = Translator.load(checkpoint_file)
     windows = [[Request(line)] for line in lines]
-    one_by_one = translator.run(windows, options, translator.batch_decoder(options))
+    one_by_one = translator.run(windows, translator.pipeline(SearchOptions(**SHORT)))
     assert [translation.text for translation in one_by_one] == [
         translation.text for translation in translator.translate(lines, **SHORT)
     ]
@@ -160,15 +162,15 @@ def test_with_threads_all_that_came_goes_out_before_the_next_window_is_waited_fo
         assert asked.wait(20)
         yield [Request("A dog.")]
 
-    options = SearchOptions(beam=1, max_len_b=3)
-    translations = translator.run(windows(), options, translator.batch_decoder(options))
+    translations = translator.run(windows(), translator.pipeline(SearchOptions(beam=1, max_len_b=3)))
     assert [next(translations).id, next(translations).id] == [0, 1]
     asked.set()
     assert [translation.id for translation in translations] == [2]
 
 
 def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_threads(checkpoint_file):
-    translator, options, given = Translator.load(checkpoint_file), SearchOptions(beam=1, max_len_b=3), []
+    translator, given = Translator.load(checkpoint_file), []
+    pipeline = translator.pipeline(SearchOptions(beam=1, max_len_b=3))
     translator.background = True
 
     def windows(end):
@@ -178,8 +180,8 @@ def test_an_error_on_a_thread_reaches_the_caller_and_a_run_given_up_ends_its_thr
         raise ValueError("line 3 is not UTF-8")
 
     with pytest.raises(ValueError, match="line 3 is not UTF-8"):
-        list(translator.run(windows(2), options, translator.batch_decoder(options)))
-    run = translator.run(windows(10**9), options, translator.batch_decoder(options))
+        list(translator.run(windows(2), pipeline))
+    run = translator.run(windows(10**9), pipeline)
     next(run)
     run.close()
     deadline = time.monotonic() + 10
@@ -321,7 +323,8 @@ def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
             yield "" if number % 3 == 0 else "a dog"
 
     loaded = Translator.load(checkpoint_file)
-    for given, translation in enumerate(Instant(loaded.models, loaded.tokenizer).stream(lines(), SearchOptions())):
+    translator = Instant(loaded.models, loaded.tokenizer)
+    for given, translation in enumerate(translator.stream(lines(), translator.pipeline(SearchOptions()))):
         assert translation.id == given and taken - given <= WINDOW
     assert given == 99_999
 
@@ -330,23 +333,24 @@ def test_every_part_of_a_split_line_begins_with_its_language_tag():
     text = [" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]
     tokenizer = Tokenizer(train_model(text, 340, tags=["<2de>", "<2fr>"]))
     options = SearchOptions(alignment="hard", max_len_a=0, max_len_b=8)
-    preprocessor = Preprocessor(tokenizer, options, 6, "split")
+    pipeline = Pipeline(tokenizer, options, max_source_len=6)
     tag = tokenizer.encode_source(["<2fr>"]).ids[0]
-    lines = preprocessor.lines([Request("<2fr> " + "a dog runs . " * 4), Request("a dog runs . " * 4)], 0)
-    for line, first in zip(lines, (tag, None), strict=True):
-        assert len(line.parts) > 2 and all(len(part.ids) <= 7 for part in line.parts)
-        assert [part.ids[0] == tag for part in line.parts] == [first == tag] * len(line.parts)
-    pieces = [[id for part in line.parts for id in part.ids[line.tags : -1]] for line in lines]
+    lines = pipeline.segments([Request("<2fr> " + "a dog runs . " * 4), Request("a dog runs . " * 4)])
+    parts = [[leaf.input.ids for leaf in line.leaves()] for line in lines]
+    for ids, first in zip(parts, (tag, None), strict=True):
+        assert len(ids) > 2 and all(len(part) <= 7 for part in ids)
+        assert [part[0] == tag for part in ids] == [first == tag] * len(ids)
+    pieces = [[id for part in ids for id in part[:-1] if id != tag] for ids in parts]
     assert pieces[0] == pieces[1] == tokenizer.encode_source(["a dog runs . " * 4]).ids[:-1].tolist()
 
     model = tiny_transformer(vocabulary_of(tokenizer))
     translator = Translator([model], tokenizer, TranslatorOptions(max_source_len=6))
-    for line in lines:
+    for line, ids in zip(lines, parts, strict=True):
         for settings in ({"alignment": "soft"}, {"alignment": "hard"}):
-            output = translator.translate([line.source], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
-            source = len(tokenizer.encode_source([line.source]).ids) - 1
+            output = translator.translate([line.text], max_len_a=0, max_len_b=8, **settings)[0].hypotheses[0]
+            source = len(tokenizer.encode_source([line.text]).ids) - 1
             if settings["alignment"] == "soft":
-                assert {len(row) for row in output.alignment} == {source + len(line.parts)}
+                assert {len(row) for row in output.alignment} == {source + len(ids)}
                 assert all(sum(row) == pytest.approx(1, abs=1e-3) for row in output.alignment)
             else:
                 assert max(index for index, _ in output.alignment) < source

@@ -1,0 +1,286 @@
+"""The innermost steps: text becomes ids that the model can read, and the tokens of a hypothesis become text."""
+
+import logging
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Literal
+
+from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, Tokenizer
+from nmtkit.search.constraints import Constraints, RequiredPhrase
+from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis, Segment
+from nmtkit.text.alignment import Link, piece_spans, word_links
+from nmtkit.text.glossary import Occurrence, without
+from nmtkit.translation.requests import Request
+from nmtkit.translation.steps import Step, TextSegment, joined
+from nmtkit.translation.terms import term_phrases
+
+SENTENCE_ENDS = (".", "!", "?", ";", "。", "！", "？", "؟", "।", "…")
+WHITE_SPACE = "\t\v\f\r\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+
+logger = logging.getLogger("nmtkit")
+
+
+# --- text to ids ------------------------------------------------------------------------------------------------------
+
+
+def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
+    """Sets the ids of segments, all in one call of the tokenizer, except where a dataset has given the ids.
+
+    White space that the vocabulary does not have, such as tabs or no-break spaces, is read as spaces.
+    """
+    new = [segment for segment in segments if segment.ids is None]
+    unknown = unknown_white_space(tokenizer)
+    for segment in new:
+        segment.text = unknown.sub(" ", segment.text)
+    encoded = tokenizer.encode_source([segment.text for segment in new])
+    for segment, ids in zip(new, encoded.split(), strict=True):
+        segment.ids = ids[:-1].tolist()
+
+
+@lru_cache(maxsize=8)
+def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
+    """Returns a pattern for the white space, except spaces, that the training text of a tokenizer did not have."""
+    unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
+    return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
+
+
+def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
+    """Returns the constraints of a request as ids."""
+
+    def target_ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode_target([text]).ids[:-1].tolist())
+
+    return Constraints(
+        prefix=target_ids(request.prefix) if request.prefix else (),
+        required=tuple(RequiredPhrase((target_ids(phrase),)) for phrase in request.required),
+        avoided=tuple(map(target_ids, request.avoided)),
+    )
+
+
+class LengthLimit(Step):
+    """Splits a segment that is too long for the model into parts, or cuts it off, and joins the translations.
+
+    A part has at most `limit` tokens without eos, of which `reserved` are added by later steps. Each part begins with
+    the tags of the segment.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limit: int,
+        reserved: int,
+        long_lines: Literal["split", "cut"],
+        alignment: str | None,
+    ) -> None:
+        self.tokenizer, self.long_lines, self.alignment = tokenizer, long_lines, alignment
+        self.limit, self.reserved = max(1, limit - reserved), reserved
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        ids = segment.ids or []
+        if len(ids) <= self.limit:
+            return [segment.part(segment.text)] if ids else []
+        pieces = self.tokenizer.source_encoding(segment.text)
+        if len(pieces) != len(ids):  # a dataset has given ids that its text does not have
+            pieces = self.tokenizer.source_pieces(ids)
+        tags = self.tags(ids)
+        ends = [tags + end for end in part_ends(pieces[tags:], max(1, self.limit - tags))]
+        if self.long_lines == "cut":
+            logger.warning(
+                "line %d has %d pieces; all after the first %d are cut off", segment.id + 1, len(ids), ends[0]
+            )
+            ends = ends[:1]
+        else:
+            logger.warning("line %d has %d pieces; it is translated in %d parts", segment.id + 1, len(ids), len(ends))
+        spans = piece_spans(pieces, segment.text)
+        segment.spans = [(spans[start][0], spans[end - 1][1]) for start, end in pairwise([0, *ends])]
+        parts = []
+        for (start, end), span in zip(pairwise([0, *ends]), segment.spans, strict=True):
+            part = segment.part(segment.text[slice(*span)])
+            part.ids, part.pieces = ids[start:end], pieces[start:end]
+            if start:  # only the first part begins the line, and holds the required phrases
+                part.ids, part.leading = ids[:tags] + part.ids, tags
+                part.constraints = replace(part.constraints, prefix=(), required=())
+            parts.append(part)
+        for part, terms in zip(parts, terms_of_parts(segment.terms, [end for _, end in spans], ends), strict=True):
+            part.terms = terms
+        return parts
+
+    def tags(self, ids: Sequence[int]) -> int:
+        """Returns the number of tags at the beginning of a line."""
+        return next((index for index, id in enumerate(ids) if id not in self.tokenizer.source_tags), 0)
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        if len(hypotheses) == 1:
+            return hypotheses[0]
+        hypothesis = joined(hypotheses, [None] * len(hypotheses), [start for start, _ in segment.spans])
+        if self.alignment not in ("hard", "soft"):
+            return hypothesis
+        shared = self.reserved + segment.parts[1].leading
+        lengths = [
+            len(part.ids or ()) + self.reserved - (shared if index else 0) for index, part in enumerate(segment.parts)
+        ]
+        return replace(hypothesis, alignment=joined_alignment(hypotheses, lengths, shared, self.alignment == "soft"))
+
+
+def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
+    """Returns the end of each part of a line of `pieces`, so that no part exceeds `limit`; the last end is included.
+
+    A part ends after the last sentence end within the limit, else before the last word, else anywhere.
+    """
+    ends: list[int] = []
+    start = 0
+    while len(pieces) - start > limit:
+        positions = range(start + limit, start, -1)
+        words = [i for i in positions if pieces[i].startswith(SPACE_SYMBOL)]
+        end = next((i for i in words if pieces[i - 1].endswith(SENTENCE_ENDS)), None)
+        start = end or next(iter(words), start + limit)
+        ends.append(start)
+    return [*ends, len(pieces)]
+
+
+def terms_of_parts(
+    terms: Sequence[Occurrence], piece_ends: Sequence[int], part_ends: Sequence[int]
+) -> list[list[Occurrence]]:
+    """Returns the terms of a glossary that begin in each part of a line. A term that is cut off is left out."""
+    found: list[list[Occurrence]] = [[] for _ in part_ends]
+    for term in terms:
+        part = bisect_right(part_ends, sum(end <= term.start for end in piece_ends))
+        if part < len(found):
+            found[part].append(term)
+    return found
+
+
+def joined_alignment(
+    hypotheses: Sequence[Hypothesis], lengths: Sequence[int], shared: int, soft: bool
+) -> list[list[int]] | list[list[float]]:
+    """Returns the hard or soft alignment of a line from the alignments of its parts.
+
+    `lengths` are the source tokens of the parts without eos. The `shared` tokens that begin every part count in the
+    first part only. The columns of a soft alignment are the parts end to end, the eos of each part included.
+    """
+    weights: list[list[float]] = []
+    pairs: list[list[int]] = []
+    targets = 0
+    for index, hypothesis in enumerate(hypotheses):
+        again = shared if index else 0
+        before, after = sum(lengths[:index]), sum(lengths[index + 1 :])
+        for row in hypothesis.alignment or []:
+            if soft:
+                gap, rest = [0.0] * (before + index - again), [0.0] * (after + len(lengths) - index - 1)
+                weights.append([*row[:again], *gap, *row[again:], *rest])
+            else:
+                source, target = map(int, row)
+                pairs.append([source if source < again else source - again + before, target + targets])
+        targets += len(hypothesis.pieces)
+    return weights if soft else pairs
+
+
+# --- ids to text ------------------------------------------------------------------------------------------------------
+
+
+class ModelInput(Step):
+    """Makes what the model reads of ids: language tokens, a tag and constraints are added. Decodes its hypotheses.
+
+    Raises ValueError for languages and tags that the model does not have.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: SearchOptions, source_tag: str | None) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        languages, self.target_language = tokenizer.language_ids(options.source_lang, options.target_lang)
+        if source_tag is not None:
+            tokenizer.check_tag(source_tag)
+            languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
+        self.first = languages  # the ids that begin every source
+        self.phrases = term_phrases(tokenizer)
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        part = segment.part(segment.text)
+        ids = segment.ids or []
+        part.leading = len(self.first) + segment.leading
+        strings = segment.protected.strings if segment.protected is not None else ()
+        # a target that holds a protected text would add one more of that text to the translation
+        phrases = [self.phrases.phrase(without(found.term.targets, strings)) for found in segment.terms]
+        constraints = replace(
+            segment.constraints,
+            prefix=(*self.target_language, *segment.constraints.prefix),
+            given=len(self.target_language),
+            required=(*segment.constraints.required, *(phrase for phrase in phrases if phrase is not None)),
+        )
+        reference = None if segment.reference is None else [*self.target_language, *segment.reference]
+        constraints.check(self.options)
+        part.model_input = Segment([*(self.first if ids else ()), *ids, EOS], constraints, segment.id, reference)
+        return [part]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        """Returns a hypothesis with its text, pieces, and alignment or links."""
+        (part,) = segment.parts
+        hypothesis = without_given(hypotheses[0], len(self.target_language))
+        tokens, weights = hypothesis.tokens, hypothesis.attention
+        text = self.tokenizer.decode_target(tokens)
+        alignment: list[list[int]] | list[list[float]] | None = None
+        links: list[Link] = []
+        if weights is not None:
+            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # eos aside
+            if self.options.replace_unknown and UNK in tokens:
+                text = self.with_source_pieces(part, tokens, best)
+            if self.options.alignment == "soft":
+                alignment = [[round(weight, 5) for weight in row] for row in weights]
+            elif self.options.alignment == "hard":
+                alignment = [[source, target] for target, source in enumerate(best)]
+            elif self.options.alignment == "words":
+                links = self.links(part, tokens, text, weights)
+        return replace(
+            hypothesis,
+            text=text,
+            pieces=self.tokenizer.target_pieces(tokens),
+            alignment=alignment,
+            links=links,
+            attention=None,
+            token_log_probabilities=hypothesis.token_log_probabilities if self.options.quality else None,
+        )
+
+    def source_pieces(self, part: TextSegment) -> list[str]:
+        """Returns the pieces of the text of a part; an unknown piece is the characters that it stands for."""
+        return part.pieces or self.tokenizer.source_encoding(part.text)
+
+    def links(
+        self, part: TextSegment, tokens: Sequence[int], text: str, weights: Sequence[Sequence[float]]
+    ) -> list[Link]:
+        """Returns the links between the words of a part and those of its translation."""
+        rows = [row[part.leading : -1] for row in weights]
+        source_spans = piece_spans(self.source_pieces(part), part.text)[: len(rows[0]) if rows else 0]
+        return word_links(part.text, text, source_spans, piece_spans(self.tokenizer.target_pieces(tokens), text), rows)
+
+    def with_source_pieces(self, part: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> str:
+        """Returns the text with each <unk> replaced by the source piece that it attends to most."""
+        surfaces = [""] * part.leading + [piece.replace(SPACE_SYMBOL, "") for piece in self.source_pieces(part)]
+        words: list[str] = []
+        known: list[int] = []
+        for token, source in zip(tokens, best, strict=True):
+            if token != UNK:
+                known.append(token)
+                continue
+            words += [self.tokenizer.decode_target(known), surfaces[min(source, len(surfaces) - 1)]]
+            known = []
+        words.append(self.tokenizer.decode_target(known))
+        return " ".join(word for word in words if word)
+
+
+def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
+    """Returns a hypothesis without the first `given` tokens, which are not part of the text."""
+    if not given:
+        return hypothesis
+    attention, each = hypothesis.attention, hypothesis.token_log_probabilities
+    return replace(
+        hypothesis,
+        tokens=hypothesis.tokens[given:],
+        attention=None if attention is None else attention[given:],
+        token_log_probabilities=None if each is None else each[given:],
+    )

@@ -1,0 +1,191 @@
+"""The text pipeline: a list of steps that turn requests into model input, and hypotheses into translations."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from typing import Literal
+
+from nmtkit.config import changed_flags, check_flags
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import Hypothesis
+from nmtkit.text import glossary
+from nmtkit.translation.model_input import LengthLimit, ModelInput, constraints_of, encode
+from nmtkit.translation.options import GLOSSARY_RULE, TextOptions
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.steps import (
+    Casing,
+    GlossaryTerms,
+    Markup,
+    Normalization,
+    Protection,
+    QualityEstimation,
+    Sentences,
+    Step,
+    TextSegment,
+)
+
+
+class Pipeline:
+    """Prepares lines for a search with the options `search`, and makes translations of its hypotheses.
+
+    >>> pipeline = translator.pipeline(SearchOptions(), TextOptions(protect_spans=True))
+    >>> for translation in translator.run(windows, pipeline): ...
+
+    `source_tag` is a symbol of the vocabulary that begins every line. With `links`, or the option alignment="words",
+    translations have the alignment of words, unless they hold markup.
+
+    Raises ValueError for a pattern that is not a regular expression, for a line of a glossary that is not a term, and
+    for a search that cannot require the terms of a glossary; OSError for a glossary that cannot be read; ImportError if
+    a package is missing.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        search: SearchOptions,
+        text: TextOptions | None = None,
+        source_tag: str | None = None,
+        links: bool = False,
+        max_source_len: int = 1024,
+        long_lines: Literal["split", "cut"] = "split",
+    ) -> None:
+        text = text or TextOptions()
+        self.tokenizer, self.text = tokenizer, text
+        self.links = (links or search.alignment == "words") and text.markup is None
+        # to put markup and protected text back, the steps need links between words
+        self.search = replace(search, alignment="words") if links or text.rewriting else search
+        terms = None if text.glossary is None else glossary.load(text.glossary)
+        if terms is not None:
+            check_flags((GLOSSARY_RULE,), changed_flags(search), {GLOSSARY_RULE.flag})
+        model_input = ModelInput(tokenizer, self.search, source_tag)
+        steps: list[Step | None] = [
+            Normalization(),
+            Markup() if text.markup else None,
+            QualityEstimation() if search.quality else None,
+            Sentences(text.split_sentences) if text.split_sentences is not None else None,
+            Protection(tokenizer, text.protect, text.protect_spans, text.truecase_caps)
+            if text.protect or text.protect_spans or text.truecase_caps
+            else None,
+            GlossaryTerms(terms) if terms is not None else None,
+            Casing() if text.truecase_caps else None,
+        ]
+        self.text_steps = [step for step in steps if step is not None]
+        limit = LengthLimit(tokenizer, max_source_len, len(model_input.first), long_lines, self.search.alignment)
+        self.steps = [*self.text_steps, *([] if search.score_reference else [limit]), model_input]
+
+    # --- before the model ---------------------------------------------------------------------------------------------
+
+    def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[TextSegment]:
+        """Returns a segment for each request, whose leaves the model is to read.
+
+        Raises ValueError, with the number of the line, for constraints that cannot be met.
+        """
+        lines = []
+        encoded: list[TextSegment] = []  # what the tokenizer reads
+        for id, request in enumerate(requests, first_id):
+            segment = TextSegment(id, request.source)
+            try:
+                self.constrain(segment, request)
+            except ValueError as error:
+                raise ValueError(f"line {id + 1}: {error}") from error
+            lines.append(segment)
+            encoded += self.applied(self.text_steps, [segment])
+        encode(encoded, self.tokenizer)
+        for segment in encoded:
+            try:
+                self.applied(self.steps[len(self.text_steps) :], [segment])
+            except ValueError as error:
+                raise ValueError(f"line {segment.id + 1}: {error}") from error
+        if self.search.sampling:
+            for segment in lines:
+                for index, leaf in enumerate(segment.leaves()):
+                    leaf.model_input = replace(leaf.input, seed=segment.id + (index << 40))
+        return lines
+
+    def source_pieces(self, segment: TextSegment) -> list[str]:
+        """Returns the pieces that the model reads of a line, to which the pairs of a hard alignment refer."""
+        return [piece for leaf in segment.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
+
+    def constrain(self, segment: TextSegment, request: Request) -> None:
+        """Gives a segment the constraints and ids of its request. Raises ValueError where they cannot be met."""
+        if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
+            raise ValueError(
+                "split_sentences cannot be combined with a prefix and with required and avoided phrases: these are of "
+                "whole lines, and sentences are translated"
+            )
+        if self.search.score_reference:
+            if request.reference is None:
+                raise ValueError("--score-reference needs a reference for it")
+            segment.reference = self.tokenizer.encode_target([request.reference]).ids[:-1].tolist()
+        elif request.prefix or request.required or request.avoided:
+            segment.constraints = constraints_of(request, self.tokenizer)
+        if request.ids is not None and not self.text.active:
+            languages = self.tokenizer.languages.values()
+            segment.ids = request.ids[1:-1] if request.ids[0] in languages else request.ids[:-1]
+
+    def applied(self, steps: Sequence[Step], segments: list[TextSegment]) -> list[TextSegment]:
+        """Returns the segments that the last of the steps makes."""
+        for step in steps:
+            for segment in segments:
+                segment.parts = step.before(segment)
+            segments = [part for segment in segments for part in segment.parts]
+        return segments
+
+    # --- after the model ----------------------------------------------------------------------------------------------
+
+    def translation(self, segment: TextSegment) -> Translation:
+        """Returns the translation of a line whose leaves have their hypotheses."""
+        hypotheses = self.hypotheses(segment, 0)
+        if self.links:
+            hypotheses = [
+                replace(each, alignment=[[*astuple(link)] for link in each.links], links=[]) for each in hypotheses
+            ]
+        return Translation(segment.id, segment.text, hypotheses)
+
+    def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
+        """Returns the translations of a segment at this depth of the steps; translation i joins hypothesis i of each
+        part.
+        """
+        if segment.model_input is not None:
+            assert segment.hypotheses is not None
+            return segment.hypotheses
+        if not segment.parts:  # nothing that a model could translate
+            return [Hypothesis([], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None)]
+        columns = [self.hypotheses(part, depth + 1) for part in segment.parts]
+        step = self.steps[depth]
+        hypotheses = [
+            step.after(segment, [column[min(rank, len(column) - 1)] for column in columns])
+            for rank in range(max(map(len, columns)))
+        ]
+        if self.search.mbr is not None and depth == len(self.text_steps):
+            return by_utility(hypotheses, self.search.mbr)
+        return hypotheses
+
+
+def by_utility(hypotheses: Sequence[Hypothesis], metric: Literal["chrf", "bleu"]) -> list[Hypothesis]:
+    """Returns the hypotheses with their utility, in descending order of utility."""
+    values = utilities([hypothesis.text for hypothesis in hypotheses], metric)
+    rated = [replace(hypothesis, utility=value) for hypothesis, value in zip(hypotheses, values, strict=True)]
+    return sorted(rated, key=lambda hypothesis: -(hypothesis.utility or 0.0))
+
+
+def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[float]:
+    """Returns the mean sentence score, 0 to 100, of each text against all other texts, or 0 if there is only one text.
+
+    The text of largest utility is the translation of minimum Bayes risk (Eikema and Aziz 2020, "Is MAP Decoding All You
+    Need?"). A text that occurs n times counts n times as a reference.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    scorer = CHRF() if metric == "chrf" else BLEU(effective_order=True)
+    counts = Counter(texts)
+    total = {
+        text: sum(
+            number * scorer.sentence_score(text, [other]).score for other, number in counts.items() if other != text
+        )
+        + (counts[text] - 1) * 100.0
+        for text in counts
+    }
+    return [total[text] / max(1, len(texts) - 1) for text in texts]

@@ -1,0 +1,269 @@
+"""Steps of the text pipeline: each changes a segment before the model reads it, and its translation afterwards.
+
+A step turns one segment into the segments that the next step reads: one, or several where it splits text. Afterwards it
+turns one translation for each of these parts into the translation of the segment.
+"""
+
+import re
+import unicodedata
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints
+from nmtkit.search.segments import Hypothesis, Segment
+from nmtkit.text.alignment import UNSPACED, Span, is_letter, words
+from nmtkit.text.casing import capitals, in_capitals, sentence_case
+from nmtkit.text.glossary import Glossary, Occurrence, term_results
+from nmtkit.text.markup import Marked, marked
+from nmtkit.text.normalization import normalized
+from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
+from nmtkit.text.quality import assess
+from nmtkit.text.sentences import sentences, splitter
+
+# Signs that end a sentence without white space after them: of scripts without spaces, and full-width punctuation.
+UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
+
+
+@dataclass(eq=False, slots=True)
+class TextSegment:
+    """A piece of a line on its way to the model, with the state that its step needs to restore the translation."""
+
+    id: int  # of the line, counted from 0
+    text: str
+    capitals: bool = False  # whether the text is in capitals, apart from what is protected
+    marked: Marked | None = None  # the markup of the text
+    spans: Sequence[Span] = ()  # sentences of the text
+    protected: Protected | None = None  # the spans that the translation must hold
+    terms: Sequence[Occurrence] = ()  # of the glossary, in the text that the model reads
+    # from the tokenizer on
+    ids: list[int] | None = None  # of the text, without eos
+    pieces: list[str] = field(default_factory=list)  # of the text; an unknown piece is the characters it stands for
+    leading: int = 0  # tokens before those of the text: the language and the tags that begin each part of a line
+    constraints: Constraints = NO_CONSTRAINTS
+    reference: list[int] | None = None
+    # the results
+    parts: list["TextSegment"] = field(default_factory=list)  # what the step has made of this segment
+    model_input: Segment | None = None  # only of a segment that the model reads
+    hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
+
+    def part(self, text: str) -> "TextSegment":
+        """Returns a segment for the next step, with the state that later steps read."""
+        part = TextSegment(self.id, text, self.capitals)
+        part.protected, part.terms = self.protected, self.terms
+        part.ids, part.pieces, part.leading = self.ids, self.pieces, self.leading
+        part.constraints, part.reference = self.constraints, self.reference
+        return part
+
+    def leaves(self) -> Iterator["TextSegment"]:
+        """Yields the segments that the model reads, in the order of the text."""
+        if self.model_input is not None:
+            yield self
+        for part in self.parts:
+            yield from part.leaves()
+
+    @property
+    def input(self) -> Segment:
+        """What the model reads of a leaf."""
+        assert self.model_input is not None
+        return self.model_input
+
+    @property
+    def complete(self) -> bool:
+        """Whether all leaves have their hypotheses."""
+        return all(leaf.hypotheses is not None for leaf in self.leaves())
+
+
+class Step(ABC):
+    """One change of the text before the model, and its counterpart after the model."""
+
+    @abstractmethod
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        """Returns the segments that the next step reads instead of `segment`."""
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        """Returns a translation of `segment`, from one translation of each of its parts."""
+        return hypotheses[0]
+
+
+class Normalization(Step):
+    """Brings a line into Unicode's normal form NFC: no other part of the pipeline does. Links refer to this text."""
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        return [segment.part(normalized(segment.text))]
+
+
+class Markup(Step):
+    """Removes HTML tags from a line, and puts them around the words that translate the words they stood around."""
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        segment.marked = marked(segment.text)
+        return [segment.part(segment.marked.text.replace("\n", " "))]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        assert segment.marked is not None
+        return replace(hypothesis, text=segment.marked.restore(hypothesis.text, hypothesis.links), links=[])
+
+
+class QualityEstimation(Step):
+    """Estimates the quality of the translation of a line without its markup."""
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        return [segment.part(segment.text)]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        copied = [term.found for term in hypothesis.terms or [] if term.found is not None]
+        for part in descendants(segment):
+            copied += [] if part.protected is None else part.protected.strings
+        read = sum(len(leaf.input.ids) - 1 - leaf.leading for leaf in segment.leaves())
+        each = hypothesis.token_log_probabilities or []
+        return replace(
+            hypothesis, quality=assess(segment.text, hypothesis.text, each, (read, len(hypothesis.pieces)), copied)
+        )
+
+
+def descendants(segment: TextSegment) -> Iterator[TextSegment]:
+    for part in segment.parts:
+        yield part
+        yield from descendants(part)
+
+
+class Sentences(Step):
+    """Splits a line into sentences by the rules of a language, and joins their translations with the white space that
+    was between the sentences.
+
+    Raises ImportError without the package for it.
+    """
+
+    def __init__(self, language: str) -> None:
+        self.language, self.split = language, splitter()
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        segment.spans = sentences(segment.text, self.language, self.split) or [(0, len(segment.text))]
+        return [segment.part(segment.text[start:end]) for start, end in segment.spans]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        if len(hypotheses) == 1 and segment.spans[0] == (0, len(segment.text)):
+            return hypotheses[0]
+        ends = [0, *(end for _, end in segment.spans)]
+        gaps: list[str | None] = []
+        for end, (start, _) in zip(ends, segment.spans, strict=False):
+            unspaced = start == end and UNSPACED_SIGN.match(segment.text[end - 1 : end])
+            gaps.append(None if unspaced else segment.text[end:start])
+        hypothesis = joined(hypotheses, gaps, [start for start, _ in segment.spans])
+        return replace(hypothesis, text=hypothesis.text + segment.text[ends[-1] :])
+
+
+def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
+    """Returns the translations of the parts of a text as one translation.
+
+    `starts` are the first characters of the parts in the source. `gaps` are the white space before each part; None
+    stands for a space, unless the script of the translations has no spaces.
+    """
+    text, links = "", []
+    for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
+        text += separator(text, hypothesis.text) if gap is None else gap
+        links += [link.moved(start, len(text)) for link in hypothesis.links]
+        text += hypothesis.text
+    log_probabilities = [hypothesis.token_log_probabilities for hypothesis in hypotheses]
+    with_terms = any(hypothesis.terms is not None for hypothesis in hypotheses)
+    return Hypothesis(
+        tokens=[token for hypothesis in hypotheses for token in hypothesis.tokens],
+        score=sum(hypothesis.score for hypothesis in hypotheses),
+        log_probability=sum(hypothesis.log_probability for hypothesis in hypotheses),
+        token_log_probabilities=None
+        if None in log_probabilities
+        else [value for each in log_probabilities for value in each or []],
+        text=text,
+        pieces=[piece for hypothesis in hypotheses for piece in hypothesis.pieces],
+        links=links,
+        utility=hypotheses[0].utility if len(hypotheses) == 1 else None,
+        terms=[term for hypothesis in hypotheses for term in hypothesis.terms or []] if with_terms else None,
+    )
+
+
+def separator(left: str, right: str) -> str:
+    """Returns what stands between two translations: a space, or nothing in a script without spaces."""
+    if not left or not right or left[-1].isspace() or right[0].isspace():
+        return ""
+    letters = next(filter(is_letter, reversed(left)), ""), next(filter(is_letter, right), "")
+    return "" if any(map(UNSPACED.match, letters)) else " "
+
+
+class Protection(Step):
+    """Removes the spans that the vocabulary does not know, and puts every protected span into the translation.
+
+    `patterns` are regular expressions of spans; with `unknown_words` words and emoji that the vocabulary does not know
+    are spans too. With `casing` the step also tells whether the rest of a segment is in capitals.
+
+    Raises ValueError for a pattern that is not a regular expression.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, patterns: Sequence[str], unknown_words: bool, casing: bool) -> None:
+        self.tokenizer, self.unknown_words, self.casing = tokenizer, unknown_words, casing
+        self.patterns = compiled([*(PATTERNS if unknown_words else ()), *patterns])
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        text = segment.text
+        spans = protected_spans(text, self.patterns)
+        segment.capitals = self.casing and in_capitals(protect(text, spans, lambda span: False).text)
+        if self.unknown_words:
+            unknown = self.unknown(sentence_case(text) if segment.capitals else text)
+            spans = protected_spans(text, self.patterns, unknown)
+        segment.protected = protect(text, spans, self.tokenizer.knows)
+        return [segment.part(segment.protected.text if segment.protected.plain else "")]
+
+    def unknown(self, text: str) -> list[Span]:
+        """Returns the words and emoji that the model's vocabulary does not know. Punctuation is left to the model."""
+        return [
+            (start, end)
+            for start, end in words(text)
+            if unicodedata.category(text[start])[0] in "LNS" and not self.tokenizer.knows(text[start:end])
+        ]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,), (part,) = hypotheses, segment.parts
+        assert segment.protected is not None
+        terms = [found.term for found in part.terms]
+        kept = term_results(hypothesis.text, terms, segment.capitals)[1]
+        text, links = segment.protected.restore(hypothesis.text, hypothesis.links, kept)
+        results = None if hypothesis.terms is None else term_results(text, terms, segment.capitals)[0]
+        return replace(hypothesis, text=text, links=links, terms=results)
+
+
+class GlossaryTerms(Step):
+    """Finds the terms of a glossary, whose targets the search then requires, and tells which the translation holds."""
+
+    def __init__(self, glossary: Glossary) -> None:
+        self.glossary = glossary
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        protected = segment.protected
+        segment.terms = [
+            found
+            for found in self.glossary.find(segment.text, segment.capitals)
+            if protected is None or protected.is_whole(found.start, found.end)
+        ]
+        return [segment.part(segment.text)]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        terms = [found.term for found in segment.terms]
+        return replace(hypothesis, terms=term_results(hypothesis.text, terms, segment.capitals)[0])
+
+
+class Casing(Step):
+    """Lets the model read a segment in capitals as a sentence, and puts its translation in capitals."""
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        return [segment.part(sentence_case(segment.text) if segment.capitals else segment.text)]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        if not segment.capitals:
+            return hypothesis
+        text, links = capitals(hypothesis.text, hypothesis.links)
+        return replace(hypothesis, text=text, links=links)
