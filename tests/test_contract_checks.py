@@ -1,43 +1,38 @@
 """The contract checks find what they are there for, each in a component that breaks one promise; and pass ours."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from builders import TINY_CONFIGS
 from click.testing import CliRunner
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
+from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.cli import main
-from nmtkit.config import option
+from nmtkit.config import derive, option
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from nmtkit.data.transforms import TRANSFORMS, Transform
 from nmtkit.layers.packed import Packed
 from nmtkit.registry import Registry
 from nmtkit.testing import (
-    CRITERION_CHECKS,
-    METRIC_CHECKS,
-    OPTIMIZER_CHECKS,
-    SCHEDULER_CHECKS,
-    TRANSFORM_CHECKS,
     ContractError,
     check_architecture,
+    check_callback,
     check_criterion,
+    check_metric,
     check_optimizer,
     check_scheduler,
+    check_transform,
 )
-from nmtkit.testing.architecture import ARCHITECTURE_CHECKS, ArchitectureSubject
-from nmtkit.testing.checks import Check, run_checks, title
-from nmtkit.testing.criterion import CriterionSubject
-from nmtkit.testing.metric import MetricSubject
-from nmtkit.testing.optimizer import OptimizerSubject
-from nmtkit.testing.scheduler import SchedulerSubject
-from nmtkit.testing.transform import TransformSubject
+from nmtkit.testing.checks import Check, Contract, title
+from nmtkit.training.callbacks import CALLBACKS, Callback
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric
 from nmtkit.training.optimizers import OPTIMIZERS
@@ -47,36 +42,36 @@ from nmtkit.training.optimizers import OPTIMIZERS
 CHEAP = {"expected_reward": {"candidates_per_sentence": 2, "candidate_extra": 0}}
 
 
-@pytest.mark.parametrize("check", CRITERION_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_criterion.checks, ids=title)
 @pytest.mark.parametrize("name", CRITERIONS.names())
 def test_criterions_keep_to_the_contract(name: str, check: Check) -> None:
-    check(CriterionSubject(name, CHEAP.get(name, {})))
+    check(check_criterion.subject(name, **CHEAP.get(name, {})))
 
 
-@pytest.mark.parametrize("check", OPTIMIZER_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_optimizer.checks, ids=title)
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
 def test_optimizers_keep_to_the_contract(name: str, check: Check) -> None:
-    check(OptimizerSubject(name, {}))
+    check(check_optimizer.subject(name))
 
 
-@pytest.mark.parametrize("check", SCHEDULER_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_scheduler.checks, ids=title)
 @pytest.mark.parametrize("name", LR_SCHEDULERS.names())
 def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
-    check(SchedulerSubject(name, {}))
+    check(check_scheduler.subject(name))
 
 
-@pytest.mark.parametrize("check", METRIC_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_metric.checks, ids=title)
 @pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # which needs an extra
 def test_metrics_keep_to_the_contract(name: str, check: Check) -> None:
     if name == "accuracy" or "resumes" not in title(check):  # a run is the same with all of them
-        check(MetricSubject(name, {}))
+        check(check_metric.subject(name))
 
 
-@pytest.mark.parametrize("check", TRANSFORM_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_transform.checks, ids=title)
 @pytest.mark.parametrize("name", [name for name in TRANSFORMS.names() if name != "tag"])  # the dataset has no tags
 def test_transforms_keep_to_the_contract(name: str, check: Check) -> None:
     if name == "bpe_dropout" or "resume" not in title(check):
-        check(TransformSubject(name, {}))
+        check(check_transform.subject(name))
 
 
 # --- what breaks a promise is found ---------------------------------------------------------------------------------
@@ -103,8 +98,12 @@ def registered() -> Iterator[Any]:
         del entries.entries[name]
 
 
-def failures(checks: Sequence[Check], subject: Any) -> dict[str, str]:
-    return {result.name: result.reason for result in run_checks(checks, subject) if result.error is not None}
+def failures(contract: Contract[Any], name: str, *titles: str) -> dict[str, str]:
+    """Returns the reasons of the failed checks by title: of all checks, or of the checks with these titles."""
+    checks = tuple(check for check in contract.checks if not titles or title(check) in titles)
+    assert len(checks) == (len(titles) or len(contract.checks))
+    chosen = Contract(contract.registry, contract.base, checks)
+    return {result.name: result.reason for result in chosen.results(chosen.subject(name)) if result.error is not None}
 
 
 class Sound(Architecture):
@@ -179,6 +178,31 @@ class Remembers(Sound):
         return super().decode(memory, target_input) + self.passes
 
 
+class ReadsWeights(Sound):
+    """Reads the weight of a layer instead of calling the layer, which a prepared model may have laid out anew."""
+
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.hidden = nn.Linear(config.width, config.width)
+
+    def decode(self, memory: Packed, target_input: Packed) -> Tensor:
+        features = super().decode(memory, target_input)
+        weight = self.hidden.weight if type(self.hidden) is nn.Linear else torch.zeros(6, 6)
+        return features + nn.functional.linear(features, weight, self.hidden.bias)
+
+
+class StaticOtherwise(Transformer):
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__(derive(TransformerConfig, TINY_CONFIGS["transformer_tiny"], "test"), vocabulary)
+
+    @property
+    def supports_static_decoding(self) -> bool:
+        return True
+
+    def static_step(self, *arguments: Any) -> Tensor:
+        return super().static_step(*arguments).roll(1, 0)
+
+
 RUNS = "resume is exact and checkpoints average"  # begins with the checks of the forward pass
 BROKEN = [
     (Peeks, ["no later target word is read", RUNS], "Peeks reads later target words: perplexity will be too"),
@@ -189,14 +213,16 @@ BROKEN = [
     (IgnoresTheSource, ["every source word matters"], "no feature depends on word 0 of a source sentence of 6"),
     (HidesState, ["weights survive a round trip"], "must be parameters or registered buffers"),
     (StepsOtherwise, ["a step equals the full pass"], "step differs from the full pass at token 1 of row 0"),
-    (Remembers, ["training repeats with the seed"], "keep no state from one pass to the next"),
+    (ReadsWeights, ["a prepared model computes the same"], "read the weights of a layer only by calling the layer"),
+    (StaticOtherwise, ["static steps equal steps"], "static_step differs from step at token 1"),
+    (Remembers, ["training repeats with the seed"], "keep no state between passes"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cls", "names", "message"), BROKEN, ids=[cls.__name__ for cls, *_ in BROKEN])
 def test_an_architecture_that_breaks_a_promise(registered: Any, cls: type, names: list[str], message: str) -> None:
     name = registered(ARCHITECTURES, cls)
-    found = failures(ARCHITECTURE_CHECKS, ArchitectureSubject(name, {}))
+    found = failures(check_architecture, name)
     assert set(names) <= set(found)
     assert re.search(message, found[names[0]]), found[names[0]]
 
@@ -249,7 +275,7 @@ CRITERION_MISTAKES = [
     (Unreduced, "a loss and its counts are returned", r"returned a Tensor of shape \[5\] for 'sum'; it must be .* sum"),
     (Means, "the loss is a sum and no mean", "it is a mean. Return the sum over tokens"),
     (Means, "a batch that counts for nothing is taken", "the loss of a micro-batch without targets is nan"),
-    (OtherNll, "nll is the negative log likelihood", "'nll' is .* where the negative log-likelihood of the target is"),
+    (OtherNll, "nll is the negative log likelihood", "'nll' is .* but the negative log-likelihood of the target is"),
     (Attached, "a loss and its counts are returned", "the counts mine carry gradients"),
     (Trained, "it has no parameters of its own", "its parameters weight would never be trained or saved"),
 ]  # fmt: skip
@@ -259,10 +285,9 @@ CRITERION_MISTAKES = [
     ("cls", "check", "message"), CRITERION_MISTAKES, ids=lambda value: getattr(value, "__name__", "")
 )
 def test_a_criterion_that_breaks_a_promise(registered: Any, cls: type[Criterion], check: str, message: str) -> None:
-    checks = [item for item in CRITERION_CHECKS if title(item) == check]
-    found = failures(checks, CriterionSubject(registered(CRITERIONS, cls), {}))
+    found = failures(check_criterion, registered(CRITERIONS, cls), check)
     assert re.search(message, found[check]), found[check]
-    assert not failures(checks, CriterionSubject("cross_entropy", {}))
+    assert not failures(check_criterion, "cross_entropy", check)
 
 
 class Stuck(torch.optim.SGD):
@@ -304,10 +329,10 @@ def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> No
             super().step()
 
     name = registered(OPTIMIZERS, Normed)
-    checks = [item for item in OPTIMIZER_CHECKS if title(item) == "a shard is stepped as the whole where declared"]
-    assert not failures(checks, OptimizerSubject(name, {}))
+    check = "a shard is stepped as the whole where declared"
+    assert not failures(check_optimizer, name, check)
     OPTIMIZERS.on_shards = OPTIMIZERS.on_shards | {name}
-    assert "leave works_on_shards out" in next(iter(failures(checks, OptimizerSubject(name, {})).values()))
+    assert "leave works_on_shards out" in failures(check_optimizer, name, check)[check]
     OPTIMIZERS.on_shards = OPTIMIZERS.on_shards - {name}
 
 
@@ -315,13 +340,12 @@ def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> No
     ("cls", "check", "message"),
     [
         (Stuck, "the learning rate is the groups", "updates with learning rates 0.0001 and 0.01 are equal"),
-        (Forgets, "its state survives a round trip", "what step depends on must be in self.state"),
+        (Forgets, "its state survives a round trip", "everything that step depends on must be in self.state"),
         (Partial, "every parameter is in a group", "bias are in no param_groups"),
     ],
 )
 def test_an_optimizer_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
-    checks = [item for item in OPTIMIZER_CHECKS if title(item) == check]
-    assert message in failures(checks, OptimizerSubject(registered(OPTIMIZERS, cls), {}))[check]
+    assert message in failures(check_optimizer, registered(OPTIMIZERS, cls), check)[check]
 
 
 class Silent(LRScheduler):
@@ -357,13 +381,12 @@ class Observes(Silent):
     [
         (Silent, "every rate is a finite number of at least zero", "Silent returned None for update 1; it must"),
         (Nan, "every rate is a finite number of at least zero", "Nan returned nan for update 1; it must"),
-        (Counts, "a rate depends on its update alone", "a resumed run asks for an update anew"),
-        (Observes, "resume is exact", "state() must return all that observe changes"),
+        (Counts, "a rate depends on its update alone", "because a resumed run asks again"),
+        (Observes, "resume is exact", "state() must return everything that observe changes"),
     ],
 )
 def test_a_scheduler_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
-    checks = [item for item in SCHEDULER_CHECKS if title(item) == check]
-    assert message in failures(checks, SchedulerSubject(registered(LR_SCHEDULERS, cls), {}))[check]
+    assert message in failures(check_scheduler, registered(LR_SCHEDULERS, cls), check)[check]
 
 
 class Score(Metric):
@@ -377,6 +400,19 @@ class Score(Metric):
 class Nothing(Score):
     def score(self, outputs: Any) -> Any:
         return None
+
+
+class NotANumber(Score):
+    translates = True
+
+    def score(self, outputs: Any) -> Any:
+        words = sum(len(line.split()) for line in outputs.hypotheses)
+        return 1.0 if words else float("nan")
+
+
+class Unasked(Score):
+    def score(self, outputs: Any) -> Any:
+        return len([line for line in outputs.hypotheses if line])
 
 
 class Upside(Score):
@@ -400,15 +436,68 @@ class Averaging(Score):
 @pytest.mark.parametrize(
     ("cls", "check", "message"),
     [
-        (Nothing, "a number is returned", "score returned None; it must return a number"),
-        (Upside, "references score no worse than nothing", "with higher_is_better = True that is worse"),
-        (Remembering, "the score repeats", "keep nothing between two calls"),
+        (Nothing, "a finite number is returned", "score returned None; it must return a number"),
+        (
+            NotANumber,
+            "a finite number is returned",
+            "score returned nan for empty lines; it must return a finite",
+        ),
+        (Unasked, "a finite number is returned", "a metric that does must set translates = True"),
+        (Upside, "references score no worse than nothing", "with higher_is_better = True empty lines are better"),
+        (Remembering, "the score repeats", "keep no state between calls"),
         (Averaging, "counts are sums", "it is a mean; return the sum"),
     ],
 )
 def test_a_metric_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
-    checks = [item for item in METRIC_CHECKS if title(item) == check]
-    assert message in failures(checks, MetricSubject(registered(METRICS, cls), {}))[check]
+    assert message in failures(check_metric, registered(METRICS, cls), check)[check]
+
+
+class Listening(Callback):
+    """A callback of users of other toolkits; each subclass makes one mistake."""
+
+    def __init__(self, config: Any) -> None:
+        self.seen = 0
+
+    def validation(self, run: Any, scores: Any) -> None:
+        self.count(scores)
+
+    def count(self, scores: Any) -> None:
+        self.seen += len(scores)
+
+
+class LikeLightning(Listening):
+    def on_validation_end(self, run: Any, scores: Any) -> None:
+        self.seen += 1
+
+
+class Misspelt(Listening):
+    def valdation(self, run: Any, scores: Any) -> None:
+        self.seen += 1
+
+
+class OtherArguments(Listening):
+    def log(self, run: Any) -> None:
+        self.seen += 1
+
+
+class Hookless(Callback):
+    def __init__(self, config: Any) -> None:
+        pass
+
+
+CALLBACK_MISTAKES = [
+    (LikeLightning, "LikeLightning.on_validation_end is not a hook, so no run calls it; did you mean validation?"),
+    (Misspelt, "Misspelt.valdation is not a hook, so no run calls it; did you mean validation?"),
+    (OtherArguments, "OtherArguments.log does not take the arguments of the hook; write log(self, run, metrics)"),
+    (Hookless, "Hookless overrides no hook, so it does nothing; the hooks are start, update, log"),
+]
+
+
+@pytest.mark.parametrize(("cls", "message"), CALLBACK_MISTAKES, ids=[cls.__name__ for cls, _ in CALLBACK_MISTAKES])
+def test_a_callback_whose_hooks_no_run_calls(registered: Any, cls: Any, message: str) -> None:
+    check = "every hook has a name that a run calls"
+    assert message in failures(check_callback, registered(CALLBACKS, cls), check)[check]
+    assert not failures(check_callback, registered(CALLBACKS, Listening))
 
 
 class Same(Transform):
@@ -455,13 +544,12 @@ KIND = "pairs of its level are returned"
         (One, KIND, "transform returned a ndarray; it must return a tuple (source, target)"),
         (Outside, KIND, "the source returned has ids outside the vocabulary"),
         (Lists, KIND, "the source returned is a list; with level"),
-        (InPlace, "what is given is left alone", "change and return a copy"),
-        (CountsPairs, "it repeats with the generator", "or depends on the pairs before it"),
+        (InPlace, "what is given is left alone", "change and return copies"),
+        (CountsPairs, "it repeats with the generator", "or the result depends on the pairs before it"),
     ],
 )
 def test_a_transform_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
-    checks = [item for item in TRANSFORM_CHECKS if title(item) == check]
-    assert message in failures(checks, TransformSubject(registered(TRANSFORMS, cls), {}))[check]
+    assert message in failures(check_transform, registered(TRANSFORMS, cls), check)[check]
 
 
 # --- the functions and the command ----------------------------------------------------------------------------------
@@ -536,3 +624,24 @@ def test_a_model_that_peeks_is_not_trained(mirror_data: Path, tmp_path: Path, dr
     if dry:
         sound = CliRunner().invoke(main, ["train", str(mirror_data), "--arch", f"hidden_gru_{dry}", *flags])
         assert sound.exit_code == 0 and "no later target word, no other sentence is read" in sound.stdout
+
+
+MEAN = """
+from nmtkit.criterions import CRITERIONS, Loss
+from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+
+@CRITERIONS.register("mean_loss", CrossEntropyConfig())
+class MeanLoss(CrossEntropy):
+    def compute_loss(self, model, batch):
+        loss = super().compute_loss(model, batch)
+        return Loss(loss.sum / max(1, batch.target_tokens), loss.counts)
+"""
+
+
+def test_a_criterion_that_returns_a_mean_is_not_trained(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "mean.py").write_text(MEAN)
+    flags = ["--plugin", str(tmp_path / "mean.py"), "--criterion", "mean_loss", "--arch", "transformer_tiny"]
+    flags += ["--save-dir", str(tmp_path / "run"), "--max-update", "1", "--device", "cpu"]
+    result = CliRunner().invoke(main, ["train", str(mirror_data), *flags])
+    assert result.exit_code == 2
+    assert "criterion MeanLoss: 'sum' is" in result.stderr and "it is a mean. Return the sum" in result.stderr

@@ -1,4 +1,4 @@
-"""`nmtkit check`: the contract tests of the package, run on a plug-in."""
+"""`nmtkit check`: runs the contract checks of the package on components of plug-ins."""
 
 import sys
 
@@ -7,7 +7,7 @@ import click
 from nmtkit.cli.command import Command
 from nmtkit.plugins import load_plugins
 
-INDENT = 10  # columns before a reason: below the name of its check
+INDENT = 10  # columns before a reason, which stands below the name of its check
 
 
 @click.command(cls=Command)
@@ -15,24 +15,25 @@ INDENT = 10  # columns before a reason: below the name of its check
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
 @click.pass_context
 def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Check that components keep to their contracts: those called NAME, or all that plug-ins have registered.
+    """Check that the components NAME keep their contracts. Without NAME, check all components of plug-ins.
 
     \b
     nmtkit check --plugin my_model.py
     nmtkit check --plugin my_model.py gru
 
-    Architectures are checked for shapes, causality, steps against the full pass, gradients, resume and more, with the
-    settings of their preset and a tiny vocabulary; the other kinds likewise. Exits with 1 if a check failed. The same
-    checks in pytest: nmtkit.testing.
+    Components have the settings of their preset and a tiny vocabulary. Architectures are checked for shapes, causality,
+    steps against the full pass, gradients, resume and more. The exit code is 1 if a check failed. In pytest,
+    nmtkit.testing runs the same checks.
     """
     load_plugins(plugins)
-    from nmtkit.testing.components import components, results
+    from nmtkit.testing.components import components
 
     failed = total = 0
-    for kind, name in components(names):
-        click.echo(f"{kind.registry.kind} {name}")
-        told: dict[str, str] = {}  # reason -> the check that gave it first
-        for result in results(kind, name):
+    for contract, name in components(names):
+        subject = contract.subject(name)
+        click.echo(str(subject))
+        told: dict[str, str] = {}  # reason -> the first check that failed with this reason
+        for result in contract.results(subject):
             total += 1
             mark = click.style("ok    ", fg="green") if result.error is None else click.style("failed", fg="red")
             click.echo(f"  {mark}  {result.name}")
@@ -43,7 +44,7 @@ def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, 
                 raise result.error
             as_above = f"as above: {told[result.reason]}" if result.reason in told else result.reason
             told.setdefault(result.reason, result.name)
-            for line in as_above.splitlines():
+            for line in as_above.split("\n"):
                 click.echo(" " * INDENT + line)
     click.echo(f"{total - failed} of {total} checks passed" + (f", {failed} failed" if failed else ""))
     sys.exit(1 if failed else 0)

@@ -4,7 +4,6 @@ import copy
 import functools
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,81 +13,62 @@ from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary, contract
 from nmtkit.config import derive, to_dict
 from nmtkit.layers.packed import Layout, Packed
-from nmtkit.testing.checks import Check, require, require_all
+from nmtkit.layers.static_kv_cache import CacheLengths
+from nmtkit.testing.checks import Contract, Subject, require
 from nmtkit.testing.runs import check_resume
 from nmtkit.training import averaging
-from nmtkit.translation.translator import Translator
+from nmtkit.translation.translator import Translator, prepare
 
 SIZE = 13
 VOCABULARY = Vocabulary(source=SIZE, target=SIZE, joint=True)
-PADDING = (3, 2)  # lengths of sentences of padding
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+PADDING = (3, 2)  # lengths of two padding sentences
 
 
-class ArchitectureSubject:
-    """An architecture under test: its registered name, and settings over its preset."""
-
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
-        self.name = name
-        self.settings = settings
-        entry = ARCHITECTURES[name]
-        self.config = derive(entry.preset, settings, f"architecture {name}")
-        self.factory = entry.factory
-
-    def __str__(self) -> str:
-        return f"architecture {self.name}"
-
-    @functools.cached_property
-    def model(self) -> Architecture:
-        """A model in evaluation mode. What is all zero, as gates may be, is random: it would hide what lies behind."""
-        return self.build(seed=3)
-
-    def build(self, seed: int) -> Architecture:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model: object = self.factory(self.config, VOCABULARY)
-            require(
-                isinstance(model, Architecture),
-                f"the factory of {self.name!r} returned {contract.described(model)}; it must return an Architecture",
-            )
-            assert isinstance(model, Architecture)
-            for parameter in model.parameters():
-                if not parameter.any():
-                    nn.init.normal_(parameter, std=1.0 if parameter.dim() > 1 else 0.1)
-        return model.eval()
-
-    def sources(self, *lengths: int, seed: int = 5) -> Packed:
-        return contract.words(lengths, SIZE, seed, self.model.max_source_positions)
-
-    def targets(self, *lengths: int, seed: int = 6) -> Packed:
-        return contract.words(lengths, SIZE, seed, self.model.max_target_positions)
+def build(subject: Subject[Architecture], seed: int) -> Architecture:
+    """Returns a model in evaluation mode. Parameters that are zero become random, because zero gates hide mistakes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = subject.build(VOCABULARY)
+        for parameter in model.parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=1.0 if parameter.dim() > 1 else 0.1)
+    return model.eval()
 
 
-def check_architecture(name: str, **settings: Any) -> None:
-    """Raises ContractError unless the architecture passes all checks. Small `settings` make it fast."""
-    require_all(ARCHITECTURE_CHECKS, ArchitectureSubject(name, settings))
+@functools.lru_cache(maxsize=2)
+def model_of(subject: Subject[Architecture]) -> Architecture:
+    """Returns the model of most checks, which do not change it."""
+    return build(subject, seed=3)
+
+
+def sources(subject: Subject[Architecture], *lengths: int, seed: int = 5) -> Packed:
+    return contract.words(lengths, SIZE, seed, model_of(subject).max_source_positions)
+
+
+def targets(subject: Subject[Architecture], *lengths: int, seed: int = 6) -> Packed:
+    return contract.words(lengths, SIZE, seed, model_of(subject).max_target_positions)
 
 
 # --- the forward pass -------------------------------------------------------------------------------------------------
 
 
-def shapes_are_right(subject: ArchitectureSubject) -> None:
-    with contract.evaluated(subject.model):
-        contract.check_shapes(subject.model, subject.sources(5, 3), subject.targets(8, 6), VOCABULARY)
+def shapes_are_right(subject: Subject[Architecture]) -> None:
+    with contract.evaluated(model_of(subject)):
+        contract.check_shapes(model_of(subject), sources(subject, 5, 3), targets(subject, 8, 6), VOCABULARY)
 
 
-def no_later_target_word_is_read(subject: ArchitectureSubject) -> None:
-    with contract.evaluated(subject.model):
-        contract.check_causality(subject.model, subject.sources(5, 3), subject.targets(8, 6), VOCABULARY)
+def no_later_target_word_is_read(subject: Subject[Architecture]) -> None:
+    with contract.evaluated(model_of(subject)):
+        contract.check_causality(model_of(subject), sources(subject, 5, 3), targets(subject, 8, 6), VOCABULARY)
 
 
-def sentences_do_not_mix(subject: ArchitectureSubject) -> None:
-    with contract.evaluated(subject.model):
-        contract.check_sentences_apart(subject.model, subject.sources(5, 3), subject.targets(8, 6), VOCABULARY)
+def sentences_do_not_mix(subject: Subject[Architecture]) -> None:
+    with contract.evaluated(model_of(subject)):
+        contract.check_sentences_apart(model_of(subject), sources(subject, 5, 3), targets(subject, 8, 6), VOCABULARY)
 
 
-def alone_equals_in_any_batch(subject: ArchitectureSubject) -> None:
-    model, source, target = subject.model, subject.sources(4, 9, 1, 6), subject.targets(7, 2, 5, 12)
+def alone_equals_in_any_batch(subject: Subject[Architecture]) -> None:
+    model, source, target = model_of(subject), sources(subject, 4, 9, 1, 6), targets(subject, 7, 2, 5, 12)
     turned = torch.tensor([2, 0, 3, 1])
     with contract.evaluated(model):
         together = target.with_values(model(source, target)).split()
@@ -103,11 +83,11 @@ def alone_equals_in_any_batch(subject: ArchitectureSubject) -> None:
             _require_close(again[turned.tolist().index(index)], alone, message)
 
 
-LAYOUT_HINT = "layers that look at neighbours must know where sentences end (layout.cu_seqlens, layout.mask)"
+LAYOUT_HINT = "layers that read neighbouring tokens must respect sentence boundaries (layout.cu_seqlens, layout.mask)"
 
 
-def padding_sentences_change_nothing(subject: ArchitectureSubject) -> None:
-    model, source, target = subject.model, subject.sources(4, 9), subject.targets(7, 2)
+def padding_sentences_change_nothing(subject: Subject[Architecture]) -> None:
+    model, source, target = model_of(subject), sources(subject, 4, 9), targets(subject, 7, 2)
     longest = min(64, model.max_source_positions or 64, model.max_target_positions or 64)
 
     def with_padding(packed: Packed) -> Packed:
@@ -119,14 +99,14 @@ def padding_sentences_change_nothing(subject: ArchitectureSubject) -> None:
         expected = model(source, target)
         got = model(with_padding(source), with_padding(target))[: len(expected)]
     message = (
-        "features change by up to {:.2g} where layout.max_length is a loose bound and sentences of padding follow, as "
-        "in batches of a fixed shape; derive nothing from max_length but the sizes of tensors"
+        "features change by up to {:.2g} if padding sentences follow and layout.max_length is larger than the longest "
+        "sentence, as in batches of a fixed shape; use max_length for the sizes of tensors only"
     )
     _require_close(got, expected, message)
 
 
-def every_source_word_matters(subject: ArchitectureSubject) -> None:
-    model, source, target = subject.model, subject.sources(6), subject.targets(6)
+def every_source_word_matters(subject: Subject[Architecture]) -> None:
+    model, source, target = model_of(subject), sources(subject, 6), targets(subject, 6)
     with contract.evaluated(model):
         features = model(source, target)
         for index in range(source.layout.tokens):
@@ -141,12 +121,12 @@ def every_source_word_matters(subject: ArchitectureSubject) -> None:
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
-def a_step_equals_the_full_pass(subject: ArchitectureSubject) -> None:
-    """A search over three sentences is shuffled, thinned and topped up; each row still follows its own prefix."""
-    model = subject.model
+def a_step_equals_the_full_pass(subject: Subject[Architecture]) -> None:
+    """Reorders, drops and inserts sentences of a search, and compares each step with a full pass over each prefix."""
+    model = model_of(subject)
     with contract.evaluated(model):
-        search = _Search(model, [ids.tolist() for ids in subject.sources(4, 7, 2).split()], beams=2)
-        fresh = [ids.tolist() for ids in subject.sources(9, 3, seed=8).split()]
+        search = _Search(model, [ids.tolist() for ids in sources(subject, 4, 7, 2).split()], beams=2)
+        fresh = [ids.tolist() for ids in sources(subject, 9, 3, seed=8).split()]
         tokens = torch.randint(3, SIZE, (9, 6), generator=torch.Generator().manual_seed(1))
         search.step(tokens[0])
         search.reorder([1, 1, 2, 3, 5, 4])
@@ -165,7 +145,7 @@ def a_step_equals_the_full_pass(subject: ArchitectureSubject) -> None:
 
 
 class _Search:
-    """Steps beside full passes over the prefix of each row."""
+    """A search whose every step is compared with full passes over the prefixes."""
 
     def __init__(self, model: Architecture, sources: list[list[int]], beams: int) -> None:
         self.model, self.beams = model, beams
@@ -210,8 +190,8 @@ class _Search:
         self.last = "insert"
 
 
-def attention_weights_are_distributions_or_refused(subject: ArchitectureSubject) -> None:
-    model, source, target = subject.model, subject.sources(5, 8), subject.targets(7, 4)
+def attention_weights_are_distributions_or_refused(subject: Subject[Architecture]) -> None:
+    model, source, target = model_of(subject), sources(subject, 5, 8), targets(subject, 7, 4)
     with contract.evaluated(model):
         try:
             kinds = model.attention_weights(source, target)
@@ -224,14 +204,65 @@ def attention_weights_are_distributions_or_refused(subject: ArchitectureSubject)
             _require_close(weights.sum(-1)[:, 0], queries.mask.float(), message, 1e-4)
 
 
+# --- inference --------------------------------------------------------------------------------------------------------
+
+
+def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
+    """Compares features and logits with those of the copy that validation and `nmtkit generate` run on a CPU."""
+    model, prepared = model_of(subject), _prepared(model_of(subject))
+    source, target = sources(subject, 4, 9), targets(subject, 7, 2)
+    with contract.evaluated(model):
+        expected = model(source, target)
+        got = prepared(source, target)
+        message = (
+            "features of the model as validation and generate prepare it on a CPU differ by up to {:.2g}: read the "
+            "weights of a layer only by calling the layer"
+        )
+        _require_close(got, expected, message, 1e-4)
+        _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)
+
+
+def _prepared(model: Architecture) -> Architecture:
+    return prepare(copy.deepcopy(model), "cpu", "fp32")
+
+
+def static_steps_equal_steps(subject: Subject[Architecture]) -> None:
+    """Compares steps in tensors of fixed shape, with which a GPU searches, with the steps of `step`."""
+    model, slots, beams = model_of(subject), 2, 3
+    if not model.supports_static_decoding:
+        return
+    generator = torch.Generator().manual_seed(1)
+    row = torch.arange(slots * beams).view(slots, beams)
+    with contract.evaluated(model):
+        memory = model.encode(sources(subject, 4, 9))
+        static, state = model.static_start(slots, beams, 12, 12), model.start(memory, beams)
+        static.insert(torch.arange(slots), memory)
+        position = torch.zeros(slots, dtype=torch.int64)
+        for count in range(8):
+            if count == 4:  # another sentence takes the second slot
+                memory = model.encode(sources(subject, 3, seed=8))
+                for search in (static, state):
+                    search.insert(torch.tensor([1]), memory)
+                position[1] = 0
+            tokens = torch.randint(3, SIZE, (slots * beams,), generator=generator)
+            lengths = CacheLengths(int(position.max()) + 1, 9)
+            got = model.static_step(tokens, position, static, lengths)
+            message = f"static_step differs from step at token {count + 1}, by up to {{:.2g}}"
+            _require_close(got, model.step(tokens, state), message, 1e-4)
+            parents = torch.randint(0, beams, (slots, beams), generator=generator)
+            static.reorder(parents, lengths)
+            state.reorder((parents + row[:, :1]).flatten())
+            position += 1
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def every_parameter_gets_a_finite_gradient(subject: ArchitectureSubject) -> None:
-    model = subject.build(seed=3).train()
-    target = subject.targets(7, 4, 9)
+def every_parameter_gets_a_finite_gradient(subject: Subject[Architecture]) -> None:
+    model = build(subject, seed=3).train()
+    target = targets(subject, 7, 4, 9)
     with torch.random.fork_rng(devices=[]):
-        features = model(subject.sources(5, 8, 3), target)
+        features = model(sources(subject, 5, 8, 3), target)
         words = contract.words((target.layout.tokens,), SIZE, 7).values
         loss = F.cross_entropy(model.output_projection(features), words, reduction="sum")
         torch.stack([loss, *model.auxiliary_losses().values()]).sum().backward()
@@ -242,14 +273,14 @@ def every_parameter_gets_a_finite_gradient(subject: ArchitectureSubject) -> None
     require(not infinite, f"the gradient of {', '.join(infinite[:5])} is not finite")
     require(
         not unused or model.find_unused_parameters,
-        f"no gradient reaches {', '.join(unused[:5])}: the forward pass must use every parameter; remove it, or let "
-        "find_unused_parameters return True if some passes leave it out",
+        f"no gradient reaches {', '.join(unused[:5])}: the forward pass must use every parameter; remove these, or let "
+        "find_unused_parameters return True if only some passes use them",
     )
 
 
-def bf16_autocast_trains_and_steps(subject: ArchitectureSubject) -> None:
-    model = copy.deepcopy(subject.model).train()
-    source, target = subject.sources(5, 8, 3), subject.targets(7, 4, 9)
+def bf16_autocast_trains_and_steps(subject: Subject[Architecture]) -> None:
+    model = copy.deepcopy(model_of(subject)).train()
+    source, target = sources(subject, 5, 8, 3), targets(subject, 7, 4, 9)
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16):
         loss = model.output_projection(model(source, target)).float().logsumexp(-1).sum()
         loss = torch.stack([loss, *model.auxiliary_losses().values()]).sum()
@@ -258,7 +289,7 @@ def bf16_autocast_trains_and_steps(subject: ArchitectureSubject) -> None:
         finite = parameter.grad is None or bool(parameter.grad.isfinite().all())
         require(finite, f"under torch.autocast to bf16, the gradient of {name} is not finite")
     for cast in (False, True):
-        model = (copy.deepcopy(subject.model).bfloat16() if cast else model).eval()
+        model = (copy.deepcopy(model_of(subject)).bfloat16() if cast else model).eval()
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=not cast):
             state = model.start(model.encode(source), 2)
             for column in target.values[:12].view(2, 6):
@@ -267,9 +298,9 @@ def bf16_autocast_trains_and_steps(subject: ArchitectureSubject) -> None:
                 require(logits.isfinite().all(), f"{how}, step returned logits that are not finite")
 
 
-def training_repeats_with_the_seed(subject: ArchitectureSubject) -> None:
-    model = copy.deepcopy(subject.model).train()
-    source, target = subject.sources(5, 8, 3), subject.targets(7, 4, 9)
+def training_repeats_with_the_seed(subject: Subject[Architecture]) -> None:
+    model = copy.deepcopy(model_of(subject)).train()
+    source, target = sources(subject, 5, 8, 3), targets(subject, 7, 4, 9)
 
     def features() -> Tensor:
         torch.manual_seed(11)
@@ -280,14 +311,14 @@ def training_repeats_with_the_seed(subject: ArchitectureSubject) -> None:
     require(
         equal,
         "two forward passes in training mode differ after the same torch.manual_seed; draw random numbers from torch's "
-        "generator alone, and keep no state from one pass to the next",
+        "generator alone, and keep no state between passes",
     )
 
 
-def auxiliary_losses_are_silent_in_evaluation(subject: ArchitectureSubject) -> None:
-    model = subject.model
+def auxiliary_losses_are_silent_in_evaluation(subject: Subject[Architecture]) -> None:
+    model = model_of(subject)
     with contract.evaluated(model):
-        model(subject.sources(5, 8), subject.targets(7, 4))
+        model(sources(subject, 5, 8), targets(subject, 7, 4))
     losses = model.auxiliary_losses()
     require(losses == {}, f"in evaluation mode auxiliary_losses returned {losses}; it must return {{}}")
 
@@ -295,29 +326,28 @@ def auxiliary_losses_are_silent_in_evaluation(subject: ArchitectureSubject) -> N
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
-def the_config_survives_a_round_trip(subject: ArchitectureSubject) -> None:
+def the_config_survives_a_round_trip(subject: Subject[Architecture]) -> None:
     again = derive(ARCHITECTURES[subject.name].preset, to_dict(subject.config), subject.name)
-    require(again == subject.config, f"the config {subject.config} comes back from a checkpoint as {again}")
+    require(again == subject.config, f"the config {subject.config} becomes {again} in a checkpoint")
 
 
-def weights_survive_a_round_trip(subject: ArchitectureSubject) -> None:
-    other = subject.build(seed=4)
-    other.load_state_dict(subject.model.state_dict())
-    source, target = subject.sources(5, 8), subject.targets(7, 4)
-    with contract.evaluated(subject.model), contract.evaluated(other):
-        equal = torch.equal(subject.model(source, target), other(source, target))
+def weights_survive_a_round_trip(subject: Subject[Architecture]) -> None:
+    other = build(subject, seed=4)
+    other.load_state_dict(model_of(subject).state_dict())
+    source, target = sources(subject, 5, 8), targets(subject, 7, 4)
+    with contract.evaluated(model_of(subject)), contract.evaluated(other):
+        equal = torch.equal(model_of(subject)(source, target), other(source, target))
     require(
         equal,
-        "a model that has loaded the state_dict of another computes other features; tensors that features depend on "
-        "must be parameters or registered buffers",
+        "a model that loads the state_dict of another computes other features; tensors that features depend on must be "
+        "parameters or registered buffers",
     )
 
 
-def resume_is_exact_and_checkpoints_average(subject: ArchitectureSubject) -> None:
-    settings = {"lr": 0.01, "warmup_updates": 4} | subject.settings
+def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        check_resume({"architecture": subject.name}, settings, folder)
+        check_resume(subject, folder)
         paths = averaging.last_of(folder / "whole", 2)
         averaged = averaging.average(paths)
         members = [checkpoint.load(path)["model"] for path in paths]
@@ -333,26 +363,32 @@ def resume_is_exact_and_checkpoints_average(subject: ArchitectureSubject) -> Non
 
 
 def _require_close(got: Tensor, expected: Tensor, message: str, tolerance: float = 1e-5) -> None:
-    """Raises ContractError, {} in its message the largest difference, unless both are close."""
+    """Raises ContractError unless both are close. The {} of the message becomes the largest difference."""
     bound = tolerance * max(1.0, float(expected.abs().max()) if expected.numel() else 0.0) + 1e-5
     difference = float((got - expected).abs().max()) if expected.numel() else 0.0
     require(difference <= bound, message.format(difference))
 
 
-ARCHITECTURE_CHECKS: tuple[Check, ...] = (
-    shapes_are_right,
-    no_later_target_word_is_read,
-    sentences_do_not_mix,
-    alone_equals_in_any_batch,
-    padding_sentences_change_nothing,
-    every_source_word_matters,
-    a_step_equals_the_full_pass,
-    attention_weights_are_distributions_or_refused,
-    every_parameter_gets_a_finite_gradient,
-    bf16_autocast_trains_and_steps,
-    training_repeats_with_the_seed,
-    auxiliary_losses_are_silent_in_evaluation,
-    the_config_survives_a_round_trip,
-    weights_survive_a_round_trip,
-    resume_is_exact_and_checkpoints_average,
+check_architecture = Contract(
+    ARCHITECTURES,
+    Architecture,
+    (
+        shapes_are_right,
+        no_later_target_word_is_read,
+        sentences_do_not_mix,
+        alone_equals_in_any_batch,
+        padding_sentences_change_nothing,
+        every_source_word_matters,
+        a_step_equals_the_full_pass,
+        a_prepared_model_computes_the_same,
+        static_steps_equal_steps,
+        attention_weights_are_distributions_or_refused,
+        every_parameter_gets_a_finite_gradient,
+        bf16_autocast_trains_and_steps,
+        training_repeats_with_the_seed,
+        auxiliary_losses_are_silent_in_evaluation,
+        the_config_survives_a_round_trip,
+        weights_survive_a_round_trip,
+        resume_is_exact_and_checkpoints_average,
+    ),
 )

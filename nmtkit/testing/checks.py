@@ -1,25 +1,56 @@
-"""Checks of components, by name: how they are run, and what a failed one says."""
+"""Runs the contract checks of a component and reports failed checks."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-from nmtkit.architectures.contract import ContractError
+from nmtkit.architectures.contract import ContractError, described
+from nmtkit.config import derive
 from nmtkit.plugins import plugin_message
+from nmtkit.registry import Registry
 
-Check = Callable[[Any], None]  # of a component under test; raises an exception where it breaks the contract
+T = TypeVar("T")
+Check = Callable[[Any], None]  # takes a Subject; raises an exception if the component breaks the contract
+
+
+@dataclass(eq=False)
+class Subject(Generic[T]):
+    """A component under test: a registered name with settings that override its preset."""
+
+    registry: Registry[T]
+    base: Any  # the class whose instances the factory must return
+    name: str
+    settings: dict[str, Any]
+    config: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.config = derive(self.registry[self.name].preset, self.settings, str(self))
+
+    def __str__(self) -> str:
+        return f"{self.registry.kind} {self.name}"
+
+    def build(self, *arguments: Any) -> T:
+        """Returns `factory(config, *arguments)`. Raises ContractError if the result is not an instance of the base."""
+        component = self.registry[self.name].factory(self.config, *arguments)
+        article = "an" if self.base.__name__[0] in "AEIO" or self.base.__name__.startswith("LR") else "a"
+        require(
+            isinstance(component, self.base),
+            f"the factory of {self.name!r} returned {described(component)}; it must return {article} "
+            f"{self.base.__name__}",
+        )
+        return component
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a check; without an error, it passed."""
+    """The result of a check. A check without an error has passed."""
 
     name: str
     error: Exception | None = None
 
     @property
     def reason(self) -> str:
-        """Returns why it failed: the message, and of other errors than ContractError type and place too."""
+        """Returns why the check failed: the message, and for errors other than ContractError also type and place."""
         if self.error is None:
             return ""
         if isinstance(self.error, ContractError):
@@ -27,28 +58,44 @@ class Result:
         return plugin_message(self.error) or f"{type(self.error).__name__}: {self.error}"
 
 
+@dataclass(frozen=True)
+class Contract(Generic[T]):
+    """The checks of a kind of component. `contract(name, **settings)` runs all of them."""
+
+    registry: Registry[T]
+    base: Any  # the class whose instances a factory must return
+    checks: tuple[Check, ...]
+
+    def __call__(self, name: str, **settings: Any) -> None:
+        """Raises ContractError, with the reason of each failed check, unless the component passes all checks.
+
+        `settings` override the preset of the component; small ones make the checks fast.
+        """
+        subject = self.subject(name, **settings)
+        failed = [result for result in self.results(subject) if result.error is not None]
+        if failed:
+            reasons = "\n".join(f"  {result.name}: {result.reason}" for result in failed)
+            raise ContractError(f"{subject}: {len(failed)} of {len(self.checks)} checks failed\n{reasons}") from failed[
+                0
+            ].error
+
+    def subject(self, name: str, **settings: Any) -> Subject[T]:
+        return Subject(self.registry, self.base, name, settings)
+
+    def results(self, subject: Subject[T]) -> Iterator[Result]:
+        """Yields the result of each check, in order."""
+        for check in self.checks:
+            error = None
+            try:
+                check(subject)
+            except Exception as raised:  # plug-ins raise any type
+                error = raised
+            yield Result(title(check), error)
+
+
 def title(check: Check) -> str:
-    """Returns a check's name for people."""
+    """Returns the name of a check as words."""
     return check.__name__.replace("_", " ")
-
-
-def run_checks(checks: Sequence[Check], subject: Any) -> Iterator[Result]:
-    """Yields the result of each check of the component under test, in order."""
-    for check in checks:
-        error = None
-        try:
-            check(subject)
-        except Exception as raised:  # a plug-in raises any kind
-            error = raised
-        yield Result(title(check), error)
-
-
-def require_all(checks: Sequence[Check], subject: Any) -> None:
-    """Runs all checks. Raises ContractError that names those which failed, and why; its cause is the first error."""
-    failed = [result for result in run_checks(checks, subject) if result.error is not None]
-    if failed:
-        reasons = "\n".join(f"  {result.name}: {result.reason}" for result in failed)
-        raise ContractError(f"{subject}: {len(failed)} of {len(checks)} checks failed\n{reasons}") from failed[0].error
 
 
 def require(condition: object, message: str) -> None:

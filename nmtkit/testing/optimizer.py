@@ -1,55 +1,29 @@
 """Checks of an optimizer, on a linear regression and in short runs."""
 
 import copy
-import tempfile
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nmtkit.architectures.contract import described
-from nmtkit.config import derive
-from nmtkit.testing.checks import Check, require, require_all
-from nmtkit.testing.runs import TINY_TRANSFORMER, check_resume
+from nmtkit.testing.checks import Contract, Subject, require
+from nmtkit.testing.runs import resume_is_exact
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import parameter_groups
 
-RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # learning rates, one of which must suit
-PLAIN = (int, float, bool, str, type(None), Tensor)  # what a checkpoint holds, in lists, tuples and dicts
+RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # the loss must fall with at least one of these learning rates
+PLAIN = (int, float, bool, str, type(None), Tensor)  # types that a checkpoint holds, in lists, tuples and dicts
 
 
-class OptimizerSubject:
-    """An optimizer under test: its registered name, and settings over its preset."""
-
-    def __init__(self, name: str, settings: dict[str, Any]) -> None:
-        self.name = name
-        self.settings = settings
-        entry = OPTIMIZERS[name]
-        self.config = derive(entry.preset, settings, f"optimizer {name}")
-        self.factory = entry.factory
-
-    def __str__(self) -> str:
-        return f"optimizer {self.name}"
-
-    def optimizer(self, parameters: dict[str, nn.Parameter]) -> Optimizer:
-        optimizer: object = self.factory(self.config, parameter_groups(parameters, (), ()))
-        require(
-            isinstance(optimizer, Optimizer),
-            f"the factory of {self.name!r} returned {described(optimizer)}; it must return a torch.optim.Optimizer",
-        )
-        assert isinstance(optimizer, Optimizer)
-        return optimizer
-
-    def build(self) -> "Regression":
-        return Regression(self)
+def build(subject: Subject[Optimizer], parameters: dict[str, nn.Parameter]) -> Optimizer:
+    return subject.build(parameter_groups(parameters, (), ()))
 
 
 class Regression:
-    """A linear layer that is to become another one, and the optimizer that changes it."""
+    """A linear regression, solved by the optimizer under test."""
 
-    def __init__(self, subject: OptimizerSubject) -> None:
+    def __init__(self, subject: Subject[Optimizer]) -> None:
         generator = torch.Generator().manual_seed(2)
         self.inputs = torch.randn(64, 6, generator=generator)
         self.targets = self.inputs @ torch.randn(6, 4, generator=generator)
@@ -57,7 +31,7 @@ class Regression:
         with torch.no_grad():
             for parameter in self.layer.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-        self.optimizer = subject.optimizer(dict(self.layer.named_parameters()))
+        self.optimizer = build(subject, dict(self.layer.named_parameters()))
 
     def loss(self) -> Tensor:
         return (self.layer(self.inputs) - self.targets).square().mean()
@@ -75,30 +49,25 @@ class Regression:
         return torch.cat([parameter.detach().flatten() for parameter in self.layer.parameters()])
 
 
-def check_optimizer(name: str, **settings: Any) -> None:
-    """Raises ContractError unless the optimizer passes all checks."""
-    require_all(OPTIMIZER_CHECKS, OptimizerSubject(name, settings))
-
-
-def every_parameter_is_in_a_group(subject: OptimizerSubject) -> None:
-    task = subject.build()
+def every_parameter_is_in_a_group(subject: Subject[Optimizer]) -> None:
+    task = Regression(subject)
     held = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
     missing = [name for name, value in task.layer.named_parameters() if not any(value is other for other in held)]
-    require(not missing, f"{', '.join(missing)} are in no param_groups; hand the groups given to the factory on")
+    require(not missing, f"{', '.join(missing)} are in no param_groups; pass all groups of the factory on")
 
 
-def the_learning_rate_is_the_groups(subject: OptimizerSubject) -> None:
-    slow, fast = (subject.build().step(rate, 2).weights() for rate in (1e-4, 1e-2))
+def the_learning_rate_is_the_groups(subject: Subject[Optimizer]) -> None:
+    slow, fast = (Regression(subject).step(rate, 2).weights() for rate in (1e-4, 1e-2))
     require(
         not torch.equal(slow, fast),
-        'updates with learning rates 0.0001 and 0.01 are equal; the trainer sets group["lr"] before every step, and '
-        "the step must read it there",
+        'updates with learning rates 0.0001 and 0.01 are equal; the trainer sets group["lr"] before every step, so the '
+        "step must read the rate there",
     )
 
 
-def the_loss_falls(subject: OptimizerSubject) -> None:
-    first = subject.build().loss().item()
-    losses = {rate: subject.build().step(rate, 40).loss().item() for rate in RATES}
+def the_loss_falls(subject: Subject[Optimizer]) -> None:
+    first = Regression(subject).loss().item()
+    losses = {rate: Regression(subject).step(rate, 40).loss().item() for rate in RATES}
     require(
         min(losses.values()) < 0.99 * first,
         f"40 updates of a linear regression bring the loss from {first:.4f} to "
@@ -106,25 +75,25 @@ def the_loss_falls(subject: OptimizerSubject) -> None:
     )
 
 
-def every_parameter_is_changed(subject: OptimizerSubject) -> None:
-    before = dict(copy.deepcopy(subject.build().layer).named_parameters())
-    task = subject.build().step(1e-2, 3)
+def every_parameter_is_changed(subject: Subject[Optimizer]) -> None:
+    before = dict(copy.deepcopy(Regression(subject).layer).named_parameters())
+    task = Regression(subject).step(1e-2, 3)
     same = [name for name, value in task.layer.named_parameters() if torch.equal(value, before[name])]
     require(not same, f"three updates do not change {', '.join(same)}")
     require(task.weights().isfinite().all(), "three updates at lr 0.01 make weights that are not finite")
 
 
-def a_gradient_of_zeros_is_taken(subject: OptimizerSubject) -> None:
-    task = subject.build()
+def a_gradient_of_zeros_is_taken(subject: Subject[Optimizer]) -> None:
+    task = Regression(subject)
     for parameter in task.layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     task.optimizer.step()
     require(task.weights().isfinite().all(), "an update with gradients of zero makes weights that are not finite")
 
 
-def its_state_survives_a_round_trip(subject: OptimizerSubject) -> None:
-    whole = subject.build().step(1e-2, 6)
-    first, second = subject.build().step(1e-2, 3), subject.build()
+def its_state_survives_a_round_trip(subject: Subject[Optimizer]) -> None:
+    whole = Regression(subject).step(1e-2, 6)
+    first, second = Regression(subject).step(1e-2, 3), Regression(subject)
     state = first.optimizer.state_dict()
     for parts in state["state"].values():
         for key, value in parts.items():
@@ -137,12 +106,12 @@ def its_state_survives_a_round_trip(subject: OptimizerSubject) -> None:
     second.step(1e-2, 3)
     require(
         torch.equal(whole.weights(), second.weights()),
-        "an optimizer that has loaded the state_dict of another goes on otherwise; what step depends on must be in "
-        "self.state[parameter] or in the groups",
+        "an optimizer that loads the state_dict of another makes other updates; everything that step depends on must "
+        "be in self.state[parameter] or in the groups",
     )
 
 
-def a_shard_is_stepped_as_the_whole_where_declared(subject: OptimizerSubject) -> None:
+def a_shard_is_stepped_as_the_whole_where_declared(subject: Subject[Optimizer]) -> None:
     if subject.name not in OPTIMIZERS.on_shards:
         return
     generator = torch.Generator().manual_seed(3)
@@ -150,7 +119,7 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: OptimizerSubject) ->
 
     def stepped(rows: slice) -> Tensor:
         weight = nn.Parameter(start[rows].clone())
-        optimizer = subject.optimizer({"weight": weight})
+        optimizer = build(subject, {"weight": weight})
         for gradient in gradients:
             weight.grad = gradient[rows].clone()
             for group in optimizer.param_groups:
@@ -166,19 +135,17 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: OptimizerSubject) ->
     )
 
 
-def resume_is_exact(subject: OptimizerSubject) -> None:
-    names = {"architecture": "transformer_tiny", "optimizer": subject.name}
-    with tempfile.TemporaryDirectory() as folder:
-        check_resume(names, {**TINY_TRANSFORMER, "lr": 0.001, **subject.settings}, Path(folder))
-
-
-OPTIMIZER_CHECKS: tuple[Check, ...] = (
-    every_parameter_is_in_a_group,
-    the_learning_rate_is_the_groups,
-    the_loss_falls,
-    every_parameter_is_changed,
-    a_gradient_of_zeros_is_taken,
-    its_state_survives_a_round_trip,
-    a_shard_is_stepped_as_the_whole_where_declared,
-    resume_is_exact,
+check_optimizer = Contract(
+    OPTIMIZERS,
+    Optimizer,
+    (
+        every_parameter_is_in_a_group,
+        the_learning_rate_is_the_groups,
+        the_loss_falls,
+        every_parameter_is_changed,
+        a_gradient_of_zeros_is_taken,
+        its_state_survives_a_round_trip,
+        a_shard_is_stepped_as_the_whole_where_declared,
+        resume_is_exact,
+    ),
 )

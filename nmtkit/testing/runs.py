@@ -1,4 +1,4 @@
-"""A tiny dataset, and short runs on it: what checks of whole trainings need."""
+"""A tiny dataset and short trainings on it."""
 
 import atexit
 import functools
@@ -14,12 +14,15 @@ from typing import Any
 import torch
 
 from nmtkit import checkpoint
+from nmtkit.architectures import ARCHITECTURES, Architecture
+from nmtkit.config import derive
 from nmtkit.data.binarized import Dataset
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
 from nmtkit.layers.packed import Batch
-from nmtkit.testing.checks import require
-from nmtkit.training.config import JobTemplate
+from nmtkit.models import vocabulary_of
+from nmtkit.testing.checks import Subject, require
+from nmtkit.training.config import REGISTRIES, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 
@@ -41,7 +44,7 @@ RUN = {
 
 
 def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
-    """Writes `prefix`.xx and `prefix`.yy: 1 to 9 words, and the same words backwards, in capitals."""
+    """Writes `prefix`.xx (1 to 9 words a line), `prefix`.yy (these words reversed in capitals) and `prefix`.links."""
     draw = random.Random(seed)
     sources = [[draw.choice(WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
     prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
@@ -52,7 +55,7 @@ def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The context in which runs log warnings alone, and the number of torch's threads is given back."""
+    """Hides log messages below warnings, and restores the number of torch's threads at the end."""
     log, threads = logging.getLogger("nmtkit"), torch.get_num_threads()
     level = log.level
     log.setLevel(max(level, logging.WARNING))
@@ -65,7 +68,7 @@ def quiet() -> Iterator[None]:
 
 @functools.cache
 def tiny_dataset() -> Path:
-    """Returns the folder of a binarized dataset with word alignments, made once for this process and then removed."""
+    """Returns the folder of a dataset with word alignments. The folder is made once and removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="nmtkit-check-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for seed, (name, pairs) in enumerate(PAIRS.items()):
@@ -90,19 +93,38 @@ def dataset() -> Dataset:
 
 
 def batch(*pairs: int) -> Batch:
-    """Returns these training pairs of the tiny dataset as a micro-batch."""
+    """Returns training pairs of the tiny dataset, given by their indices, as a micro-batch."""
     return dataset()["train"].batch(torch.tensor(pairs).numpy())
 
 
 def train(names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
-    """Makes or continues a run of the components `names` by kind, to `max_update` updates of some 60 words."""
+    """Trains with the components `names` (by kind) up to update `max_update`. A run in `save_dir` continues."""
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
         Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), tiny_dataset(), Lines()).run()
 
 
-def check_resume(names: Mapping[str, str], settings: Mapping[str, Any], folder: Path) -> None:
-    """Raises ContractError unless four updates at once, and two and two, give the very same weights."""
+def tiny_model(seed: int = 1) -> Architecture:
+    """Returns a tiny Transformer for the tiny dataset, its parameters drawn from `seed`."""
+    entry = ARCHITECTURES["transformer_tiny"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = derive(entry.preset, TINY_TRANSFORMER, "check")
+        return entry.factory(config, vocabulary_of(dataset().tokenizer))
+
+
+def resume_is_exact(subject: Subject[Any]) -> None:
+    """Raises ContractError unless four updates in one run, and two plus two, give the same weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        check_resume(subject, Path(folder))
+
+
+def check_resume(subject: Subject[Any], folder: Path) -> None:
+    """As `resume_is_exact`, with the checkpoints of both runs in `folder`."""
+    kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
+    names = {"architecture": "transformer_tiny", kind: subject.name}
+    settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
+    settings |= subject.settings
     train(names, settings, folder / "whole", 4)
     train(names, settings, folder / "parts", 2)
     train(names, settings, folder / "parts", 4)
@@ -110,7 +132,6 @@ def check_resume(names: Mapping[str, str], settings: Mapping[str, Any], folder: 
     differ = [name for name, tensor in whole.items() if not torch.equal(tensor, parts[name])]
     require(
         not differ,
-        f"a run that was resumed after update 2 has other weights after update 4 than one that was not: {differ[:3]}; "
-        "what an update depends on must be in the state that is saved (state_dict, state), or follow from the "
-        "arguments and torch's generator alone",
+        f"a run resumed after update 2 has other weights after update 4 than an uninterrupted run: {differ[:3]}; an "
+        "update may depend only on the saved state (state_dict, state), the arguments and torch's generator",
     )

@@ -73,7 +73,7 @@ class Run:
         self.sampler = plan.sampler(self.train_split)
         updates, _ = plan.updates(self.sampler.updates_per_epoch)
         self.trainer = build_trainer(
-            self.job, self.dataset.tokenizer, self.device, resumed=bool(newest), updates=updates
+            self.job, self.dataset.tokenizer, self.device, bool(newest), updates, self.train_split
         )
         self.transforms = build_transforms(self.job, self.dataset.tokenizer)
         self.position = Position(0, 0)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import nmtkit
@@ -16,7 +17,8 @@ from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES, Architecture
 from nmtkit.architectures.contract import check_forward
 from nmtkit.criterions import CRITERIONS
-from nmtkit.data.binarized import Dataset
+from nmtkit.criterions.contract import check_sum
+from nmtkit.data.binarized import Dataset, Split
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
 from nmtkit.plugins import is_own
@@ -105,7 +107,12 @@ def build_transforms(job: JobConfig, tokenizer: Tokenizer) -> TransformPipeline 
 
 
 def build_trainer(
-    job: JobConfig, tokenizer: Tokenizer, device: torch.device, resumed: bool, updates: int | None = None
+    job: JobConfig,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    resumed: bool,
+    updates: int | None = None,
+    train_split: Split | None = None,
 ) -> Trainer:
     """Returns the trainer of a fresh or fine-tuned model; a resumed run loads its own weights afterwards.
 
@@ -131,11 +138,15 @@ def build_trainer(
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.compile and criterion.name == "guided_alignment":
         raise ValueError("--compile compiles the model's forward, which --criterion guided_alignment does not call")
+    loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
+    if train_split is not None and not is_own(CRITERIONS[criterion.name].factory):
+        pairs = np.arange(min(3, len(train_split)))
+        check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
     return Trainer(
         job,
         model,
-        CRITERIONS[criterion.name].factory(criterion.config, tokenizer).to(device),
+        loss.to(device),
         LR_SCHEDULERS[scheduler.name].factory(scheduler.config, run),
         device,
         adapters,

@@ -15,8 +15,7 @@ from nmtkit.config import derive
 from nmtkit.layers.packed import Packed
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
-from nmtkit.testing import ARCHITECTURE_CHECKS
-from nmtkit.testing.architecture import ArchitectureSubject
+from nmtkit.testing import check_architecture
 from nmtkit.testing.checks import Check, title
 
 SIZE = 13
@@ -42,10 +41,10 @@ def test_every_factory_is_tried() -> None:
     assert ours == {ARCHITECTURES[name].factory for name in TINY_CONFIGS}
 
 
-@pytest.mark.parametrize("check", ARCHITECTURE_CHECKS, ids=title)
+@pytest.mark.parametrize("check", check_architecture.checks, ids=title)
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_the_contract_holds(name: str, check: Check) -> None:
-    check(ArchitectureSubject(name, TINY_CONFIGS[name]))
+    check(check_architecture.subject(name, **TINY_CONFIGS[name]))
 
 
 @pytest.mark.parametrize("name", TINY_NAMES)

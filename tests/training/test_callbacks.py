@@ -1,11 +1,14 @@
 """Callbacks of a run: what they see, what they may ask for, what they keep; and the trackers, by their own readers."""
 
 import json
+import re
 import shlex
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +219,22 @@ def test_a_state_that_no_checkpoint_can_hold_is_named(mirror_data: Path, tmp_pat
         run_with(odd, mirror_data, tmp_path / "run", max_update=1)
 
 
+class Misspelt(Recorder):
+    def on_validation(self, run: RunState, scores: Mapping[str, float]) -> None:
+        raise AssertionError
+
+
+def test_a_method_that_looks_like_a_hook_is_told_before_the_first_update(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmtkit.training.callbacks.log.propagate", True)
+    run_with(Misspelt(), mirror_data, tmp_path / "one", max_update=1, validate_interval_updates=1)
+    assert "callback Misspelt 1: Misspelt.on_validation is not a hook, so no run calls it" in caplog.text
+    caplog.clear()
+    run_with(Recorder(), mirror_data, tmp_path / "two", max_update=1)
+    assert "hook" not in caplog.text
+
+
 # --- trackers, read by their own packages -----------------------------------------------------------------------------
 
 
@@ -311,6 +330,45 @@ def test_mlflow_gets_the_numbers_of_the_log(mirror_data: Path, tmp_path: Path, m
     assert read == [
         (it["update"], pytest.approx(it["accuracy"], rel=1e-5)) for it in records(tmp_path / "run", "valid")
     ]
+
+
+class FakeMlflow:
+    """Stands for MLflow, whose server refuses metrics with other characters than these."""
+
+    ALLOWED = re.compile(r"^[/\w.\- :]*$")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: SimpleNamespace(info=SimpleNamespace(run_id="1"), experiment_id="1")
+
+    def log_batch(self, run_id: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
+        for item in (*metrics, *params):
+            assert self.ALLOWED.match(item[0]), item
+        self.names += [name for name, *_ in metrics]
+
+
+@pytest.mark.parametrize("tracker", ["mlflow", "tensorboard"])
+def test_scores_of_several_subsets_reach_a_tracker(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+) -> None:
+    subsets = ["--valid-subset", "valid,test", "--validate-interval-updates", 2, "--max-update", 2]
+    if tracker == "mlflow":
+        client = FakeMlflow()
+        entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
+        monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda **_: client))
+        monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+        monkeypatch.setattr("nmtkit.training.trackers.need", lambda *_: None)
+        train(mirror_data, tmp_path, "--callbacks", tracker, *subsets)
+        names = client.names
+    else:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        train(mirror_data, tmp_path, "--callbacks", tracker, *subsets)
+        names = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Tags()["scalars"]
+    assert {"train/loss", "valid/loss", "valid/loss/test", "valid/accuracy/test"} <= set(names)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])

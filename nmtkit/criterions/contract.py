@@ -1,0 +1,34 @@
+"""Checks that a criterion returns sums. A training with a plug-in's criterion begins with `check_sum`."""
+
+import torch
+
+from nmtkit.architectures import Architecture
+from nmtkit.architectures.contract import ContractError
+from nmtkit.criterions.interface import Criterion
+from nmtkit.layers.packed import Batch
+
+SMALL = 1e-4  # values below are not compared
+MEAN = 0.2  # relative change below which a value that should double counts as a mean
+
+
+def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Batch) -> None:
+    """Raises ContractError if the loss or a count is a mean: if it does not double when `twice` repeats all `pairs`.
+
+    Both passes are in evaluation mode and without gradients. Modes and random numbers are restored.
+    """
+    modes = criterion.training, model.training
+    criterion.eval()
+    model.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        once, double = criterion(model, pairs), criterion(model, twice)
+    criterion.train(modes[0])
+    model.train(modes[1])
+    for name, single in {"sum": once.sum, **once.counts}.items():
+        before, after = float(single), float(double.sum if name == "sum" else double.counts[name])
+        if abs(before) > SMALL and abs(after / before - 1) < MEAN:
+            raise ContractError(
+                f"criterion {type(criterion).__name__}: {name!r} is {before:.4g} for a batch and {after:.4g} for twice "
+                "the batch: it is a mean. Return the sum over tokens; the trainer divides by the target tokens of the "
+                "whole update"
+            )
