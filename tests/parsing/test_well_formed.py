@@ -1,0 +1,112 @@
+"""The plug-in that allows only well-formed trees, against all token sequences of a small vocabulary."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from trees import tree_of
+from well_formed import TreeTokens, WellFormedConfig, WellFormedTrees
+
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.layers.packed import Packed
+
+sentencepiece = pytest.importorskip("sentencepiece")
+
+
+def tokenizer(folder: Path) -> Tokenizer:
+    for name, text, settings in (
+        ("words", "the dog runs\na dog sleeps here now\n" * 5, {"model_type": "bpe", "vocab_size": 30}),
+        ("trees", "(S (NP XX )NP XX )S\n" * 5, {"model_type": "word", "vocab_size": 8, "use_all_vocab": True}),
+    ):
+        (folder / f"{name}.txt").write_text(text)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(folder / f"{name}.txt"), model_prefix=str(folder / name), unk_id=0, bos_id=1, eos_id=2, pad_id=-1,
+            normalization_rule_name="identity", minloglevel=2, hard_vocab_limit=False, **settings,
+        )  # fmt: skip
+    return Tokenizer((folder / "words.model").read_bytes(), (folder / "trees.model").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def accepted(tokens: TreeTokens, both: Tokenizer, sentence: str, longest: int) -> set[tuple[int, ...]]:
+    """Returns every output that the processor allows, followed to its end token by token."""
+    processor = WellFormedTrees(WellFormedConfig(max_unary=2), both)
+    source = Packed.from_lists([both.encode_source([sentence]).ids.tolist()])
+    complete: set[tuple[int, ...]] = set()
+    prefixes: list[tuple[int, ...]] = [()]
+    while prefixes:
+        prefix = prefixes.pop()
+        state = processor.start(source, torch.tensor([longest]), 1)
+        log_probs = torch.zeros(1, both.target_size)
+        for token in (BOS, *prefix):
+            changed = state.step(torch.tensor([token]), log_probs)
+        allowed = changed[0].isfinite().nonzero().flatten().tolist()
+        assert allowed, f"{both.target_pieces(list(prefix))} has no continuation"
+        for token in allowed:
+            if token == EOS:
+                complete.add(prefix)
+            else:
+                prefixes.append((*prefix, token))
+    return complete
+
+
+@pytest.mark.parametrize(("sentence", "words"), [("dog", 1), ("the dog", 2), ("the dog runs", 3)])
+def test_exactly_the_well_formed_trees_of_the_words_are_allowed(both: Tokenizer, sentence: str, words: int) -> None:
+    longest = words + 4
+    pieces = [piece.removeprefix("▁") for piece in both.target_pieces(range(both.target_size))]
+    usable = [id for id, piece in enumerate(pieces) if piece == "XX" or piece[:1] in "()"]
+    expected = set()
+    for length in range(1, longest + 1):
+        for ids in itertools.product(usable, repeat=length):
+            tokens = [pieces[id] for id in ids]
+            try:
+                tree = tree_of(tokens, ["w"] * words)
+            except ValueError:
+                continue
+            runs = [len(list(group)) for opens, group in itertools.groupby(tokens, lambda t: t[0] == "(") if opens]
+            if len(tree.children) == 1 and tree.children[0].word is None and max(runs) <= 2:
+                expected.add(ids)
+    assert expected
+    assert accepted(TreeTokens(both), both, sentence, longest) == expected
+
+
+def test_rows_are_independent_and_follow_the_search(both: Tokenizer) -> None:
+    source = Packed.from_lists([both.encode_source([text]).ids.tolist() for text in ("dog", "the dog runs")])
+    processor = WellFormedTrees(WellFormedConfig(), both)
+    state = processor.start(source, torch.tensor([9, 9]), 2)
+    pieces = [piece.removeprefix("▁") for piece in both.target_pieces(range(both.target_size))]
+    opening, word, closing = pieces.index("(S"), pieces.index("XX"), pieces.index(")S")
+
+    def allowed(tokens: list[int]) -> list[set[str]]:
+        changed = state.step(torch.tensor(tokens), torch.zeros(len(tokens), both.target_size))
+        return [{pieces[id] for id in row.isfinite().nonzero().flatten().tolist()} for row in changed]
+
+    assert allowed([BOS] * 4) == [{"(S", "(NP"}] * 4
+    assert allowed([opening] * 4) == [{"(S", "(NP", "XX"}] * 4
+    assert allowed([word] * 4) == [{")S"}, {")S"}, {"(S", "(NP", "XX"}, {"(S", "(NP", "XX"}]
+    state.drop_finished(torch.tensor([1]))
+    assert allowed([word, opening]) == [{"(S", "(NP", "XX"}, {"(S", "(NP", "XX"}]
+    state.reorder(torch.tensor([1, 0]))  # now the row with an open constituent comes first
+    assert allowed([word, word]) == [{")S", "(S", "(NP", "XX"}, {")S"}]
+    assert allowed([closing, closing])[1] == {"</s>"}
+
+
+def test_a_vocabulary_without_trees_is_refused(tmp_path: Path) -> None:
+    from builders import tiny_tokenizer
+
+    with pytest.raises(ValueError, match="needs a target vocabulary of trees"):
+        WellFormedTrees(WellFormedConfig(), tiny_tokenizer())
+
+
+def test_scores_of_allowed_tokens_are_not_changed(both: Tokenizer) -> None:
+    source = Packed.from_lists([both.encode_source(["dog"]).ids.tolist()])
+    state = WellFormedTrees(WellFormedConfig(), both).start(source, torch.tensor([9]), 1)
+    before = torch.linspace(-5, -1, both.target_size)[None]
+    after = state.step(torch.tensor([BOS]), before.clone())
+    kept = after[0] > -math.inf
+    assert torch.equal(after[0][kept], before[0][kept]) and 0 < int(kept.sum()) < both.target_size
