@@ -1,8 +1,8 @@
 """Beam search: greedy search with one hypothesis, diverse beam search with several groups of them.
 
-`Scorer` computes the log probabilities of continuations, `LogitsProcessor` forbids some of them, and `BeamSearch` keeps
-the best as open hypotheses, until none of these can come to a better score than those that ended. Sampling and search
-for required phrases are subclasses.
+`Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
+keeps the best as open hypotheses, until none of these can come to a better score than those that ended. Sampling and
+search for required phrases are subclasses.
 """
 
 import functools
@@ -19,7 +19,8 @@ from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.processes import distributed
-from nmtkit.search.constraints import Constraints, LogitsProcessor
+from nmtkit.search.constraints import ConstraintProcessor, Constraints
+from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorState
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis
 
@@ -29,6 +30,7 @@ from nmtkit.search.segments import Hypothesis
 COMPACTION = 0.25  # share of finished sentences in the batch at which they are dropped from it
 SOFTMAX_ROWS = 32  # rows normalised together on a CPU
 EXP_ROWS = 16  # rows of which a CPU takes the exponentials together
+POSITIVE = 1e-4  # above this, a log probability is not the result of rounding
 LOG2_E = 1 / math.log(2)
 TOPK_BLOCK = 128  # columns; measured on 128 rows of 10,000 and 37,000 columns
 
@@ -167,24 +169,46 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 
 class Scorer:
-    """One model, or several whose probabilities are averaged; keeps their decoder states in step with the search."""
+    """One model, or several whose probabilities are averaged; keeps their decoder states in step with the search.
 
-    def __init__(self, models: Sequence[Architecture], source: Packed, beams: int) -> None:
+    `processors` change the log probabilities, in their order. `max_length` [B] is the most tokens of an output.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Architecture],
+        source: Packed,
+        beams: int,
+        processors: Sequence[LogitsProcessor] = (),
+        max_length: Tensor | None = None,
+    ) -> None:
         self.models = models
         self.states = [model.start(model.encode(source), beams) for model in models]
+        self.processors = processors
+        self.processor_states: list[LogitsProcessorState] = []
+        if max_length is not None:
+            self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
 
     def step(self, tokens: Tensor) -> Tensor:
         """Appends `tokens` [N]; returns the log probabilities of all that may come next, N V.
 
         A row that is not finite (a model overflowed) has no continuation: it is all -inf.
         """
-        return self.log_probabilities(self.logits(tokens))
+        log_probs = self.log_probabilities(self.logits(tokens))
+        for processor, state in zip(self.processors, self.processor_states, strict=True):
+            log_probs = state.step(tokens, log_probs)
+            if (log_probs > POSITIVE).any():
+                name = type(processor).__name__
+                raise ValueError(f"{name} returned log probabilities above 0; search needs values of at most 0")
+        return log_probs
 
     def step_unnormalized(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         """Appends `tokens` [N]; returns numbers N V, and what makes them log probabilities when it is taken off, N.
 
         For one model on a CPU they are its logits, since log probabilities would be written over all of them.
         """
+        if self.processors:
+            return self.step(tokens), None
         logits = self.logits(tokens)
         if len(logits) == 1 and logits[0].device.type == "cpu" and logits[0].dtype == torch.float32:
             normalizer = logsumexp(logits[0])
@@ -206,10 +230,14 @@ class Scorer:
     def reorder(self, beam_index: Tensor) -> None:
         for state in self.states:
             state.reorder(beam_index)
+        for processor_state in self.processor_states:
+            processor_state.reorder(beam_index)
 
     def drop_finished(self, sentences: Tensor) -> None:
         for state in self.states:
             state.drop_finished(sentences)
+        for processor_state in self.processor_states:
+            processor_state.drop_finished(sentences)
 
 
 class FinishedHypotheses:
@@ -248,21 +276,29 @@ class BeamSearch:
     distinct = True
 
     def __init__(
-        self, models: Sequence[Architecture], source: Packed, options: SearchOptions, constraints: Sequence[Constraints]
+        self,
+        models: Sequence[Architecture],
+        source: Packed,
+        options: SearchOptions,
+        constraints: Sequence[Constraints],
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         self.options = options
         self.device = source.values.device
         sentences, rows = source.layout.sentences, options.rows
-        self.scorer = Scorer(models, source, rows)
         self.finished = FinishedHypotheses(sentences, options.nbest, self.distinct)
         limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
         lengths = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # without eos
         # The bookkeeping stays on the CPU: it is a few numbers per hypothesis and step.
-        self.logits_processor = LogitsProcessor(options, [min([length, *limits]) for length in lengths], constraints)
+        self.constraint_processor = ConstraintProcessor(
+            options, [min([length, *limits]) for length in lengths], constraints
+        )
+        self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
         self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: of each sentence, among N
-        longest = self.logits_processor.max_length + 1
-        self.longest_penalty = length_penalty(longest, options.lenpen)  # B: of the longest output of a sentence
+        self.longest_penalty = length_penalty(
+            self.constraint_processor.max_length + 1, options.lenpen
+        )  # B: of the longest output of a sentence
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far
         # B R, float64: sums of many small numbers. All hypotheses of a group but its first are closed at the start.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
@@ -273,7 +309,7 @@ class BeamSearch:
         tokens = torch.full((self.log_probability.numel(),), BOS)
         while True:
             scores = self.scores(tokens.to(self.device))
-            parents, tokens = self.advance(self.logits_processor.apply(scores, self.history))
+            parents, tokens = self.advance(self.constraint_processor.apply(scores, self.history))
             done = self.is_done()
             number = 0 if done is None else int(done.sum())
             if number == len(self.sentence):
@@ -294,7 +330,7 @@ class BeamSearch:
         """Returns what ranks the continuations of each hypothesis by `tokens` [N], N V: log probabilities, or with a
         `normalizer` that is still to be taken off them.
         """
-        if self.options.diverse_groups > 1 or self.history.shape[2] < self.logits_processor.given:
+        if self.options.diverse_groups > 1 or self.history.shape[2] < self.constraint_processor.given:
             self.normalizer = None
             return self.scorer.step(tokens)
         scores, self.normalizer = self.scorer.step_unnormalized(tokens)
@@ -377,7 +413,7 @@ class BeamSearch:
     def drop_finished(self, kept: Tensor) -> None:
         """Drops all but the sentences `kept` (indices, ascending) from the batch."""
         self.scorer.drop_finished(kept.to(self.device))
-        self.logits_processor.drop_finished(kept)
+        self.constraint_processor.drop_finished(kept)
         self.sentence, self.longest_penalty = self.sentence[kept], self.longest_penalty[kept]
         self.first_row = self.first_row[: len(kept)]
         self.log_probability, self.history = self.log_probability[kept], self.history[kept]

@@ -16,6 +16,7 @@ from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch, Candidates, topk
 from nmtkit.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
+from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis
 
@@ -168,6 +169,7 @@ def with_required(
     constraints: Sequence[Constraints],
     edges: PieceEdges | None,
     found: list[list[Hypothesis]],
+    processors: Sequence[LogitsProcessor] = (),
 ) -> list[list[Hypothesis]]:
     """Returns what a search without required phrases has `found`, or for a sentence that lacks one, what holds all.
 
@@ -177,7 +179,8 @@ def with_required(
     missing = lacking(constraints, found, options, edges)
     if missing:
         rest = source.select(torch.tensor(missing, device=source.values.device))
-        search = ConstrainedBeamSearch(models, rest, options, [constraints[index] for index in missing], edges)
+        of_missing = [constraints[index] for index in missing]
+        search = ConstrainedBeamSearch(models, rest, options, of_missing, edges, processors)
         for index, hypotheses in zip(missing, search.run(), strict=True):
             found[index] = hypotheses
     return found
@@ -193,8 +196,9 @@ class ConstrainedBeamSearch(BeamSearch):
         options: SearchOptions,
         constraints: Sequence[Constraints],
         edges: PieceEdges | None = None,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        super().__init__(models, source, options, constraints)
+        super().__init__(models, source, options, constraints, processors)
         ordered = options.ordered_constraints
         self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
         self.states = [[0] * options.rows for _ in constraints]  # of each open hypothesis: B R
@@ -215,7 +219,7 @@ class ConstrainedBeamSearch(BeamSearch):
         remaining = self.remaining_after(tokens)
         total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
         # tokens that may follow this one
-        room = (self.logits_processor.max_length - self.history.shape[2] - 1)[:, None, None]
+        room = (self.constraint_processor.max_length - self.history.shape[2] - 1)[:, None, None]
         forbidden = torch.where(tokens == EOS, remaining > 0, remaining > room)
         totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
         # a long alternative may need more tokens than the shortest of all did before it began

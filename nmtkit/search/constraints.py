@@ -63,7 +63,7 @@ class Constraints:
 NO_CONSTRAINTS = Constraints()
 
 
-class LogitsProcessor:
+class ConstraintProcessor:
     """Forbids continuations: by length, special tokens, prefixes, avoided phrases and repeated n-grams."""
 
     def __init__(self, options: SearchOptions, max_length: Sequence[int], constraints: Sequence[Constraints]) -> None:

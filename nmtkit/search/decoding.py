@@ -14,6 +14,7 @@ from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch, length_penalty, mean_log_probabilities
 from nmtkit.search.constrained_search import with_required
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
+from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.sampling import Sampling
 from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
@@ -29,10 +30,12 @@ def decode(
     options: SearchOptions,
     device: torch.device,
     edges: PieceEdges | None = None,
+    processors: Sequence[LogitsProcessor] = (),
 ) -> BatchHypotheses:
     """Returns the hypotheses of each sentence of a batch, with everything that `options` ask for.
 
-    `edges` of the target pieces are for required phrases of whole words.
+    `processors` change the log probabilities of the search. `edges` of the target pieces are for required phrases of
+    whole words.
     """
     if not batch:
         return []
@@ -43,7 +46,7 @@ def decode(
         found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen, given)]
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
-        found = beam_search(models, source, options, constraints, seeds, edges)
+        found = beam_search(models, source, options, constraints, seeds, edges, processors)
     return annotated(models, batch, options, device, found)
 
 
@@ -72,6 +75,7 @@ def beam_search(
     constraints: Sequence[Constraints] | None = None,
     seeds: Sequence[int] | None = None,
     edges: PieceEdges | None = None,
+    processors: Sequence[LogitsProcessor] = (),
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
@@ -82,9 +86,9 @@ def beam_search(
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
     if options.sampling:
-        return Sampling(models, source, options, constraints, seeds or range(len(constraints))).run()
-    found = BeamSearch(models, source, options, constraints).run()
-    return with_required(models, source, options, constraints, edges, found)
+        return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
+    found = BeamSearch(models, source, options, constraints, processors).run()
+    return with_required(models, source, options, constraints, edges, found, processors)
 
 
 @torch.inference_mode()

@@ -17,7 +17,16 @@ SEARCH_RULES = (
     FlagRule(
         "--score-reference",
         excludes=(
-            *("--beam", "--nbest", "--max-len-a", "--max-len-b", "--min-len", "--no-repeat-ngram", "--diverse-groups"),
+            *(
+                "--logits-processors",
+                "--beam",
+                "--nbest",
+                "--max-len-a",
+                "--max-len-b",
+                "--min-len",
+                "--no-repeat-ngram",
+                "--diverse-groups",
+            ),
             *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen"),
         ),
         reason="nothing is searched",
@@ -28,7 +37,16 @@ SEARCH_RULES = (
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
-        *("--sampling", "--nbest", "--mbr", "--diverse-groups", "--no-repeat-ngram", "--unkpen", "--min-len"),
+        *(
+            "--logits-processors",
+            "--sampling",
+            "--nbest",
+            "--mbr",
+            "--diverse-groups",
+            "--no-repeat-ngram",
+            "--unkpen",
+            "--min-len",
+        ),
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
         *("--source-lang", "--target-lang", "--glossary"),
     ),
@@ -69,6 +87,9 @@ class SearchOptions(Config):
     temperature: float = option(1.0, "sample from probabilities ** (1 / temperature)", min=0.01, max=100)
     top_k: int = option(0, "sample among this many tokens; 0: all", min=0, max=10_000_000)
     top_p: float = option(1.0, "sample among the fewest tokens that make up this probability", above=0, max=1)
+    logits_processors: tuple[str, ...] = option(
+        (), "registered processors that change the log probabilities at each step, in this order", metavar="NAME,…"
+    )
     seed: int = option(
         1, "of sampling: a line's samples depend on it, the line's number, and nothing else", min=0, max=2**63 - 1
     )

@@ -12,6 +12,7 @@ from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch, Candidates
 from nmtkit.search.constraints import Constraints
+from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
 
 # B sentences, R samples of each, N = B x R rows, V target vocabulary
@@ -33,8 +34,9 @@ class Sampling(BeamSearch):
         options: SearchOptions,
         constraints: Sequence[Constraints],
         seeds: Sequence[int],
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        super().__init__(models, source, options, constraints)
+        super().__init__(models, source, options, constraints, processors)
         self.log_probability.zero_()
         self.generators = [np.random.Generator(np.random.Philox([options.seed, seed])) for seed in seeds]
 

@@ -1,0 +1,135 @@
+"""Logits processors in every search, against exhaustive search over the changed log probabilities."""
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from builders import tiny_transformer
+from torch import Tensor
+
+from nmtkit.data.tokenizer import BOS, EOS, UNK
+from nmtkit.layers.packed import Packed
+from nmtkit.search.constraints import Constraints, RequiredPhrase
+from nmtkit.search.decoding import beam_search
+from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorState
+from nmtkit.search.options import SearchOptions
+
+SOURCES = [[3, 5, 4, EOS], [6, EOS], [5, 5, 3, 6, EOS]]
+LENGTH = 3  # tokens of the longest output
+WORDS = range(3, 7)
+
+
+class Bigrams(LogitsProcessor):
+    """Adds log probabilities of a random bigram model: shallow fusion with a state of its own, the last token."""
+
+    def __init__(self, weight: float = 0.7) -> None:
+        generator = torch.Generator().manual_seed(4)
+        self.table = weight * torch.randn(7, 7, generator=generator).mul(2).log_softmax(1)
+        self.begun: list[tuple[int, list[int]]] = []
+
+    def start(self, source: Packed, max_length: Tensor, beams: int) -> "BigramState":
+        self.begun.append((beams, max_length.tolist()))
+        return BigramState(self, beams)
+
+
+class BigramState(LogitsProcessorState):
+    """Sums the rows of all tokens so far, so that a row that is reordered wrongly is found out."""
+
+    def __init__(self, processor: Bigrams, beams: int) -> None:
+        super().__init__(beams)
+        self.processor = processor
+        self.past: Tensor | None = None
+
+    def step(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
+        rows = self.processor.table[tokens]
+        self.past = rows if self.past is None else self.past + rows
+        return log_probs + self.past
+
+    def reorder(self, beam_index: Tensor) -> None:
+        assert self.past is not None
+        self.past = self.past[beam_index]
+
+
+def model() -> Any:
+    return tiny_transformer(7, sharpness=6.0, seed=3)
+
+
+def exhaustive(source: list[int], processor: Bigrams) -> dict[tuple[int, ...], float]:
+    """Returns the log probability of every output of at most LENGTH words, step by step from the definitions."""
+    transformer, memory_source = model(), Packed.from_lists([source])
+    scores = {}
+    for length in range(LENGTH + 1):
+        for words in itertools.product(WORDS, repeat=length):
+            inputs = Packed.from_lists([[BOS, *words]])
+            with torch.no_grad():
+                log_probs = transformer.output_projection(transformer(memory_source, inputs)).log_softmax(1)
+            table = processor.table[torch.tensor([BOS, *words])].cumsum(0)
+            steps = (log_probs + table)[torch.arange(length + 1), torch.tensor([*words, EOS])]
+            scores[words] = float(steps.double().sum())
+    return scores
+
+
+def options(**settings: Any) -> SearchOptions:
+    return SearchOptions(lenpen=0, max_len_a=0, max_len_b=LENGTH, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"min_len": 2}], ids=str)
+def test_a_wide_beam_finds_the_best_outputs_of_the_fused_scores(settings: dict[str, Any]) -> None:
+    processor = Bigrams()
+    found = beam_search(
+        [model()], Packed.from_lists(SOURCES), options(beam=64, nbest=3, **settings), processors=[processor]
+    )
+    assert processor.begun == [(64, [LENGTH] * 3)]
+    for source, hypotheses in zip(SOURCES, found, strict=True):
+        scores = {
+            ids: score for ids, score in exhaustive(source, processor).items() if len(ids) >= settings.get("min_len", 0)
+        }
+        best = sorted(scores, key=lambda ids: -scores[ids])[:3]
+        assert [tuple(hypothesis.tokens) for hypothesis in hypotheses] == best
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([scores[ids] for ids in best], abs=1e-4)
+
+
+def test_required_phrases_and_an_ensemble_are_searched_with_the_processor() -> None:
+    processor = Bigrams()
+    scores = {ids: score for ids, score in exhaustive(SOURCES[0], processor).items() if 6 in ids}
+    best = max(scores, key=lambda ids: scores[ids])
+    constraints = [Constraints(required=(RequiredPhrase(((6,),)),))]
+    source = Packed.from_lists(SOURCES[:1])
+    ((found, *_),) = beam_search([model()] * 2, source, options(beam=64), constraints, processors=[processor])
+    assert tuple(found.tokens) == best
+    assert found.score == pytest.approx(scores[best], abs=1e-4)
+
+
+def test_samples_are_drawn_from_the_changed_distribution() -> None:
+    class Only(LogitsProcessor):
+        def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:
+            return OnlyState(beams)
+
+    class OnlyState(LogitsProcessorState):
+        def step(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
+            allowed = torch.zeros(7, dtype=torch.bool)
+            allowed[[4, EOS]] = True
+            return log_probs.masked_fill(~allowed, -math.inf)
+
+        def reorder(self, beam_index: Tensor) -> None: ...
+
+    sampled = beam_search([model()], Packed.from_lists(SOURCES), options(sampling=True, nbest=20), processors=[Only()])
+    tokens = {token for hypotheses in sampled for hypothesis in hypotheses for token in hypothesis.tokens}
+    assert tokens == {4}
+
+
+def test_scores_above_zero_are_refused() -> None:
+    class Raises(Bigrams):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.full((7, 7), 50.0)
+
+    with pytest.raises(ValueError, match="Raises returned log probabilities above 0"):
+        beam_search([model()], Packed.from_lists(SOURCES), options(beam=2), processors=[Raises()])
+
+
+def test_unknown_words_stay_forbidden() -> None:
+    found = beam_search([model()], Packed.from_lists(SOURCES), options(beam=4), processors=[Bigrams()])
+    assert all(UNK not in hypothesis.tokens for hypotheses in found for hypothesis in hypotheses)
