@@ -22,6 +22,7 @@ from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.ctranslate2 import CTranslate2Engine
 from nmtkit.search.decoding import annotated, decode
 from nmtkit.search.graph_search import supports
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
 from nmtkit.translation.background import OrderedCalls, prefetched, short_switch_interval
@@ -66,6 +67,8 @@ class Translator:
         # lines are encoded and decoded to text on other threads than that which launches a GPU's kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
+        self.processor_configs: dict[str, Any] = {}  # of logits processors, by name
+        self.made_processors: dict[str, LogitsProcessor] = {}
 
     @staticmethod
     def load(
@@ -142,7 +145,17 @@ class Translator:
     def decode(self, batch: SegmentBatch, options: SearchOptions) -> BatchHypotheses:
         """Returns the hypotheses of each sentence of a batch, best first."""
         required = any(sentence.constraints.required for sentence in batch)
-        return decode(self.models, batch, options, self.device, self.edges if required else None)
+        edges = self.edges if required else None
+        return decode(self.models, batch, options, self.device, edges, self.processors(options))
+
+    def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
+        """Returns the logits processors that `options` name. Each is made once, with its config or else its preset."""
+        for name in options.logits_processors:
+            if name not in self.made_processors:
+                entry = LOGITS_PROCESSORS[name]
+                config = self.processor_configs.get(name, entry.preset)
+                self.made_processors[name] = entry.factory(config, self.tokenizer)
+        return [self.made_processors[name] for name in options.logits_processors]
 
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]

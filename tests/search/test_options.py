@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from builders import WORDS, tiny_tokenizer, tiny_transformer
 
 from nmtkit.config import check_flags, flag_of
 from nmtkit.data.tokenizer import EOS, UNK
+from nmtkit.layers.packed import Packed
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 from nmtkit.search.options import SearchOptions
 from nmtkit.translation.options import GENERATE_RULES, TranslatorOptions
 from nmtkit.translation.translator import Request, Translator
@@ -34,6 +37,7 @@ VALUES: dict[str, Any] = {
     "top_p": 0.5,
     "seed": 7,
     "ordered_constraints": True,
+    "logits_processors": ("even_tokens",),
     "mbr": "chrf",
     "alignment": "soft",
     "score_reference": True,
@@ -48,6 +52,32 @@ REQUEST_VALUES: dict[str, Any] = {
 }
 REQUEST_FLAGS = {"prefix": "--prefix", "required": "--constraints", "avoided": "--avoid"}
 ALL = [*VALUES, *REQUEST_VALUES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def even_tokens() -> Iterator[None]:
+    """A registered processor that allows eos and tokens of even ids only."""
+    LOGITS_PROCESSORS.register("even_tokens", EmptyConfig())(lambda config, tokenizer: EvenTokens())
+    yield
+    del LOGITS_PROCESSORS.entries["even_tokens"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EmptyConfig:
+    pass
+
+
+class EvenTokens(LogitsProcessor):
+    def start(self, source: Packed, max_length: torch.Tensor, beams: int) -> "EvenState":
+        return EvenState(beams)
+
+
+class EvenState(LogitsProcessorState):
+    def step(self, tokens: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
+        log_probs[:, 3::2] = -math.inf
+        return log_probs
+
+    def reorder(self, beam_index: torch.Tensor) -> None: ...
 
 
 @cache
