@@ -1,4 +1,4 @@
-"""`nmtkit compare`: several runs side by side."""
+"""`nmtkit compare`: compares several runs in a table or on an HTML page."""
 
 import csv
 import io
@@ -17,16 +17,18 @@ from nmtkit.cli.command import Command
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary, Score
 
+LEAST_NAME = 16  # columns of a run's name before it is folded
+
 
 @click.command(cls=Command)
 @click.argument("runs", type=Path, nargs=-1, required=True, metavar="RUN…")
-@click.option("--mean-over-seeds", is_flag=True, help="One row for runs that differ in nothing but the seed.")
+@click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ in the seed only.")
 @click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
-@click.option("--report", type=Path, metavar="FILE", help="Also write a page of HTML with the curves of all runs.")
+@click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: Path | None) -> None:
-    """Compare training runs by their folders: settings that differ, best scores, speed, time and state.
+    """Compare training runs: settings that differ, best scores, speed, time and state.
 
-    A run that is still going on, and a folder of runs such as that of a sweep, may be given too.
+    RUN is the folder of a run, which may still be training, or a folder of runs such as a sweep's folder.
 
     \b
     nmtkit compare runs/one runs/two
@@ -45,7 +47,7 @@ def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: 
 
 
 def folders_of(paths: Sequence[Path]) -> list[Path]:
-    """Returns the runs' folders: those given, and of a folder that holds several runs, all of these."""
+    """Returns the folders of runs. A path that holds several runs stands for all of its runs."""
     found: list[Path] = []
     for path in paths:
         inside = [] if (path / "log.jsonl").is_file() else sorted(log.parent for log in path.glob("*/log.jsonl"))
@@ -54,7 +56,7 @@ def folders_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def formatted(rows: Sequence["RunSummary"], format: str) -> str:
-    """Returns the comparison as the text of a table, TSV or JSON."""
+    """Returns the comparison as a text table, TSV or JSON."""
     from nmtkit.training import comparison
 
     if format == "json":
@@ -69,7 +71,7 @@ def formatted(rows: Sequence["RunSummary"], format: str) -> str:
 
 
 def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:
-    """Returns the headings and the texts of a table of runs."""
+    """Returns the headings and the rows of the table of runs."""
     from nmtkit.training import comparison
     from nmtkit.training.differences import shown
     from nmtkit.training.progress import duration
@@ -93,17 +95,17 @@ def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:
 
 
 def score_text(score: "Score") -> str:
-    """Returns a score with its deviation over seeds, or the update it was reached at."""
+    """Returns a score with its standard deviation over seeds, or with its update."""
     digits = 2 if abs(score.value) >= 10 else 3
     value = f"{score.value:.{digits}f}" if math.isfinite(score.value) else "none"
     return f"{value} at {score.update:,}" if score.deviation is None else f"{value} ± {score.deviation:.{digits}f}"
 
 
 def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]]) -> str:
-    """Returns a table as wide as the terminal.
+    """Returns a text table that fits the terminal.
 
-    One too wide for it leaves out metrics that say the same in other words, then has the settings below it, or in the
-    runs' names alone where they are part of these.
+    A table that is too wide loses, one after another until it fits: nll and ppl; the settings, which move below the
+    table unless the names of the runs contain them; and the reasons of failed runs, which move below too.
     """
     from rich.console import Console
     from rich.table import Table
@@ -119,28 +121,39 @@ def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]
     if _width(header, lines) > console.width:
         kept = [index for index, name in enumerate(header) if name not in ("best nll", "best ppl")]
         header, lines = [header[index] for index in kept], [[line[index] for index in kept] for line in lines]
-    count, below = len(comparison.differing(rows)), []
+    below: list[str] = []
+    count = len(comparison.differing(rows))
     if _width(header, lines) > console.width and count:
         if not all(all(value in line[0] for value in line[1 : 1 + count]) for line in lines):
-            below = ["", *(_settings(header, line, count, console.width) for line in lines)]
+            below += [_settings(header, line, count, console.width) for line in lines]
         header, lines = [header[0], *header[1 + count :]], [[line[0], *line[1 + count :]] for line in lines]
+    if _width(header, lines) > console.width:
+        ended = [(line[0], *line[-1].partition(": ")) for line in lines]
+        below += [_filled(f"{name} {state}: {reason}", console.width) for name, state, _, reason in ended if reason]
+        lines = [[*line[:-1], line[-1].partition(": ")[0]] for line in lines]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in header:
-        folds = name in ("run", "state")
+    for column, name in enumerate(header):
+        longest = max(len(line[column]) for line in (header, *lines))
         align: Literal["right", "left"] = "right" if name in ("tokens/s", "updates") else "left"
-        drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=not folds, min_width=len(name))
+        least = min(longest, LEAST_NAME) if name == "run" else longest
+        drawn.add_column(Text(name), overflow="fold", justify=align, no_wrap=name != "run", min_width=least)
     for line in lines:
         drawn.add_row(*(Text(cell) for cell in line))
     console.print(drawn)
     assert isinstance(console.file, io.StringIO)
-    return title + "\n".join([*(line.rstrip() for line in console.file.getvalue().split("\n")[:-1]), *below]) + "\n"
+    drawn_lines = [line.rstrip() for line in console.file.getvalue().split("\n")[:-1]]
+    return title + "\n".join([*drawn_lines, *([""] if below else []), *below]) + "\n"
 
 
 def _settings(header: Sequence[str], line: Sequence[str], count: int, width: int) -> str:
-    """Returns a run's first `count` settings in lines that fit."""
+    """Returns the first `count` settings of a run in lines of at most `width` columns."""
     pairs = [f"{name} {value}" for name, value in zip(header[1 : 1 + count], line[1:], strict=False) if value]
-    return textwrap.fill(f"{line[0]}: {', '.join(pairs)}", width, subsequent_indent="  ")
+    return _filled(f"{line[0]}: {', '.join(pairs)}", width)
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ")
 
 
 def _width(header: Sequence[str], lines: Sequence[Sequence[str]]) -> int:
-    return sum(max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header)))
+    return sum(max(len(row[column]) for row in [header, *lines]) + 2 for column in range(len(header))) - 2

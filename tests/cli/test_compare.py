@@ -121,6 +121,18 @@ def test_the_table_fits_80_columns_and_tsv_has_everything(tmp_path: Path) -> Non
     assert table[0][1:5] == list(names) and [row[1:5] for row in table[1:]] == [list("0123"), ["9"] * 4]
 
 
+@pytest.mark.parametrize("columns", ["80", "100", "160"])
+def test_the_reason_of_a_failure_can_be_read_at_any_width(tmp_path: Path, columns: str) -> None:
+    reason = "the loss of update 17 is not finite; lower --lr, or clip gradients with --clip-norm, and start again"
+    failed = END | {"state": "failed", "reason": reason}
+    runs = [write_run(tmp_path / "a_run_with_a_rather_long_name" / name, failed) for name in ("one", "two")]
+    arguments = ["compare", *map(str, runs)]
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": columns})
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines[1:])) <= int(columns)
+    assert len(lines) <= 10 and result.stdout.replace("\n  ", " ").count(reason) == 2
+
+
 def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, END, lr=lr) for name, lr in (("a <b>", 0.1), ("c", 0.2))]
     assert compare(*folders, "--report", tmp_path / "page.html").exit_code == 0
