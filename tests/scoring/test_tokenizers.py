@@ -6,12 +6,17 @@ from collections.abc import Iterator
 import pytest
 from sacrebleu.metrics import BLEU
 
+from nmtkit.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
+from nmtkit.data.spm_training import train_model
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.scoring import tokenizers
 from nmtkit.scoring.metrics import Settings, score, sentence_scores
 from nmtkit.scoring.significance import compare
+from nmtkit.translation.pipeline import utilities
 
 CHINESE = ["他今天早上去学校了。", "我非常喜欢吃苹果和香蕉。"]
 REFERENCE = ["他今天早上去了学校。", "我非常喜欢吃苹果与香蕉。"]
+TARGET = ["ein Hund läuft schnell da", "ein Hund läuft langsam da"]
 THAI = ["ฉันชอบกินแอปเปิ้ลและกล้วยมาก"]
 
 
@@ -88,3 +93,15 @@ def test_text_without_spaces_is_told_once_where_its_words_are_compared(warnings:
 def test_text_with_spaces_is_not(line: str, warnings: pytest.LogCaptureFixture) -> None:
     score([line], [[line]])
     assert not warnings.text
+
+
+def test_utilities_and_rewards_compare_characters_of_text_without_spaces() -> None:
+    expected = BLEU(tokenize="zh", effective_order=True).sentence_score(CHINESE[1], [REFERENCE[1]]).score
+    assert utilities([CHINESE[1], REFERENCE[1]], "bleu")[0] == pytest.approx(expected) and expected > 50
+    tokenizer = Tokenizer(train_model([*CHINESE, *REFERENCE, *TARGET], 300))
+    for reward in ("gleu", "bleu"):
+        criterion = ExpectedReward(ExpectedRewardConfig(reward=reward), tokenizer)
+        ids = [part.tolist()[:-1] for part in tokenizer.encode_target([CHINESE[1], REFERENCE[1], *TARGET]).split()]
+        rewards, _ = criterion.rewards([[ids[0]], [ids[2]]], [ids[1], ids[3]])
+        assert rewards[0] > 0.5
+        assert rewards[1] == pytest.approx(REWARDS[reward](*TARGET))  # words, as before
