@@ -1,18 +1,24 @@
-"""Workers: they translate the tasks that the server sends, batch by batch, or on a GPU as they come."""
+"""Workers: they translate the tasks of the server, one batch after another, or on a GPU several tasks at a time.
+
+A CPU worker does not stop the service with a very long line, which the pipeline splits into many segments. Segments are
+decoded in batches of at most `max_tokens`; after each batch the worker answers a short task that has arrived meanwhile.
+The segments stay in one process, because markup, word links and quality are restored from all of them together.
+"""
 
 import contextlib
 import dataclasses
 import logging
 import os
 import queue
+import select
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nmtkit.search.options import SearchOptions
-from nmtkit.search.segments import BatchDecoder, Hypothesis, SegmentBatch
+from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, SegmentBatch
 from nmtkit.serving.fair_queue import Found
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send
@@ -29,32 +35,46 @@ logger = logging.getLogger("nmtkit")
 
 
 def work(connection: socket.socket, models: Models, prepare: Prepare) -> None:
-    """Translates task after task until the server closes the connection."""
+    """Translates task after task until the server closes the connection.
+
+    Between the batches of a task, answers a task that has arrived meanwhile. The server sends a second task only if it
+    is short and the first task is one long line.
+    """
     prepare()
-    with contextlib.suppress(ConnectionError):
-        while (task := receive(connection)) is not None:
+
+    def answer_waiting() -> None:
+        if select.select([connection], [], [], 0)[0]:
+            if (task := receive(connection)) is None:
+                raise ConnectionResetError
             send(connection, answer_to(models, task))
 
+    with contextlib.suppress(ConnectionError):
+        while (task := receive(connection)) is not None:
+            send(connection, answer_to(models, task, answer_waiting))
 
-def answer_to(models: Models, task: Task) -> dict[str, Any]:
-    """Returns the answer to a task: for each of its lines the translations, best first."""
+
+def answer_to(models: Models, task: Task, between_batches: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Returns the answer to a task: the translations of each line, best first, or an error."""
     model = models.get(tuple(task["pair"]))
     if model is None:
         return {"id": task["id"], "error": "this language pair is no longer served"}
     try:
-        return {"id": task["id"], "lines": translate(model, task)}
+        return {"id": task["id"], "lines": translate(model, task, between_batches)}
+    except ConnectionError:
+        raise
     except Exception:
         logger.error("a batch failed:\n%s", traceback.format_exc())
         return {"id": task["id"], "error": FAILED}
 
 
-def translate(model: ServedModel, task: Task) -> list[list[Found]]:
-    """Returns the translations of each line of a task, as `nmtkit generate` makes them."""
+def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Found]]:
+    """Returns the translations of each line of a task. They equal the translations of `nmtkit generate`."""
     translator = model.translator
     pipeline = pipeline_of(model, task)
     # CTranslate2 has no n-best lists here, and the slots of a GPU search are for tasks without alternatives
     own = task["alternatives"] or translator.device.type != "cpu"
-    decoder = in_turn(translator, pipeline.search) if own else None
+    decoder = in_turn(translator, pipeline.search) if own else translator.batch_decoder(pipeline.search)
+    decoder = with_pauses(decoder, between_batches)
     return [list(map(found_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
 
 
@@ -92,6 +112,17 @@ def found_of(hypothesis: Hypothesis) -> Found:
     if hypothesis.quality is not None:
         found["quality"] = dataclasses.asdict(hypothesis.quality)
     return found
+
+
+def with_pauses(decoder: BatchDecoder, between_batches: Callable[[], None]) -> BatchDecoder:
+    """Returns a decoder that calls `between_batches` after each batch."""
+
+    def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
+        for result in decoder(batches):
+            between_batches()
+            yield result
+
+    return decode
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:

@@ -1,12 +1,9 @@
 """The data loader: updates of the sampler, cut into micro-batches, and this rank's made into batches on a thread."""
 
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +13,7 @@ from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
 from nmtkit.data.transforms import TransformPipeline
 from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
+from nmtkit.processes.threads import Prefetched
 
 PREFETCHED = 4  # updates prepared beyond the one being computed
 PROBED = 100  # updates whose micro-batches `largest_micro_batch` compares
@@ -78,49 +76,29 @@ class BatchLoader:
         self.device = device
         self.max_sentences = max_sentences
         self.transforms = transforms
-        self.closed = threading.Event()
-        self.thread: threading.Thread | None = None
+        self.prefetched: Prefetched[Update] | None = None
 
     def updates(self, position: Position) -> Iterator[Update]:
-        """Yields the updates from `position` on. An error of the preparing thread is raised here."""
-        ready: queue.Queue[Any] = queue.Queue(PREFETCHED)
-        self.thread = threading.Thread(target=self._prepare, args=(position, ready), name="loader", daemon=True)
-        self.thread.start()
-        while True:
-            item = ready.get()
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        """Returns the updates from `position` on. An error of the thread that prepares them is raised by `next`."""
+        self.prefetched = Prefetched(self._updates(position), PREFETCHED, "loader")
+        return self.prefetched
 
     def close(self) -> None:
-        """Waits for the preparing thread: the interpreter aborts when it ends while a thread is inside torch."""
-        self.closed.set()
-        if self.thread is not None:
-            self.thread.join()
+        """Waits for the preparing thread: the interpreter aborts if it ends while a thread is inside torch."""
+        if self.prefetched is not None:
+            self.prefetched.close()
+            self.prefetched.thread.join()
 
-    def _prepare(self, position: Position, ready: "queue.Queue[Any]") -> None:
-        try:
-            epoch, start = position.epoch, position.index
-            while True:
-                index = start
-                epoch_updates = self.sampler.epoch(epoch, start)
-                pairs = next(epoch_updates, None)
-                while pairs is not None:
-                    following = next(epoch_updates, None)
-                    self._put(ready, self.update(Position(epoch, index), pairs, ends_epoch=following is None))
-                    if self.closed.is_set():
-                        return
-                    index, pairs = index + 1, following
-                epoch, start = epoch + 1, 0
-        except BaseException as error:
-            self._put(ready, error)
-
-    def _put(self, ready: "queue.Queue[Any]", item: Any) -> None:
-        while not self.closed.is_set():
-            try:
-                return ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue
+    def _updates(self, position: Position) -> Iterator[Update]:
+        epoch, index = position.epoch, position.index
+        while True:
+            epoch_updates = self.sampler.epoch(epoch, index)
+            pairs = next(epoch_updates, None)
+            while pairs is not None:
+                following = next(epoch_updates, None)
+                yield self.update(Position(epoch, index), pairs, ends_epoch=following is None)
+                index, pairs = index + 1, following
+            epoch, index = epoch + 1, 0
 
     def update(self, position: Position, pairs: Pairs, ends_epoch: bool) -> Update:
         source, target = self.split.source.lengths, self.split.target.lengths

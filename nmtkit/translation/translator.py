@@ -16,6 +16,7 @@ from nmtkit import models
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.prepack import prepack
+from nmtkit.processes.threads import OrderedCalls, Prefetched, short_switch_interval
 from nmtkit.search.constrained_search import lacking
 from nmtkit.search.constraints import PieceEdges
 from nmtkit.search.continuous_batching import ContinuousBatching
@@ -25,7 +26,6 @@ from nmtkit.search.graph_search import supports
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
-from nmtkit.translation.background import OrderedCalls, prefetched, short_switch_interval
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
@@ -226,7 +226,7 @@ class Translator:
             for number, decoded in decoder(batches(prepared())):
                 yield from map(pipeline.translation, complete_lines(number, decoded))
         else:
-            ahead = prefetched(prepared(), PREFETCHED)
+            ahead = Prefetched(prepared(), PREFETCHED)
             with short_switch_interval(), OrderedCalls[list[Translation]]() as calls, contextlib.closing(ahead):
                 for number, decoded in decoder(batches(ahead)):
                     calls.submit(translations, complete_lines(number, decoded))

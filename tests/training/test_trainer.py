@@ -48,9 +48,10 @@ def first_update(loader: BatchLoader) -> Any:
 def test_a_closed_loader_leaves_no_thread(mirror_data: Path) -> None:
     loader = loader_of(mirror_data)
     next(loader.updates(Position(0, 0)))
-    assert loader.thread is not None and loader.thread.is_alive()
+    thread = loader.prefetched.thread
+    assert thread.is_alive()
     loader.close()
-    assert not loader.thread.is_alive()
+    assert not thread.is_alive()
 
 
 def gradient(one: Trainer) -> torch.Tensor:

@@ -1,0 +1,96 @@
+"""Work of the host on its own threads, beside the thread that runs the model or launches the kernels of a GPU."""
+
+import contextlib
+import queue
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+# Seconds until a waiting thread gets Python's lock. Python's default of 5 ms is as long as several steps of a search.
+SWITCH_INTERVAL = 2e-4
+POLL = 0.1  # seconds between two checks of a full queue for the end of its reader
+MAX_CALLS = 64  # calls under way, after which results are waited for
+
+
+@contextlib.contextmanager
+def short_switch_interval() -> Iterator[None]:
+    """While entered, a thread that waits for Python's lock gets it soon."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(SWITCH_INTERVAL, before))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+class Prefetched(Iterator[T]):
+    """Iterates over `items`, of which a thread makes up to `size` in advance. An error of the thread is raised here.
+
+    The thread ends with the items, or after `close`, when the item that it is making is ready.
+    """
+
+    def __init__(self, items: Iterable[T], size: int, name: str = "prefetch") -> None:
+        self._items = items
+        self._ready: queue.Queue[tuple[bool, Any]] = queue.Queue(size)
+        self._closed = threading.Event()
+        self.thread = threading.Thread(target=self._make, name=name, daemon=True)
+        self.thread.start()
+
+    def __iter__(self) -> "Prefetched[T]":
+        return self
+
+    def __next__(self) -> T:
+        if self._closed.is_set():
+            raise StopIteration
+        has_item, item = self._ready.get()
+        if has_item:
+            value: T = item
+            return value
+        self._closed.set()
+        raise item or StopIteration
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _make(self) -> None:
+        end: BaseException | None = None
+        try:
+            for item in self._items:
+                self._put(True, item)
+                if self._closed.is_set():
+                    return
+        except BaseException as error:
+            end = error
+        self._put(False, end)
+
+    def _put(self, has_item: bool, item: Any) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                return self._ready.put((has_item, item), timeout=POLL)
+
+
+class OrderedCalls(Generic[T]):
+    """Runs calls on one thread and returns their results in order. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1, "postprocess")
+        self.calls: deque[Future[T]] = deque()
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> None:
+        self.calls.append(self.pool.submit(function, *arguments))
+
+    def results(self, wait: bool) -> Iterator[T]:
+        """Yields the results that are ready, or all results with `wait`. Raises the error of a call."""
+        while self.calls and (wait or len(self.calls) > MAX_CALLS or self.calls[0].done()):
+            yield self.calls.popleft().result()
+
+    def __enter__(self) -> "OrderedCalls[T]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown(cancel_futures=True)
