@@ -1,4 +1,4 @@
-"""The encoding of a file: found by its mark or its own word, kept when it is written again, and never guessed at."""
+"""The encoding of a file: taken from its byte order mark or its declaration, kept when writing, and never guessed."""
 
 import codecs
 import re
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins as UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins with the mark of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Encodings of text alone: Python knows others, as those that compress or run through escapes.
+# Encodings of text. Python has other codecs too, which compress or escape.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
     r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620"
 )
-# As browsers read them: those who say ISO 8859-1 mean Windows-1252.
+# Browsers read these encodings as a superset: a page that declares ISO 8859-1 is in Windows-1252.
 _WEB = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "utf-16-le": "utf-8"}
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A codec of Python, and the mark that the file begins with."""
+    """A codec of Python, and the byte order mark of the file."""
 
     codec: str = "utf-8"
     mark: bytes = b""
@@ -33,21 +33,22 @@ class Encoding:
 
 
 def codec_of(name: str) -> str:
-    """Returns Python's name of an encoding. Raises ValueError for one that is unknown, or none of text."""
+    """Returns the name that Python has for an encoding. Raises ValueError for an unknown encoding."""
     try:
         codec = codecs.lookup(name).name
     except (LookupError, ValueError):
         codec = ""
     if not _KNOWN.fullmatch(codec):
-        raise ValueError(f"it says that its encoding is {name[:40]!r}, which is unknown; convert the file to UTF-8")
+        raise ValueError(f"the file declares the encoding {name[:40]!r}, which is unknown; convert the file to UTF-8")
     return codec
 
 
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
-    """Returns the text of a file, and how to encode it: by its mark, else as `declared`, else UTF-8.
+    """Returns the text and the encoding of a file: by its byte order mark, else as `declared`, else UTF-8.
 
-    With `web`, names mean what they mean to browsers, and what is not UTF-8 and does not say what it is is
-    Windows-1252. Raises ValueError, naming the line, for bytes that are no text, or would come out as others.
+    With `web`, names mean the encodings that browsers read them as, and a file without a declaration is in
+    Windows-1252 if it is not in UTF-8. Raises ValueError, with the line, for bytes that are invalid or that would
+    change when they are written again.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:
@@ -55,11 +56,11 @@ def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple
         codec = _WEB.get(codec, codec) if web else codec
     codecs_to_try = [codec]
     if web and not mark and (not declared or codec == "cp1252"):
-        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 has what Windows-1252 leaves undefined, as control characters
+        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 has control characters for the gaps of Windows-1252
     body = data[len(mark) :]
     text, codec = _first_that_decodes(body, codecs_to_try)
     if text.encode(codec) != body:
-        raise ValueError(f"it does not come out of {codec.upper()} as it went in; convert the file to UTF-8")
+        raise ValueError(f"its bytes change when they are read and written as {codec.upper()}; convert it to UTF-8")
     return text, Encoding(codec, mark)
 
 
@@ -72,7 +73,7 @@ def _first_that_decodes(data: bytes, names: Sequence[str]) -> tuple[str, str]:
                 continue
             line, byte = data.count(b"\n", 0, error.start) + 1, data[error.start]
             raise ValueError(
-                f"line {line}: byte 0x{byte:02x} is not {codec.upper()}; convert the file to UTF-8, as by "
+                f"line {line}: byte 0x{byte:02x} is not {codec.upper()}; convert the file to UTF-8, for example with "
                 "iconv -f WINDOWS-1252 -t UTF-8"
             ) from None
     raise AssertionError("no codec to try")

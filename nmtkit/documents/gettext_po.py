@@ -1,58 +1,64 @@
-"""Catalogues of gettext: PO files, and the templates they are made from (POT).
+"""Catalogues of gettext: PO files, and their templates (POT).
 
-Read here and not by polib (MIT): that wraps every entry anew, and loses blank lines, the order of comments and what it
-does not know. Here an entry that is not translated gets its msgstr and the flag fuzzy, and no other line changes.
+polib wraps every entry anew, and loses blank lines, the order of comments and unknown lines. Here an untranslated entry
+gets its msgstr and the flag fuzzy, and no other line changes.
 
-- Entries translated already, in part or fuzzily, stay, unless `overwrite` is on; obsolete ones and the header always.
-- Plural forms are as many as the header says by Plural-Forms. A form that is for the number 1 alone is the
-  translation of msgid, all others that of msgid_plural; where a form is for 1 and others too (21 in Russian), the
-  former only if it has the placeholders of the latter.
-- Where a translation has the conversions of a c-format in another order, they get their numbers, as in %2$d %1$s.
-- Of a text of several lines, those in which a sentence goes on are translated together and wrapped again.
+- Translated, partly translated and fuzzy entries stay, unless `overwrite` is on. Obsolete entries always stay.
+- The header says the number of plural forms (Plural-Forms). A header without that line gets the rule of the target
+  language. The form for the number 1 alone is the translation of msgid, and the other forms of msgid_plural.
+- If the placeholders of a printf format are in another order in a translation, they get their numbers, as in %2$d %1$s.
+  Formats without such numbers, such as python-format, leave the entry untranslated.
+- The lines of a text in which a sentence continues are translated together and wrapped again.
 """
 
-import gettext
 import html
+import logging
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nmtkit.documents.encoding import Encoding, decode
-from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
-from nmtkit.documents.interface import Document, Edit, ReadOptions, line_of, lines_of, newline_of
-from nmtkit.documents.lines import goes_on, words_of, wrapped
+from nmtkit.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
+from nmtkit.documents.interface import Document, Edit, ReadOptions, line_of, line_spans, newline_of
+from nmtkit.documents.lines import continues, words_of, wrapped
+from nmtkit.documents.plural_forms import Plurals, plural_rule
 
-WIDTH = 80  # columns of the file's lines, as gettext's programs wrap them
-MOST_FORMS = 10  # of a plural; Arabic has 6
+WIDTH = 80  # columns of a line of the file, as the programs of gettext wrap lines
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
-_KEYWORD = re.compile(r"[ \t]*(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*(?=\")")
-_STRING = re.compile(r"[ \t]*\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*")
+_KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*+(?=\")")
+_STRING = re.compile(r"[ \t]*+\"((?>[^\"\\\r\n]++|\\[^\r\n])*+)\"[ \t]*+")
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-_CODE = re.compile(r"</?[A-Za-z](?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+>")
-_CONVERSION = re.compile(r"%%|%[-+ #0']*\d*(?:\.\d+)?(?:hh?|ll?|[jztL])?[diouxXeEfFgGaAcsp]")
-_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
-_PLACEHOLDER = re.compile(r"%(?:\(\w+\)|\d+\$)?[-+ #0]*(?:\d+|\*)?(?:\.\d+)?[a-zA-Z]|%\d|\{[^{}]*\}")
+_CONVERSION = re.compile(
+    r"%%|%[-+ #0']{0,6}+(?:\d{1,9}+|\*)?+(?:\.(?:\d{1,9}+|\*)?+)?+(?:hh?|ll?|[jztLq])?[diouxXeEfFgGaAcspr@]"
+)
+_PLACEHOLDER = re.compile(
+    r"%(?:\(\w+\)|\d{1,2}\$)?[-+ #0]{0,6}+(?:\d{1,9}+|\*)?+(?:\.\d{1,9}+)?+[a-zA-Z]|%\d|\{[^{}]*+\}"
+)
+_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # without no-c-format and possible-c-format
+_NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
+_UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats whose placeholders keep their order
+
+logger = logging.getLogger("nmtkit")
 
 
 @dataclass
 class Message:
-    """A string of an entry: its place, from the keyword to the end of its last line, and what it says."""
+    """A string of an entry: its position, from the keyword to the end of its last line, and its text."""
 
     start: int
     end: int
     text: str
-    lines: int  # of the file
+    lines: int  # number of lines of the file
 
 
 @dataclass
 class Entry:
-    """An entry; `start` is where its first keyword stands, and `flags` the place of its line of flags."""
+    """An entry: the position of its first keyword, and of its line of flags."""
 
     start: int
-    messages: dict[str, Message] = field(default_factory=dict)  # by keyword, as msgstr[0]
+    messages: dict[str, Message] = field(default_factory=dict)  # by keyword, such as msgstr[0]
     flags: tuple[int, int] | None = None
 
     @property
@@ -78,11 +84,11 @@ def escaped(text: str) -> str:
 
 
 def entries_of(text: str) -> Iterator[Entry]:
-    """Yields the entries of a catalogue, but not those that are obsolete. Raises ValueError, naming the line."""
+    """Yields the entries of a catalogue except obsolete entries. Raises ValueError, with the line."""
     entry: Entry | None = None
     flags: tuple[int, int] | None = None
     message: Message | None = None
-    for start, end in lines_of(text):
+    for start, end in line_spans(text):
         line = text[start:end].strip(" \t\f\v")
         keyword = _KEYWORD.match(text, start, end)
         if not line or line.startswith("#"):
@@ -95,8 +101,8 @@ def entries_of(text: str) -> Iterator[Entry]:
         string = _STRING.fullmatch(text, keyword.end() if keyword else start, end)
         if string is None:
             raise ValueError(
-                f"line {line_of(text, start)}: {line[:60]!r} is neither a comment nor a keyword with a string, as "
-                'msgid "File"'
+                f"line {line_of(text, start)}: {line[:60]!r} is neither a comment nor a keyword with a string "
+                'such as msgid "File"'
             )
         if keyword is None:
             if message is None:
@@ -110,7 +116,7 @@ def entries_of(text: str) -> Iterator[Entry]:
                 yield checked(entry, text)
             entry, flags = Entry(start, flags=flags), None
         if name in entry.messages or (not name.startswith("msgstr") and entry.forms):
-            raise ValueError(f"line {line_of(text, start)}: a second {name} in an entry, or one after msgstr")
+            raise ValueError(f"line {line_of(text, start)}: an entry has a second {name}, or {name} after msgstr")
         indent = len(text[start:end]) - len(text[start:end].lstrip(" \t"))
         message = entry.messages[name] = Message(start + indent, end, unescaped(string[1]), 1)
     if entry is not None:
@@ -129,11 +135,11 @@ def checked(entry: Entry, text: str) -> Entry:
 
 @dataclass(frozen=True)
 class Part:
-    """Lines of a text that are translated together: `source`, from the one numbered `line`."""
+    """Lines of a text that are translated together. `line` is the index of the first line."""
 
     line: int
     source: list[str]
-    before: str  # what stands before and after what is translated
+    before: str  # text before the translated part
     after: str
     width: int
     inline: Inline
@@ -153,28 +159,22 @@ class Part:
 
 def parts_of(text: str) -> Iterator[Part]:
     """Yields the parts of a text to translate."""
-    markup = bool(_CODE.search(text) and _ENTITY.search(text))
-    read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if markup else (str, str)
+    read, write = (html.unescape, lambda text: html.escape(text, quote=False)) if is_markup(text) else (str, str)
     lines = text.split("\n")
     first = 0
     while first < len(lines):
         last = first + 1
-        while last < len(lines) and goes_on(lines[last - 1], lines[last]) and lines[last][0].isalpha():
+        while last < len(lines) and continues(lines[last - 1], lines[last]) and lines[last][0].isalpha():
             last += 1
         pieces: list[Piece] = []
         for line in lines[first:last]:
             if pieces:
                 pieces.append(Piece("text", " ", "\n"))
-            cursor = 0
-            for match in [*_CODE.finditer(line), None]:
-                stop = match.start() if match else len(line)
-                if cursor < stop:
-                    pieces.append(Piece("text", read(line[cursor:stop]), line[cursor:stop]))
-                if match is not None:
-                    pieces.append(_code(match[0]))
-                    cursor = match.end()
+            for role, begin, stop, name in split_markup(line):
+                raw = line[begin:stop]
+                pieces.append(Piece(role, read(raw) if role == "text" else "", raw, name))
         start, end = trimmed(pieces)
-        if has_words(pieces[start:end]) and end - start <= MAX_CODES:
+        if has_words(pieces[start:end]):
             opening, closing = pieces[start], pieces[end - 1]
             lead = opening.raw[: len(opening.raw) - len(opening.raw.lstrip())]
             trail = closing.raw[len(closing.raw.rstrip()) :] if opening.role == "text" or end - start > 1 else ""
@@ -186,55 +186,26 @@ def parts_of(text: str) -> Iterator[Part]:
         first = last
 
 
-def _code(raw: str) -> Piece:
-    name = re.match(r"</?([^\s/>]+)", raw)
-    role = "closing" if raw.startswith("</") else "alone" if raw.endswith("/>") else "opening"
-    return Piece(role, "", raw, name[1].lower() if name else "")  # type: ignore[arg-type]
+def in_order(source: str, target: str, formats: set[str]) -> str | None:
+    """Returns a translation whose placeholders take the right arguments, or None if its format cannot say which.
 
-
-def numbered(source: str, target: str) -> str:
-    """Returns a translation in which conversions of C, as %s, say which argument they take, if their order changed."""
-    wanted, found = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
-    if found == wanted or sorted(found) != sorted(wanted):
+    If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s.
+    """
+    wanted, present = ([part for part in _CONVERSION.findall(text) if part != "%%"] for text in (source, target))
+    if present == wanted or sorted(present) != sorted(wanted) or not formats & (_NUMBERED | _UNNUMBERED):
         return target
+    if formats & _UNNUMBERED or any("*" in part for part in wanted):
+        return None
     free = list(enumerate(wanted, 1))
 
     def number(match: re.Match[str]) -> str:
         if match[0] == "%%":
             return "%%"
-        place = next(entry for entry in free if entry[1] == match[0])
-        free.remove(place)
-        return f"%{place[0]}${match[0][1:]}"
+        argument = next(entry for entry in free if entry[1] == match[0])
+        free.remove(argument)
+        return f"%{argument[0]}${match[0][1:]}"
 
     return _CONVERSION.sub(number, target)
-
-
-class Plurals:
-    """The plural forms of a language, by the header's Plural-Forms: how many, and which is for what number."""
-
-    def __init__(self, header: str) -> None:
-        match = re.search(r"Plural-Forms:\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=([^;\n]{1,500});?", header)
-        self.count = int(match[1]) if match and int(match[1]) <= MOST_FORMS else None
-        self.numbers: dict[int, set[int]] = {}  # of each form
-        try:
-            rule: Callable[[int], int] = gettext.c2py(match[2]) if match else int
-            for number in range(201):
-                self.numbers.setdefault(rule(number), set()).add(number)
-        except (ValueError, RecursionError, ArithmeticError):
-            self.count = None
-
-    def is_singular(self, form: int, singular: str, plural: str) -> bool:
-        """Returns whether a form is the translation of msgid, not of msgid_plural."""
-        if self.count is None:
-            return form == 0
-        numbers = self.numbers.get(form, set())
-        if 1 not in numbers or self.count == 1:
-            return False
-        return numbers == {1} or _placeholders(singular) == _placeholders(plural)
-
-
-def _placeholders(text: str) -> Counter[str]:
-    return Counter(_PLACEHOLDER.findall(text))
 
 
 class Catalogue(Document):
@@ -253,41 +224,67 @@ class Catalogue(Document):
         super().__init__(text, encoding, options)
         self.newline = newline_of(text)
         entries = list(entries_of(text))
-        header = next((entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in
-                       entry.messages), None)  # fmt: skip
-        self.plurals = Plurals("".join(m.text for m in header.forms.values()) if header else "")
+        self.header = next(
+            (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
+        )
         self.entries = []
         self.parts: list[dict[str, list[Part]]] = []  # of each entry, by msgid and msgid_plural
         for entry in entries:
-            if entry is header or (not options.overwrite and any(form.text for form in entry.forms.values())):
+            if entry is self.header or (not options.overwrite and any(form.text for form in entry.forms.values())):
                 continue
             sources = {name: message for name, message in entry.messages.items() if name in ("msgid", "msgid_plural")}
             parts = {name: list(parts_of(message.text)) for name, message in sources.items()}
             if any(parts.values()):
                 self.entries.append(entry)
                 self.parts.append(parts)
+        self.plurals = Plurals("".join(form.text for form in self.header.forms.values()) if self.header else "")
+        self.lacks_rule = self.plurals.count is None and any("msgid_plural" in parts for parts in self.parts)
+        if self.lacks_rule:
+            self.plurals = Plurals(f"Plural-Forms: {plural_rule(options.target_language)}")
         self.segments = [
-            part.inline.markup for parts in self.parts for found in parts.values() for part in found
+            part.inline.markup for parts in self.parts for each in parts.values() for part in each
         ]  # fmt: skip
 
     def edits(self, translations: Sequence[str]) -> list[Edit]:
-        edits: list[Edit] = []
+        edits = [self.header_edit()] if self.lacks_rule else []
         following = iter(translations)
+        untranslated = 0
         for entry, parts in zip(self.entries, self.parts, strict=True):
-            texts = {}
-            for name, found in parts.items():
+            texts: dict[str, str | None] = {}
+            formats = set(_FORMAT.findall(self.text[slice(*entry.flags)])) if entry.flags else set()
+            for name, each in parts.items():
                 lines = entry.messages[name].text.split("\n")
                 shift = 0
-                for part in found:
+                for part in each:
                     new = part.written(next(following))
                     lines[part.line + shift : part.line + shift + len(part.source)] = new
                     shift += len(new) - len(part.source)
-                texts[name] = "\n".join(lines)
-                if entry.flags and re.search(r"[ ,]c-format", self.text[slice(*entry.flags)]):
-                    texts[name] = numbered(entry.messages[name].text, texts[name])
-            edits += self.form_edits(entry, texts)
+                texts[name] = in_order(entry.messages[name].text, "\n".join(lines), formats)
+            complete = {name: text for name, text in texts.items() if text is not None}
+            if len(complete) < len(texts):
+                untranslated += 1
+                continue
+            edits += self.form_edits(entry, complete)
             edits += self.fuzzy_edit(entry)
+        if untranslated:
+            logger.warning(
+                "%d entries stay untranslated: their placeholders without names changed places, and formats such as "
+                "python-format cannot number them", untranslated,
+            )  # fmt: skip
         return edits
+
+    def header_edit(self) -> Edit:
+        """Returns the edit that writes Plural-Forms into the header, or a header into a file without one."""
+        rule = f"Plural-Forms: {plural_rule(self.options.target_language)}"
+        if self.header is None:
+            lines = ['msgid ""', 'msgstr ""', '"Content-Type: text/plain; charset=UTF-8\\n"', f'"{rule}\\n"', "", ""]
+            return 0, 0, self.newline.join(lines)
+        message = next(iter(self.header.forms.values()))
+        raw = self.text[message.start : message.end]
+        if "Plural-Forms:" in raw:
+            return message.start, message.end, re.sub(r"Plural-Forms:[^\"\\]*+", lambda match: rule, raw, count=1)
+        line_end = "" if message.text.endswith("\n") or not message.text else "\\n"
+        return message.start, message.end, f'{raw[:-1]}{line_end}"{self.newline}"{rule}\\n"'
 
     def form_edits(self, entry: Entry, texts: dict[str, str]) -> Iterator[Edit]:
         source = entry.messages["msgid"]
@@ -296,17 +293,16 @@ class Catalogue(Document):
             message = forms["msgstr"]
             yield message.start, message.end, self.message("msgstr", texts["msgid"], source)
             return
-        singular, plural = (entry.messages[name].text for name in ("msgid", "msgid_plural"))
-        count = self.plurals.count or len(forms)
+        singular, plural = (sorted(_PLACEHOLDER.findall(entry.messages[name].text)) for name in texts)
         lines = []
-        for form in range(count):
-            name = "msgid" if self.plurals.is_singular(form, singular, plural) else "msgid_plural"
+        for form in range(self.plurals.count or len(forms)):
+            name = "msgid" if self.plurals.is_singular(form, singular == plural) else "msgid_plural"
             lines.append(self.message(f"msgstr[{form}]", texts[name], entry.messages[name]))
-        places = [(message.start, message.end) for message in forms.values()]
-        yield min(places)[0], max(places)[1], self.newline.join(lines)
+        spans = [(message.start, message.end) for message in forms.values()]
+        yield min(spans)[0], max(spans)[1], self.newline.join(lines)
 
     def message(self, keyword: str, text: str, source: Message) -> str:
-        """Returns keyword and string, broken into lines as gettext does it; not if the source's is one long line."""
+        """Returns keyword and string, wrapped like gettext wraps them, unless the source is one long line."""
         lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
         wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
         if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):
@@ -316,7 +312,7 @@ class Catalogue(Document):
         return self.newline.join([f'{keyword} ""', *(f'"{line}"' for line in lines)])
 
     def fuzzy_edit(self, entry: Entry) -> list[Edit]:
-        """Returns what marks an entry as one that a person has to look at."""
+        """Returns the edit that marks an entry as fuzzy, so that a person checks it."""
         if entry.flags is None:
             line_start = self.text.rfind("\n", 0, entry.start) + 1
             before = _previous_comments(self.text, line_start)
@@ -327,7 +323,7 @@ class Catalogue(Document):
         return [(start + 2, start + 2, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:
-        """Returns the file in its encoding, or, with another charset in its header, in UTF-8."""
+        """Returns the file in its encoding, or in UTF-8 if its encoding lacks a character; then the header says so."""
         if "charset=CHARSET" in self.text:
             text = text.replace("charset=CHARSET", "charset=UTF-8", 1)
         try:
@@ -337,7 +333,7 @@ class Catalogue(Document):
 
 
 def _folded(line: str) -> Iterator[str]:
-    """Yields an escaped line in parts that fit into the width, broken after spaces."""
+    """Yields parts of an escaped line that fit into the width. Each part ends after a space."""
     part = ""
     for word in re.findall(r"\S*\s*", line):
         if part and len(part) + len(word.rstrip()) > WIDTH - 3:
@@ -347,11 +343,11 @@ def _folded(line: str) -> Iterator[str]:
     yield part
 
 
-def _previous_comments(text: str, place: int) -> int:
-    """Returns the start of the comments `#| msgid …` before a line, or else its own."""
-    while place:
-        start = text.rfind("\n", 0, place - 1) + 1
+def _previous_comments(text: str, position: int) -> int:
+    """Returns the start of the comments `#| msgid …` before the line at `position`, or `position` without them."""
+    while position:
+        start = text.rfind("\n", 0, position - 1) + 1
         if not text.startswith("#|", start):
             break
-        place = start
-    return place
+        position = start
+    return position

@@ -1,33 +1,40 @@
-"""Text with inline codes: tags, placeholders of a format, comments; and the stand-ins by which it is translated.
+"""Text with inline codes (tags, placeholders of a format, comments), and the stand-ins that a translator gets for them.
 
-Whatever codes a format has, a translator gets the text as a line of HTML with a tag `<g0>`, `</g0>` or `<g0/>` in place
-of each, so that one way of moving markup (`nmtkit.text.markup`) serves all formats.
+A translator gets each segment as a line of HTML with a tag `<g0>`, `</g0>` or `<g0/>` for each code, whatever codes the
+format has. So one way of moving markup (`nmtkit.text.markup`) serves all formats.
 """
 
 import html
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from unicodedata import category
 
+from nmtkit.text import markup
+from nmtkit.text.markup import TAG
 from nmtkit.text.protection import OPENING
 
-MAX_CODES = 200  # of a segment: nested tags are put back by recursion, each at a cost that grows with the others
-
 _STAND_IN = re.compile(r"(</?g\d+/?>)")
-_WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # not the no-break space
+_WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # without the no-break space
+_ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
+_SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may have a space before it
+_CODE = "\ufffc"  # stands for a code where the character before a text is asked for
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of text, or a code. `spaced`: a code that shows as a word does, and has spaces around it as a word."""
+    """A piece of text, or a code.
 
-    role: Literal["text", "opening", "closing", "alone"]
-    text: str = ""  # what a text says
-    raw: str = ""  # a code as it stands in the file
-    name: str = ""  # by which an opening code finds its closing one
+    A `spaced` code is shown like a word, such as an image, and has spaces around it like a word. A tag without a
+    partner, such as the <file> of a usage text, is spaced too.
+    """
+
+    role: str  # text, opening, closing or alone
+    text: str = ""  # without escapes; empty for a code
+    raw: str = ""  # a code as it is in the file
+    name: str = ""  # the name by which an opening code finds its closing code
     spaced: bool = False
-    start: int = 0  # place in the file
+    start: int = 0  # position in the file
     end: int = 0
 
     @property
@@ -36,32 +43,34 @@ class Piece:
 
 
 def has_words(pieces: Sequence[Piece]) -> bool:
-    """Returns whether there is a letter in the text: numbers and signs alone need no translation."""
+    """Returns whether the text has a letter. Numbers and signs alone need no translation."""
     return any(char.isalpha() for piece in pieces if piece.role == "text" for char in piece.text)
 
 
-def partners(pieces: Sequence[Piece]) -> dict[int, int]:
-    """Returns the index of the closing code for that of each opening one that has it, properly nested."""
-    found: dict[int, int] = {}
-    waiting: list[int] = []
-    for index, piece in enumerate(pieces):
-        if piece.role == "opening":
-            waiting.append(index)
-        elif piece.role == "closing":
-            place = next((at for at in reversed(range(len(waiting))) if pieces[waiting[at]].name == piece.name), None)
-            if place is not None:
-                found[waiting[place]] = index
-                del waiting[place:]
-    return found
+def split_markup(text: str) -> Iterator[tuple[str, int, int, str]]:
+    """Yields role, start, end and name of the tags of a text, and of the runs of text between them."""
+    cursor = 0
+    for tag in markup.tags(text):
+        if cursor < tag.start:
+            yield "text", cursor, tag.start, ""
+        yield tag
+        cursor = tag.end
+    if cursor < len(text):
+        yield "text", cursor, len(text), ""
+
+
+def is_markup(text: str) -> bool:
+    """Returns whether a text is HTML, so that entities in it stand for characters."""
+    return TAG.search(text) is not None and _ENTITY.search(text) is not None
 
 
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Returns the range of pieces from the first text to the last, with the codes that have a partner in it.
+    """Returns the range of pieces from the first text to the last text, with the codes that have a partner in it.
 
-    A pair that surrounds everything is left out: it is not for alignment to say where it goes.
+    A pair of codes around all of the text is left out, because its position needs no alignment.
     """
     first, last = 0, len(pieces)
-    pairs = partners(pieces)
+    pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
     closing = {end: start for start, end in pairs.items()}
     while first < last:
         if pieces[first].blank or (pieces[first].role != "text" and not first < pairs.get(first, -1) < last):
@@ -76,14 +85,17 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
 
 
 class Inline:
-    """Pieces that are translated together. `markup` is for the translator; what it returns is for `restored`."""
+    """Pieces that are translated together. `markup` is the line for the translator, and `restored` reads its answer."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.codes: dict[str, Piece] = {}
-        pairs = partners(pieces)
+        pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
         closing = {end: start for start, end in pairs.items()}
+        unpaired = [piece.role in ("opening", "closing") and index not in pairs and index not in closing
+                    for index, piece in enumerate(pieces)]  # fmt: skip
+        pieces = [replace(piece, spaced=piece.spaced or alone) for piece, alone in zip(pieces, unpaired, strict=True)]
         parts: list[str] = []
-        ends_blank = True  # of two white spaces around a code, one goes: the translator gets the text without codes
+        ends_blank = True  # the translator sees the text without codes, so spaces around a code are merged
         for index, piece in enumerate(pieces):
             if piece.role == "text":
                 text = _WHITE_SPACE.sub(" ", piece.text)
@@ -101,61 +113,71 @@ class Inline:
             self.codes[tag] = piece
             parts.append(tag)
         self.markup = "".join(parts).strip(" ")
-        self.spaces = self._spaces(pieces)
-        self.own = self._parts(self.markup)
-
-    def _spaces(self, pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
-        """Returns for each word-like code, by its identity, whether white space stands before and after it."""
-        found: dict[int, tuple[bool, bool]] = {}
-        before = ""
-        last: Piece | None = None  # that no text has followed yet
-        for piece in pieces:
-            if piece.spaced:
-                last = piece
-                found[id(piece)] = before[-1:].isspace(), False
-            elif piece.text:
-                if last is not None:
-                    found[id(last)] = found[id(last)][0], piece.text[0].isspace()
-                before, last = piece.text, None
-        return found
+        self.spaces = _spaces(pieces)
+        self.source = self._parts(self.markup)
 
     @property
     def text(self) -> str:
         """The text without codes."""
-        return "".join(piece.text for piece in self.own)
+        return "".join(piece.text for piece in self.source)
 
     def restored(self, translation: str) -> list[Piece] | None:
-        """Returns the translation as pieces, each code once; None where it says what the source says."""
+        """Returns the translation as pieces, with each code once, or None if it equals the source."""
         parts = self._parts(translation)
         assert sorted(id(piece) for piece in parts if piece.role != "text") == sorted(map(id, self.codes.values()))
-        return None if parts == self.own else parts
+        return None if parts == self.source else parts
 
-    def _parts(self, markup: str) -> list[Piece]:
+    def _parts(self, line: str) -> list[Piece]:
+        """Returns the pieces of a line with stand-ins. Spaced codes get the spaces that they have in the source."""
         parts: list[Piece] = []
-        blank = False  # a word-like code came last that wants a space after it
-        before = ""  # the last character of text
-        for part in _STAND_IN.split(markup):
+        before = ""  # the last character so far
+        wants_space, gap = False, 0  # the last spaced code wants a space after it, at this index of `parts`
+        for part in _STAND_IN.split(line):
             if part in self.codes:
                 piece = self.codes[part]
-                space_before, space_after = self.spaces.get(id(piece), (False, False))
-                if space_before and before and not before.isspace() and before not in OPENING:
-                    parts.append(Piece("text", " "))
-                    before = " "
-                parts.append(piece)
                 if piece.spaced:
-                    blank = space_after
+                    space_before, space_after = self.spaces[id(piece)]
+                    if (space_before or wants_space) and not (before in ("", *OPENING) or before.isspace()):
+                        parts.append(Piece("text", " "))
+                    parts.append(piece)
+                    before, wants_space, gap = _CODE, space_after, len(parts)
+                else:
+                    gap += piece.role == "closing" and gap == len(parts)
+                    parts.append(piece)
             elif part:
                 text = _WHITE_SPACE.sub(" ", html.unescape(part))
-                if blank and text[0].isalnum():
-                    text = " " + text
-                blank = False
+                if wants_space and _may_follow_space(text[0]):
+                    parts.insert(gap, Piece("text", " "))
+                wants_space = False
                 parts.append(Piece("text", text))
                 before = text[-1]
         return _merged(parts)
 
 
+def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
+    """Returns for each spaced code, by its identity, whether white space is before and after it."""
+    spaces: dict[int, tuple[bool, bool]] = {}
+    before = ""  # the last character so far
+    last: Piece | None = None  # a spaced code that no text has followed yet
+    for piece in pieces:
+        if piece.spaced:
+            last = piece
+            spaces[id(piece)] = before.isspace(), False
+            before = _CODE
+        elif piece.text:
+            if last is not None:
+                spaces[id(last)] = spaces[id(last)][0], piece.text[0].isspace()
+            before, last = piece.text[-1], None
+    return spaces
+
+
+def _may_follow_space(char: str) -> bool:
+    """Returns whether a character may have a space before it, unlike closing brackets and a comma."""
+    return not char.isspace() and (category(char) not in ("Pe", "Pf", "Po") or char in _SPACED_PUNCTUATION)
+
+
 def _merged(parts: Sequence[Piece]) -> list[Piece]:
-    """Returns the pieces with texts that follow each other as one."""
+    """Returns the pieces with adjacent texts joined."""
     merged: list[Piece] = []
     for piece in parts:
         if merged and piece.role == merged[-1].role == "text":

@@ -1,4 +1,4 @@
-"""A document: a file in which text stands between what is no text, and its translation, which is the same file else."""
+"""The interface of document formats."""
 
 import re
 from abc import ABC, abstractmethod
@@ -11,21 +11,24 @@ from nmtkit.documents.encoding import Encoding
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
-Edit = tuple[int, int, str]  # from this character to that one, the file is to say this
+Edit = tuple[int, int, str]  # start and end of a part of a file, and its new text
 
 
 @dataclass(frozen=True)
 class ReadOptions:
     """Settings of reading and writing a document."""
 
-    target_language: str | None = None  # code, as de or deu_Latn
-    overwrite: bool = False  # translate what is translated already, in formats that hold both languages
+    target_language: str | None = None  # a code, such as de or deu_Latn
+    overwrite: bool = False  # replace existing translations, in formats that hold both languages
 
 
 class Document(ABC):
-    """A file that has been read. `segments` are lines of inline markup, which a translator turns into translations."""
+    """A file of a format: extracts its translatable text, and writes the file with that text replaced.
 
-    protects: ClassVar[bool] = False  # whether placeholders, as %s, are common in it
+    `segments` are lines of HTML with stand-ins for inline codes. A translator turns each of them into a translation.
+    """
+
+    protects: ClassVar[bool] = False  # whether files of the format usually hold placeholders, such as %s
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         self.text, self.encoding, self.options = text, encoding, options
@@ -34,27 +37,28 @@ class Document(ABC):
     @classmethod
     @abstractmethod
     def read(cls, data: bytes, options: ReadOptions) -> "Document":
-        """Reads a file. Raises ValueError, beginning with the line, for what is no such file."""
+        """Reads a file. Raises ValueError, with the line first, for a file that is not of the format."""
 
     @abstractmethod
     def edits(self, translations: Sequence[str]) -> list[Edit]:
-        """Returns what changes in the text."""
+        """Returns the changes of the text."""
 
     def render(self, translations: Sequence[str]) -> str:
-        """Returns the text with a translation for each segment, in order. The rest is what it was."""
+        """Returns the text with a translation in place of each segment, in order. The rest stays as it is."""
         assert len(translations) == len(self.segments)
         return spliced(self.text, sorted(self.edits(translations)))
 
     def encoded(self, text: str) -> bytes:
-        """Returns a rendered text as the file's bytes."""
+        """Returns a rendered text as the bytes of the file."""
         return self.encoding.encode(text)
 
 
 def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:
-    """Returns the text from `start` to `end` with those of the sorted edits that are within; none may overlap."""
+    """Returns the text from `start` to `end` with the edits in that part. The edits are sorted and disjoint."""
     end = len(text) if end is None else end
     parts, cursor = [], start
-    for first, last, new in edits[bisect_left(edits, (start, start, "")) :]:
+    for index in range(bisect_left(edits, (start, start, "")), len(edits)):
+        first, last, new = edits[index]
         if last > end or first > end:
             break
         assert cursor <= first <= last
@@ -63,24 +67,23 @@ def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = 
     return "".join([*parts, text[cursor:end]])
 
 
-def line_of(text: str, place: int) -> int:
+def line_of(text: str, position: int) -> int:
     """Returns the number of the line, from 1, of a character."""
-    return text.count("\n", 0, place) + 1
+    return text.count("\n", 0, position) + 1
 
 
-def lines_of(text: str) -> list[tuple[int, int]]:
-    """Returns the places of the lines of a text, without their ends."""
-    lines = []
-    place = 0
-    while place <= len(text):
-        match = _LINE_END.search(text, place)
-        lines.append((place, match.start() if match else len(text)))
-        place = match.end() if match else len(text) + 1
-    return lines
+def line_spans(text: str) -> list[tuple[int, int]]:
+    """Returns start and end of each line of a text, without the line ends."""
+    spans = []
+    start = 0
+    for match in _LINE_END.finditer(text):
+        spans.append((start, match.start()))
+        start = match.end()
+    return [*spans, (start, len(text))]
 
 
 def newline_of(text: str) -> str:
-    """Returns how the lines of a file end."""
+    """Returns the line end of a file."""
     first = text.find("\n")
     if first < 0:
         return "\r" if "\r" in text else "\n"
@@ -88,6 +91,6 @@ def newline_of(text: str) -> str:
 
 
 def without_white_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the place without the white space at either end; a no-break space is none."""
+    """Returns the part of a text without white space at its ends. A no-break space is not white space here."""
     part = text[start:end]
     return start + len(part) - len(part.lstrip(" \t\r\n\f")), end - (len(part) - len(part.rstrip(" \t\r\n\f")))

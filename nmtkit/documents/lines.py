@@ -1,4 +1,4 @@
-"""Lines that are parts of a sentence: which belong together, and a text divided into lines again."""
+"""Sentences that run over several lines: which lines belong together, and how a translation is divided into lines."""
 
 import re
 import unicodedata
@@ -12,30 +12,30 @@ from nmtkit.documents.inline import Piece
 _ENDS = ".!?…:。！？؟।։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
-_NEAR = 3  # words that a division may move to stand after punctuation
+_NEAR = 3  # words by which a division may move to come after punctuation
 
 
 def ends_sentence(text: str) -> bool:
     return text.rstrip(_AROUND)[-1:] in (*_ENDS, "")
 
 
-def goes_on(before: str, after: str) -> bool:
-    """Returns whether a sentence goes on in `after`: it begins with a small letter, or a comma stands before it."""
+def continues(before: str, after: str) -> bool:
+    """Returns whether a sentence continues in `after`, which begins with a small letter or comes after a comma."""
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 
 
 @dataclass
 class Word:
-    """A part without a place for a line break: a word with its codes, or a character of a script without spaces."""
+    """A part without a line break: a word with its codes, or a character of a script without spaces."""
 
-    raw: str = ""  # as it stands in the file
+    raw: str = ""  # as it is in the file
     text: str = ""  # without codes
-    space: bool = False  # before it
+    space: bool = False  # before the word
 
     @property
     def width(self) -> int:
-        """Columns with the space before it. A Chinese character takes two."""
+        """The number of columns, with the space before the word. A Chinese character takes two columns."""
         return self.space + sum(
             0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
             for char in self.text
@@ -43,7 +43,7 @@ class Word:
 
 
 def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word]:
-    """Returns the words of a translation; codes belong to the word that they touch."""
+    """Returns the words of a translation. A code belongs to the word that it touches."""
     words = [Word()]
     for piece in pieces:
         if piece.role != "text":
@@ -65,17 +65,16 @@ def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word
 
 
 def _breaks(before: str, after: str) -> bool:
-    """Returns whether a line may end between two characters without white space: in Chinese or Japanese text."""
+    """Returns whether a line may end between two characters of Chinese or Japanese text."""
     wide = "W" in (unicodedata.east_asian_width(before), unicodedata.east_asian_width(after))
     opening, closing = unicodedata.category(before) in ("Ps", "Pi"), unicodedata.category(after)[0] == "P"
     return wide and not opening and (not closing or unicodedata.category(after) in ("Ps", "Pi"))
 
 
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
-    """Divides words among as many parts as there are weights, in proportion, each with one at least where that is
-    possible.
+    """Divides words into one part for each weight, in proportion. Each part has a word if there are enough words.
 
-    A part rather ends after punctuation than a few words from there, where the parts still fit into `limit` columns.
+    A part preferably ends after punctuation within three words, if the parts then fit into `limit` columns.
     """
     ends = [0, *accumulate(word.width for word in words)]
     shares = list(accumulate(weights))
@@ -88,10 +87,12 @@ def divided(words: Sequence[Word], weights: Sequence[float], limit: float = floa
         near = min(max(near if near == 0 or ends[min(near, len(words))] - ideal <= ideal - ends[near - 1] else near - 1,
                        first), last)  # fmt: skip
         best = near
-        for at in sorted(range(max(first, near - _NEAR), min(last, near + _NEAR) + 1), key=lambda at: abs(at - near)):
-            fits = ends[at] - ends[cuts[-1]] <= limit and (number < len(weights) - 1 or ends[-1] - ends[at] <= limit)
-            if fits and 0 < at < len(words) and unicodedata.category(words[at - 1].text[-1:] or " ") == "Po":
-                best = at
+        window = range(max(first, near - _NEAR), min(last, near + _NEAR) + 1)
+        for index in sorted(window, key=lambda index: abs(index - near)):
+            fits = ends[index] - ends[cuts[-1]] <= limit
+            fits = fits and (number < len(weights) - 1 or ends[-1] - ends[index] <= limit)
+            if fits and 0 < index < len(words) and unicodedata.category(words[index - 1].text[-1:] or " ") == "Po":
+                best = index
                 break
         cuts.append(best)
     cuts.append(len(words))
@@ -104,7 +105,7 @@ def joined(words: Sequence[Word]) -> str:
 
 
 def wrapped(words: Sequence[Word], lines: int, limit: int) -> list[str]:
-    """Returns the words in as many lines of about equal width, or in more where these would be over `limit` columns."""
+    """Returns the words in that many lines of about equal width, or in more lines if they exceed `limit` columns."""
     width = sum(word.width for word in words)
     lines = max(1, min(len(words), max(lines, -(-width // limit))))
     return [joined(part) for part in divided(words, [1.0] * lines, limit)]

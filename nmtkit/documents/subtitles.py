@@ -1,11 +1,11 @@
-"""Subtitles: SubRip (.srt) and WebVTT (.vtt, the W3C's).
+"""Subtitles: SubRip (.srt) and WebVTT (.vtt, W3C).
 
-Read here and not by a library: srt, webvtt-py and pysubs2 make objects of cues and write these anew, with other
-numbers, times, line ends and blank lines, or without notes, styles and tags. Here only the lines of text change.
+The libraries srt, webvtt-py and pysubs2 write cues anew, with other numbers, times, line ends and blank lines, or
+without notes, styles and tags. Here only the lines of text change.
 
-A line break within a cue, or the end of one, is seldom the end of a sentence. So the lines of a cue are translated
-together, and cues in which one sentence runs too; the translation is divided among the cues in proportion to
-the characters that each had, which is by its time as far as the source was, and each cue's part into lines.
+A line break within a cue, or the end of a cue, is seldom the end of a sentence. So the lines of a cue are translated
+together, and so are the cues of one sentence. The translation is divided among the cues in proportion to the characters
+that each cue had, and each part is divided into lines.
 """
 
 import html
@@ -14,44 +14,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nmtkit.documents.encoding import Encoding, decode
-from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
-from nmtkit.documents.interface import Document, Edit, ReadOptions, line_of, lines_of, newline_of, without_white_space
-from nmtkit.documents.lines import Word, divided, ends_sentence, goes_on, words_of, wrapped
-from nmtkit.text.alignment import UNSPACED
+from nmtkit.documents.inline import Inline, Piece, has_words, trimmed
+from nmtkit.documents.interface import (
+    Document,
+    Edit,
+    ReadOptions,
+    line_of,
+    line_spans,
+    newline_of,
+    without_white_space,
+)
+from nmtkit.documents.lines import Word, continues, divided, ends_sentence, words_of, wrapped
+from nmtkit.text.alignment import UNSPACED, Span
 
-WIDTH = 42  # columns of a line, as most guides for subtitles ask for; or what the longest line before had
-MOST_CUES = 6  # of a sentence
-GAP = 2000  # milliseconds between cues, above which no sentence goes on
+WIDTH = 42  # columns of a line, as most guides for subtitles require, unless a line of the source is wider
+MAX_CUES = 6  # cues of one sentence
+MAX_GAP = 2000  # milliseconds between cues; no sentence continues after a longer gap
 
-_CLOCK = r"(?:(\d+):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
-_TIMING = re.compile(rf"[ \t]*{_CLOCK}[ \t]*-->[ \t]*{_CLOCK}(?:[ \t].*)?")
-_NUMBER = re.compile(r"[ \t]*\d+[ \t]*")
-_DASH = re.compile(r"\s*[-–—‐][ \u00a0]?(?=\S)")
-_SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*>|\{\\[^{}\r\n]*\}|\{[A-Za-z]:[^{}\r\n]*\}|[♪♫]+")
-_VTT_CODE = re.compile(r"<[^<>\r\n]*>|[♪♫]+")
+_CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
+_TIMING = re.compile(rf"[ \t]*+{_CLOCK}[ \t]*+-->[ \t]*+{_CLOCK}(?:[ \t].*)?")
+_NUMBER = re.compile(r"[ \t]*+\d++[ \t]*+")
+_DASH = re.compile(r"\s*+[-–—‐][ \u00a0]?(?=\S)")
+_SRT_CODE = re.compile(r"</?[A-Za-z][^<>\r\n]*+>|\{\\[^{}\r\n]*+\}|\{[A-Za-z]:[^{}\r\n]*+\}|[♪♫]++")
+_VTT_CODE = re.compile(r"<[^<>\r\n]*+>|[♪♫]++")
 
 
 @dataclass(frozen=True)
 class Cue:
-    """A subtitle: when it shows, in milliseconds, and the places of its lines of text."""
+    """A subtitle: its times in milliseconds, and the positions of its lines of text."""
 
     start: int
     end: int
-    lines: list[tuple[int, int]]
+    lines: list[Span]
 
 
 @dataclass
 class Block:
-    """Lines of a cue that are translated together; `pieces` are those between the codes at either end."""
+    """Lines of a cue that are translated together. `pieces` are without the codes at both ends."""
 
     cue: int
-    start: int  # place in the file of what changes
+    start: int  # position in the file of the part that changes
     end: int
     lines: int
     width: int  # columns of the longest line
     pieces: list[Piece]
-    only: bool  # the first and last block of a cue may go on in others
-    last: bool
+    first: bool = False  # in its cue
+    last: bool = False
 
     @property
     def text(self) -> str:
@@ -63,7 +71,7 @@ class Block:
 
 
 def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
-    """Returns start and end in milliseconds of a line of times, None for another line. Raises ValueError."""
+    """Returns the times of a line in milliseconds, or None for a line of text. Raises ValueError for invalid times."""
     if "-->" not in text[start:end]:
         return None
     match = _TIMING.fullmatch(text, start, end)
@@ -71,7 +79,7 @@ def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
         if not re.match(r"\s*\d+:", text[start:end]):
             return None
         raise ValueError(
-            f"line {line_of(text, start)}: {text[start:end].strip()[:60]!r} is no time of a subtitle, as "
+            f"line {line_of(text, start)}: {text[start:end].strip()[:60]!r} is not a time such as "
             "00:01:02,500 --> 00:01:04,000"
         )
     numbers = [int(group or 0) for group in match.groups()]
@@ -82,7 +90,7 @@ def timing(text: str, start: int, end: int) -> tuple[int, int] | None:
 
 
 class Subtitles(Document):
-    """Cues, each with its lines."""
+    """A file of cues."""
 
     code: re.Pattern[str]
 
@@ -95,14 +103,29 @@ class Subtitles(Document):
         super().__init__(text, encoding, options)
         self.cues = list(self.read_cues())
         if not self.cues and text.strip():
-            raise ValueError("it has no subtitle: no line has times, as 00:01:02,500 --> 00:01:04,000")
+            raise ValueError("it has no subtitle: no line has times such as 00:01:02,500 --> 00:01:04,000")
         blocks = [block for number, cue in enumerate(self.cues) for block in self.blocks(number, cue)]
         self.chains = list(self.chains_of(blocks))
         self.inlines = [Inline(self.chained(chain)) for chain in self.chains]
         self.segments = [inline.markup for inline in self.inlines]
 
     def read_cues(self) -> Iterator[Cue]:
-        raise NotImplementedError
+        """Yields the cues. A cue goes to the next line of times, without the number before that line."""
+        lines = line_spans(self.text)
+        times = [(index, each) for index, line in enumerate(lines) if (each := timing(self.text, *line)) is not None]
+        for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
+            last = len(lines)
+            if following is not None:
+                last = following[0] - self.has_identifier(lines, following[0])
+            yield Cue(start, end, self.text_lines(lines[index + 1 : last]))
+
+    def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
+        """Returns whether the line before the line of times at `index` is the number of the cue."""
+        return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
+
+    def text_lines(self, lines: Sequence[Span]) -> list[Span]:
+        """Returns the lines of text, from the lines between the times of a cue and the next cue."""
+        return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
         """Returns the texts and codes of a line."""
@@ -124,21 +147,21 @@ class Subtitles(Document):
         return text
 
     def blocks(self, number: int, cue: Cue) -> Iterator[Block]:
-        """Yields the lines of a cue in groups: one begins with a speaker's dash, or after the end of a sentence."""
-        groups: list[list[tuple[int, int]]] = []
+        """Yields the blocks of a cue. A block begins with the dash of a speaker, or after the end of a sentence."""
+        groups: list[list[Span]] = []
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
-            if groups and len(lines_of(self.text[groups[-1][-1][1] : start])) > 2:
+            if groups and len(line_spans(self.text[groups[-1][-1][1] : start])) > 2:
                 before = ""  # a blank line
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
-        found = [block for group in groups if (block := self.block(number, group)) is not None]
-        for index, block in enumerate(found):
-            block.only, block.last = index == 0, index == len(found) - 1
-            yield block
+        blocks = [block for group in groups if (block := self.block(number, group)) is not None]
+        if blocks:
+            blocks[0].first = blocks[-1].last = True
+        yield from blocks
 
-    def block(self, number: int, lines: Sequence[tuple[int, int]]) -> Block | None:
+    def block(self, number: int, lines: Sequence[Span]) -> Block | None:
         pieces: list[Piece] = []
         for start, end in lines:
             if pieces:
@@ -148,18 +171,18 @@ class Subtitles(Document):
         pieces = _without_dash(pieces)
         first, last = trimmed(pieces)
         pieces = pieces[first:last]
-        if not has_words(pieces) or sum(piece.role != "text" for piece in pieces) > MAX_CODES:
+        if not has_words(pieces):
             return None
         start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
         within = [(max(first, start), min(last, end)) for first, last in lines if first < end and last > start]
         width = max(_columns(self.text[first:last]) for first, last in within)
-        return Block(number, start, end, len(within), width, pieces, True, True)
+        return Block(number, start, end, len(within), width, pieces)
 
     def chains_of(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
-        """Yields blocks that one sentence runs through; a block with codes within is by itself."""
+        """Yields chains of blocks that hold one sentence. A block with codes inside is a chain of its own."""
         chain: list[Block] = []
         for block in blocks:
-            if chain and self.follows(chain[-1], block) and len(chain) < MOST_CUES:
+            if chain and self.follows(chain[-1], block) and len(chain) < MAX_CUES:
                 chain.append(block)
                 continue
             if chain:
@@ -169,12 +192,12 @@ class Subtitles(Document):
             yield chain
 
     def follows(self, before: Block, block: Block) -> bool:
-        if block.cue != before.cue + 1 or not before.last or not block.only or not (before.plain and block.plain):
+        if block.cue != before.cue + 1 or not before.last or not block.first or not (before.plain and block.plain):
             return False
         gap = self.cues[block.cue].start - self.cues[before.cue].end
         line_start = self.cues[block.cue].lines[0][0]
         dashed = _DASH.match(self.code.sub("", self.text[line_start : block.end]))
-        return -GAP < gap < GAP and not dashed and goes_on(before.text, block.text)
+        return -MAX_GAP < gap < MAX_GAP and not dashed and continues(before.text, block.text)
 
     def chained(self, chain: Sequence[Block]) -> list[Piece]:
         pieces = list(chain[0].pieces)
@@ -197,49 +220,42 @@ class Subtitles(Document):
             for block, share in zip(chain, shares, strict=True):
                 text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
                 if "-->" not in inline.text:
-                    text = text.replace("-->", "→")  # readers of subtitles take it for times
+                    text = text.replace("-->", "→")  # players read --> as times
                 edits.append((block.start, block.end, text))
         return edits
 
 
 class SubRip(Subtitles):
-    """Cues of SubRip: a number, times, lines of text; a blank line."""
+    """Cues of SubRip: a number, times, and lines of text, with a blank line after them or within them."""
 
     code = _SRT_CODE
 
-    def read_cues(self) -> Iterator[Cue]:
-        lines = lines_of(self.text)
-        times = [(index, found) for index, line in enumerate(lines) if (found := timing(self.text, *line)) is not None]
-        for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
-            last = len(lines)
-            if following is not None:
-                last = following[0] - bool(_NUMBER.fullmatch(self.text, *lines[following[0] - 1]))
-            yield Cue(start, end, [line for line in lines[index + 1 : last] if self.text[slice(*line)].strip()])
-
 
 class WebVTT(Subtitles):
-    """Cues of WebVTT, between notes, styles and regions."""
+    """Cues of WebVTT: an identifier, times, and lines of text up to an empty line (section 6.1 of the specification).
+
+    Notes, styles and regions have no times, so they are not cues.
+    """
 
     code = _VTT_CODE
 
     def read_cues(self) -> Iterator[Cue]:
         if not re.match(r"WEBVTT(?![^ \t\r\n])", self.text):
             raise ValueError("line 1: it does not begin with WEBVTT")
-        block: list[tuple[int, int]] = []
-        for line in [*lines_of(self.text), None]:
-            if line is not None and self.text[slice(*line)].strip(" \t"):
-                block.append(line)
-                continue
-            if not re.match(
-                r"(?:WEBVTT|NOTE|STYLE|REGION)(?![^ \t\r\n])", self.text[slice(*block[0])] if block else ""
-            ):
-                found = [timing(self.text, *place) for place in block[:2]]
-                at = next((at for at, times in enumerate(found) if times is not None), None)
-                if at is not None:
-                    times = found[at]
-                    assert times is not None
-                    yield Cue(*times, block[at + 1 :])
-            block = []
+        return super().read_cues()
+
+    def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
+        """Returns whether the line before the line of times at `index` is an identifier.
+
+        Text of the previous cue may come directly before the times. Then only a number after a blank line is read as
+        an identifier.
+        """
+        blank = index > 1 and not self.text[slice(*lines[index - 2])].strip()
+        return super().has_identifier(lines, index) and blank
+
+    def text_lines(self, lines: Sequence[Span]) -> list[Span]:
+        end = next((index for index, (start, end) in enumerate(lines) if start == end), len(lines))
+        return super().text_lines(lines[:end])
 
     def read_text(self, raw: str) -> str:
         return html.unescape(raw)
@@ -249,16 +265,16 @@ class WebVTT(Subtitles):
 
 
 def _code(match: re.Match[str]) -> Piece:
-    """Returns a code; a tag as <i.loud>, <v Mary> or <font color=…> finds its partner by its name."""
+    """Returns a code. A tag such as <i.loud>, <v Mary> or <font color=…> finds its partner by its name."""
     raw = match[0]
     name = re.match(r"</?([A-Za-z]+)", raw)
     role = "alone" if name is None else "closing" if raw.startswith("</") else "opening"
     word = name[1].lower() if name else ""
-    return Piece(role, "", raw, word, raw[0] in "♪♫", match.start(), match.end())  # type: ignore[arg-type]
+    return Piece(role, "", raw, word, raw[0] in "♪♫", match.start(), match.end())
 
 
 def _without_dash(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces after the dash that begins a speaker's line."""
+    """Returns the pieces after the dash of a speaker."""
     for index, piece in enumerate(pieces):
         if piece.role == "text" and piece.text.strip():
             dash = _DASH.match(piece.text)

@@ -1,11 +1,10 @@
-"""Web pages: HTML, and XHTML.
+"""Web pages: HTML and XHTML.
 
-Read by a tokenizer of its own, after the HTML standard (section 13.2.5), as far as it takes to tell text, tags,
-attributes, comments and raw text apart. Parsers of the trade (html5lib, lxml, selectolax) build a tree and write
-another file: entities, quotes, omitted tags and white space come out their way. `html.parser` knows places in the text,
-but what it takes for a tag changed with patch releases of Python, and damaged input may cost it quadratic time. Here a
-page is cut at places of the text and nothing but translations is put in, so that all else is byte for byte what it was,
-and each regular expression is linear (atomic groups).
+The tokenizer follows the HTML standard (section 13.2.5) as far as text, tags, attributes, comments and raw text must be
+told apart. html5lib, lxml and selectolax build a tree and write a different file, with other entities, quotes and white
+space. `html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input may
+cost it quadratic time. Here translations are put into the file at positions, so everything else stays byte for byte,
+and every regular expression takes linear time.
 """
 
 import html
@@ -16,41 +15,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nmtkit.documents.encoding import Encoding, decode
-from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
+from nmtkit.documents.inline import Inline, Piece, has_words, trimmed
 from nmtkit.documents.interface import Document, Edit, ReadOptions, spliced, without_white_space
-from nmtkit.documents.lines import goes_on
+from nmtkit.documents.lines import continues
+from nmtkit.text.markup import TAG, VOID, names
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-INLINE = _names(
+INLINE = names(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
     "samp small span strike strong sub sup svg time tt u var wbr"
 )
-VOID = _names("area base br col embed hr img input link meta param source track wbr")
-RAW = _names("iframe noembed noframes plaintext script style textarea title xmp")  # no tags within
-# Their text is not translated, unless they say translate="yes".
-UNTRANSLATED = _names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
-# What ends an element whose end tag may be left out (section 13.1.2.4).
+RAW = names("iframe noembed noframes plaintext script style textarea title xmp")  # elements without tags inside
+# Elements whose text is not translated, unless they have translate="yes".
+UNTRANSLATED = names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
+# The start tags that end an element whose end tag may be left out (section 13.1.2.4).
 ENDED_BY = {
-    "p": _names("address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 "
+    "p": names("address article aside blockquote details div dl fieldset figcaption figure footer form h1 h2 h3 h4 h5 "
         "h6 header hgroup hr main menu nav ol p pre section table ul"),
-    "li": frozenset(["li"]), "dt": frozenset(["dt", "dd"]), "dd": frozenset(["dt", "dd"]),
-    "td": frozenset(["td", "th", "tr", "tbody", "tfoot"]), "th": frozenset(["td", "th", "tr", "tbody", "tfoot"]),
-    "tr": frozenset(["tr", "tbody", "tfoot"]), "option": frozenset(["option", "optgroup"]),
+    "li": names("li"), "dt": names("dt dd"), "dd": names("dt dd"), "td": names("td th tr tbody tfoot"),
+    "th": names("td th tr tbody tfoot"), "tr": names("tr tbody tfoot"), "option": names("option optgroup"),
 }  # fmt: skip
-ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}  # of what may hold a >
-ATTRIBUTES = _names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
-LABELLED = _names("optgroup option track")  # whose label is shown
-BUTTONS = frozenset(["button", "reset", "submit"])  # types of input whose value is shown
-DESCRIPTIONS = _names(
+ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}  # constructs that may hold a >
+ATTRIBUTES = names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
+LABELLED = names("optgroup option track")  # elements that show their label
+BUTTONS = names("button reset submit")  # types of <input> that show their value
+DESCRIPTIONS = names(
     "description og:description og:title og:image:alt twitter:description twitter:title twitter:image:alt"
 )
-RIGHT_TO_LEFT = _names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
+RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
-_TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|))*+)>")
 _ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
 _CHARSET = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
@@ -58,7 +50,7 @@ _DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 
 @dataclass(frozen=True)
 class Token:
-    """A run of text, a tag, or anything else; `name` of a tag in small letters."""
+    """A run of text, a tag, or another construct. `name` is the name of a tag in small letters."""
 
     kind: str  # text, opening, closing, other
     start: int
@@ -67,11 +59,11 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yields tokens end to end. What begins and does not end, as a comment, goes to the end of the page."""
-    cursor = 0  # of text that has not been yielded
-    place = 0
-    while (at := text.find("<", place)) >= 0:
-        tag = _TAG.match(text, at)
+    """Yields tokens that add up to the page. A comment without an end goes to the end of the page."""
+    cursor = 0  # start of the text that has not been yielded
+    position = 0
+    while (at := text.find("<", position)) >= 0:
+        tag = TAG.match(text, at)
         if tag is not None:
             kind, end, name = ("closing" if tag[1] else "opening"), tag.end(), tag[2].lower()
         elif text.startswith("<!--", at):
@@ -82,15 +74,15 @@ def tokens(text: str) -> Iterator[Token]:
             close = text.find(mark, at)
             kind, end, name = "other", close + len(mark) if close >= 0 else len(text), ""
         else:
-            place = at + 1
+            position = at + 1
             continue
         if cursor < at:
             yield Token("text", cursor, at)
         yield Token(kind, at, end, name)
-        cursor = place = end
+        cursor = position = end
         if kind == "opening" and name in RAW and not (text[end - 2] == "/" and is_xml(text)):
             close_tag = re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE).search(text, end)
-            cursor = place = close_tag.start() if close_tag else len(text)
+            cursor = position = close_tag.start() if close_tag else len(text)
             if end < cursor:
                 yield Token("text" if name == "title" else "other", end, cursor)
     if cursor < len(text):
@@ -102,33 +94,33 @@ def is_xml(text: str) -> bool:
 
 
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
-    """Returns place and value of the attributes of a start tag; of one that is given twice, the first.
+    """Returns start, end and value of the attributes of a start tag. If an attribute is repeated, the first counts.
 
-    The place has the quotes; the value has no entities.
+    The position includes the quotes. The value is without entities.
     """
     found: dict[str, tuple[int, int, str]] = {}
     for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
         group = next((group for group in (2, 3, 4) if match[group] is not None), None)
         if group is not None:
             quotes = int(group < 4)
-            place = match.start(group) - quotes, match.end(group) + quotes
-            found.setdefault(match[1].lower(), (*place, html.unescape(match[group])))
+            span = match.start(group) - quotes, match.end(group) + quotes
+            found.setdefault(match[1].lower(), (*span, html.unescape(match[group])))
         else:
             found.setdefault(match[1].lower(), (match.end(), match.end(), ""))
     return found
 
 
 def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
-    """Returns the names of those attributes of an element that people read."""
-    names = [attribute for attribute in found if attribute in ATTRIBUTES]
+    """Returns the names of the attributes of an element that people read."""
+    shown = [attribute for attribute in found if attribute in ATTRIBUTES]
     if name in LABELLED and "label" in found:
-        names.append("label")
+        shown.append("label")
     if name == "input" and "value" in found and found.get("type", (0, 0, ""))[2].lower() in BUTTONS:
-        names.append("value")
+        shown.append("value")
     if name == "meta" and "content" in found:
         kind = found.get("name", found.get("property", (0, 0, "")))[2].lower()
-        names += ["content"] if kind in DESCRIPTIONS else []
-    return names
+        shown += ["content"] if kind in DESCRIPTIONS else []
+    return shown
 
 
 class _Reader:
@@ -138,11 +130,11 @@ class _Reader:
         self.text, self.xml = text, is_xml(text)
         self.runs: list[list[Piece]] = []
         self.attributes: list[tuple[int, int, str]] = []
-        self.root: Token | None = None  # <html …>
+        self.root: Token | None = None  # the start tag <html …>
         self.run: list[Piece] = []
-        self.open: list[tuple[str, bool]] = []  # elements, and whether their text is translated
-        self.names: Counter[str] = Counter()  # of the open elements
-        # an element within the run that stays as it is: its start, the elements open there, whether it is a drawing
+        self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
+        self.names: Counter[str] = Counter()  # names of the open elements
+        # an element within the run that stays as it is: its start, the number of open elements, whether it is a drawing
         self.copied: tuple[int, int, bool] | None = None
 
     @property
@@ -162,15 +154,15 @@ class _Reader:
         self.flush()
 
     def add(self, role: str, token: Token) -> None:
-        """Adds a token to the run, if it is of a text that is translated."""
+        """Adds a token to the run, if text is translated here."""
         if self.copied is not None:
             return
-        if not self.translates or len(self.run) >= MAX_CODES:
+        if not self.translates:
             self.flush()
-        if self.translates:
+        else:
             text = html.unescape(self.text[token.start : token.end]) if role == "text" else ""
             spaced = token.name in ("br", "img")
-            self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))  # type: ignore[arg-type]
+            self.run.append(Piece(role, text, "", token.name, spaced, token.start, token.end))
 
     def start_tag(self, tag: Token) -> None:
         name = tag.name
@@ -180,12 +172,12 @@ class _Reader:
             self.root = tag
         inherited = self.translates
         found = attributes(self.text, tag)
-        said = found.get("translate", (0, 0, "none"))[2].lower()
+        translate = found.get("translate", (0, 0, "none"))[2].lower()
         if "notranslate" in found.get("class", (0, 0, ""))[2].split():
-            said = "no"
-        if inherited and said != "no":
+            translate = "no"
+        if inherited and translate != "no":
             self.attributes += [found[key] for key in shown_attributes(name, found)]
-        translates = said in ("yes", "") or (inherited and said != "no" and name not in UNTRANSLATED)
+        translates = translate in ("yes", "") or (inherited and translate != "no" and name not in UNTRANSLATED)
         alone = name in VOID or (self.xml and self.text[tag.end - 2] == "/")
         if name not in INLINE:
             self.flush_at_block()
@@ -206,26 +198,24 @@ class _Reader:
             self.pop(tag.end)
         if tag.name not in INLINE:
             self.flush_at_block()
-        elif not self.run or self.run[-1].end < tag.end:  # else it ended what was copied
+        elif not self.run or self.run[-1].end < tag.end:  # otherwise the tag ended the copied element
             self.add("closing", tag)
 
-    def pop(self, place: int) -> None:
-        """Closes the last open element, whose text has ended at `place`."""
+    def pop(self, position: int) -> None:
+        """Closes the last open element, whose content ends at `position`."""
         name, _ = self.open.pop()
         self.names[name] -= 1
         if self.copied is not None and len(self.open) <= self.copied[1]:
             start, self.copied = self.copied[0], None
-            if len(self.run) >= MAX_CODES:
-                self.flush()
-            self.run.append(Piece("alone", "", "", name, True, start, place))
+            self.run.append(Piece("alone", "", "", name, True, start, position))
 
     def flush_at_block(self) -> None:
-        """Ends the run at a tag that is not inline, unless it is a part of a drawing."""
+        """Ends the run at a tag that is not inline, unless the tag is a part of a drawing."""
         if self.copied is None or not self.copied[2]:
             self.flush()
 
     def flush(self) -> None:
-        """Ends the run. An element that was to be copied within it, and has a block in it, is beside it instead."""
+        """Ends the run. If a copied element holds a block, the element is not a part of the run."""
         self.copied = None
         if self.run:
             self.runs += _sentences_of(self.run)
@@ -233,7 +223,7 @@ class _Reader:
 
 
 def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
-    """Yields the parts of a run between those <br> at which no sentence goes on."""
+    """Yields the parts of a run. A part ends at a <br> unless a sentence continues after it."""
     texts = [""]
     for piece in run:
         if piece.name == "br":
@@ -244,7 +234,7 @@ def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
     for piece in run:
         if piece.name == "br":
             line += 1
-            if not goes_on(texts[line - 1], texts[line]):
+            if not continues(texts[line - 1], texts[line]):
                 yield part
                 part = []
                 continue
@@ -255,7 +245,7 @@ def _sentences_of(run: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 class WebPage(Document):
-    """A page of HTML or XHTML, or a part of one."""
+    """A page of HTML or XHTML, or a part of a page."""
 
     @classmethod
     def read(cls, data: bytes, options: ReadOptions) -> "WebPage":
@@ -307,15 +297,15 @@ class WebPage(Document):
         return quote + written(value).replace(quote, "&quot;" if quote == '"' else "&#39;") + quote
 
     def language_edits(self) -> list[Edit]:
-        """Returns what <html lang="…"> changes to; a page without any tag gets none."""
+        """Returns the changes of the attributes lang and dir of <html>. A page without <html> has no changes."""
         language = self.options.target_language
         if language is None or self.root is None:
             return []
         code = language.replace("_", "-")
         right_to_left = re.split("[-_]", language.lower())[0] in RIGHT_TO_LEFT
         found = attributes(self.text, self.root)
-        named = [name for name in ("lang", "xml:lang") if name in found]
-        wanted = dict.fromkeys(named or ["lang"], code)
+        existing = [name for name in ("lang", "xml:lang") if name in found]
+        wanted = dict.fromkeys(existing or ["lang"], code)
         if right_to_left or "dir" in found:
             wanted["dir"] = "rtl" if right_to_left else "ltr"
         edits: list[Edit] = []
@@ -334,5 +324,5 @@ class WebPage(Document):
 
 
 def written(text: str) -> str:
-    """Returns a text as HTML, with no-break spaces to be seen."""
+    """Returns a text as HTML, with visible entities for no-break spaces."""
     return html.escape(text, quote=False).replace("\u00a0", "&#160;")

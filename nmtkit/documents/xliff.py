@@ -1,53 +1,55 @@
-"""XLIFF 1.2 and 2.x (OASIS): units with a source, into which a target is written.
+"""XLIFF 1.2 and 2.x (OASIS): units with a source, each of which gets a target.
 
-Read with expat, which says where in the file everything stands, so that only targets, their states and a missing target
-language are written, and the rest is byte for byte what it was; lxml and ElementTree write a file of their own
-(quotes, entities, empty elements, namespaces). A document type is refused, and with it every entity but the five of
-XML, so that none expands or reads a file.
+expat reports the positions of all elements. So only targets, their states and a missing target language are written,
+and the rest of the file stays byte for byte; lxml and ElementTree change quotes, entities, empty elements and
+namespaces. A document type is refused. So no entity can expand or read a file.
 
-A unit is translated where it has no target, an empty one, or one whose state is new, initial or needs-translation;
-with `overwrite` any that is neither approved nor final. Machine translations are marked as such: in 1.2
-state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x state="translated" subState="nmtkit:mt".
+A unit is translated if it has no target, an empty target, or a target in the state new, initial or needs-translation;
+with `overwrite` also in every other state, unless it is approved or final. Machine translations are marked: in 1.2 by
+state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by state="translated" subState="nmtkit:mt".
+
+Escaped HTML in a source, such as &lt;b&gt;, is markup of the text: its tags are inline codes and stay escaped.
 """
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from html import escape
+from html import escape, unescape
 from typing import Any
 from xml.parsers import expat
 
 from nmtkit.documents.encoding import Encoding, decode
-from nmtkit.documents.inline import MAX_CODES, Inline, Piece, has_words, trimmed
+from nmtkit.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
 from nmtkit.documents.interface import Document, Edit, ReadOptions, newline_of, spliced, without_white_space
 
-DEPTH = 200  # of elements within each other
+MAX_DEPTH = 200  # elements within each other
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
-UNTRANSLATED = ("new", "initial", "needs-translation")  # states in which there is no translation yet
+UNTRANSLATED = ("new", "initial", "needs-translation")  # states of targets without a translation
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
            2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip
-NESTED = ("g", "pc", "mrk")  # inline elements with text in them; others are codes, with what they hold
-STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # the attribute by which a code is known to its partner
+NESTED = ("g", "pc", "mrk")  # inline elements that hold text; other inline elements are codes with their content
+STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # the attribute that identifies the pair of a code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
 _DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+_CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")  # of XML, as it is in the file
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass
 class Node:
-    """An element: its name without a prefix, and the places of its tags in the file; ends are exclusive."""
+    """An element: its name without a prefix, and the positions of its tags in the file. Ends are exclusive."""
 
     name: str
     attributes: dict[str, str]
-    xliff: bool  # of XLIFF's own namespace
+    xliff: bool  # in the namespace of XLIFF, or in none
     start: int
-    inner: int = 0  # where its content begins
+    inner: int = 0  # start of the content
     inner_end: int = 0
     end: int = 0
-    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)  # elements, and texts with their places
+    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)  # elements; texts with start and end
     parent: "Node | None" = field(default=None, repr=False)
 
     def children(self, *names: str) -> list["Node"]:
@@ -68,16 +70,16 @@ def parse(text: str) -> Node:
 
 
 class _Reader:
-    """Makes nodes of the events of expat, which says where one begins: it ends where the next begins."""
+    """Makes nodes from the events of expat. An event has a start, and ends at the start of the next event."""
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
-        self.character = _character_places(text)
+        self.character = _byte_to_character(text)
         self.root: Node | None = None
         self.open: list[Node] = []
-        self.waiting: list[tuple[Node, str]] = []  # fields that are the place of the next event
-        self.characters: tuple[int, str] | None = None  # a text that ends there
-        self.cdata: tuple[int, list[str]] | None = None  # a section: where it begins, what it says
+        self.waiting: list[tuple[Node, str]] = []  # fields that get the position of the next event
+        self.characters: tuple[int, list[str]] | None = None  # start and parts of a text that ends at the next event
+        self.cdata: tuple[int, list[str]] | None = None  # start of a section, and its texts
         parser: Any = expat.ParserCreate("utf-8", "\n")
         parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
         parser.CharacterDataHandler = self.text_found
@@ -90,13 +92,13 @@ class _Reader:
         try:
             self.parser.Parse(self.data, True)
         except expat.ExpatError as error:
-            raise ValueError(f"line {error.lineno}: it is no XML: {expat.ErrorString(error.code)}") from None
+            raise ValueError(f"line {error.lineno}: it is not valid XML: {expat.ErrorString(error.code)}") from None
         self.settle(len(self.text))
         assert self.root is not None
         return self.root
 
-    def place(self) -> int:
-        """Returns where the event is, and gives this place to what waited for it."""
+    def position(self) -> int:
+        """Returns the position of the event, and sets the fields that wait for it."""
         here = self.character(self.parser.CurrentByteIndex)
         self.settle(here)
         return here
@@ -106,15 +108,15 @@ class _Reader:
             setattr(node, name, here)
         self.waiting.clear()
         if self.characters is not None:
-            start, said = self.characters
-            self.open[-1].content.append((start, here, said))
+            start, parts = self.characters
+            self.open[-1].content.append((start, here, "".join(parts)))
             self.characters = None
 
     def start_element(self, full: str, attributes: dict[str, str]) -> None:
-        here = self.place()
+        here = self.position()
         uri, _, name = full.rpartition("\n")
-        if len(self.open) >= DEPTH:
-            self.refuse(f"more than {DEPTH} elements within each other")
+        if len(self.open) >= MAX_DEPTH:
+            self.refuse(f"more than {MAX_DEPTH} elements within each other")
         named = {key.rpartition("\n")[2] if key.startswith("http://www.w3.org/XML/") else key: value
                  for key, value in attributes.items()}  # fmt: skip
         node = Node(name, named, not uri or bool(NAMESPACE.fullmatch(uri)), here)
@@ -127,22 +129,24 @@ class _Reader:
         self.waiting.append((node, "inner"))
 
     def end_element(self, _: str) -> None:
-        here = self.place()
+        here = self.position()
         node = self.open.pop()
         node.inner_end = node.end = here
-        if not self.text.endswith("/>", 0, node.inner):  # else expat says that it ends after its only tag
+        if not self.text.endswith("/>", 0, node.inner):  # otherwise expat reports the end after the only tag
             self.waiting.append((node, "end"))
 
-    def text_found(self, said: str) -> None:
+    def text_found(self, text: str) -> None:
         if self.cdata is not None:
-            self.cdata[1].append(said)
-            return
-        here = self.place()
-        if self.open:
-            self.characters = here, said
+            self.cdata[1].append(text)
+        elif self.characters is not None:  # an entity or a line end separates the parts of a text
+            self.characters[1].append(text)
+        else:
+            here = self.position()
+            if self.open:
+                self.characters = here, [text]
 
     def start_cdata(self) -> None:
-        self.cdata = self.place(), []
+        self.cdata = self.position(), []
 
     def end_cdata(self) -> None:
         assert self.cdata is not None
@@ -151,40 +155,64 @@ class _Reader:
         self.open[-1].content.append((start, end, "".join(parts)))
 
     def other(self, *_: str) -> None:
-        self.place()
+        self.position()
 
     def doctype(self, *_: Any) -> None:
-        self.refuse("a document type, which XLIFF does not have, is refused")
+        self.refuse("a document type is not allowed in XLIFF; remove it")
 
-    def refuse(self, what: str) -> None:
-        raise ValueError(f"line {self.parser.CurrentLineNumber}: {what}")
+    def refuse(self, reason: str) -> None:
+        raise ValueError(f"line {self.parser.CurrentLineNumber}: {reason}")
 
 
-def _character_places(text: str) -> Any:
-    """Returns a function from a byte of the text in UTF-8 to its character."""
+def _texts(node: Node) -> Iterator[str]:
+    for child in node.content:
+        if not isinstance(child, Node):
+            yield child[2]
+        elif child.name in NESTED:
+            yield from _texts(child)
+
+
+def _byte_to_character(text: str) -> Any:
+    """Returns a function from the index of a byte of the text in UTF-8 to the index of its character."""
     if text.isascii():
         return lambda byte: byte
     step = 4096
-    known = [0]
+    starts = [0]  # byte of every 4096th character
     for first in range(0, len(text), step):
-        known.append(known[-1] + len(text[first : first + step].encode()))
+        starts.append(starts[-1] + len(text[first : first + step].encode()))
 
     def character(byte: int) -> int:
-        block = min(bisect_right(known, byte) - 1, len(known) - 1)
+        block = min(bisect_right(starts, byte) - 1, len(starts) - 1)
         first = block * step
-        return first + len(text[first : first + step].encode()[: byte - known[block]].decode())
+        return first + len(text[first : first + step].encode()[: byte - starts[block]].decode())
 
     return character
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a source that is translated. With `markup`, its text is escaped HTML."""
+
+    start: int
+    end: int
+    inline: Inline
+    markup: bool
+
+    def written(self, piece: Piece) -> str:
+        """Returns a piece of the translation as XML."""
+        if piece.role != "text":
+            return piece.raw
+        return written(escape(piece.text, quote=False) if self.markup else piece.text)
+
+
+@dataclass(frozen=True)
 class Unit:
-    """A source to translate: `content` is the element whose content the target gets, `parts` what of it changes."""
+    """A source to translate. The target gets the content of the element `content`, with translated `parts`."""
 
     source: Node
     content: Node
     target: Node | None
-    parts: list[tuple[int, int, Inline]]
+    parts: list[Part]
 
 
 class Xliff(Document):
@@ -203,13 +231,13 @@ class Xliff(Document):
         self.root = parse(text)
         version = self.root.attributes.get("version", "")
         if self.root.name != "xliff" or version[:2] not in ("1.", "2."):
-            raise ValueError(f"it is no XLIFF 1.2 or 2.x, but <{self.root.name[:40]}> of version {version[:20]!r}")
+            raise ValueError(f"it is not XLIFF 1.2 or 2.x, but <{self.root.name[:40]}> of version {version[:20]!r}")
         self.version = int(version[0])
         self.units = [unit for node in self.nodes(self.root) if (unit := self.unit(node)) is not None]
-        self.segments = [inline.markup for unit in self.units for _, _, inline in unit.parts]
+        self.segments = [part.inline.markup for unit in self.units for part in unit.parts]
 
     def nodes(self, node: Node) -> Iterator[Node]:
-        """Yields the units of XLIFF 1, the segments of XLIFF 2."""
+        """Yields the units of XLIFF 1, or the segments of XLIFF 2."""
         for child in node.content:
             if isinstance(child, Node) and child.xliff:
                 if child.name == ("trans-unit" if self.version == 1 else "segment"):
@@ -218,7 +246,7 @@ class Xliff(Document):
                     yield from self.nodes(child)
 
     def unit(self, node: Node) -> Unit | None:
-        """Returns what to translate of a unit or segment, None if there is nothing."""
+        """Returns the unit of an element, or None if it has nothing to translate."""
         sources, targets = node.children("source"), node.children("target")
         if not sources or node.inherited("translate") == "no":
             return None
@@ -234,24 +262,27 @@ class Xliff(Document):
         parts = [part for container in marks or [content] if (part := self.part(container)) is not None]
         return Unit(sources[0], content, target, parts) if parts else None
 
-    def part(self, container: Node) -> tuple[int, int, Inline] | None:
-        pieces = list(self.pieces(container))
-        first, last = trimmed(pieces)
-        pieces = pieces[first:last]
-        if not has_words(pieces) or sum(piece.role != "text" for piece in pieces) > MAX_CODES:
+    def part(self, container: Node) -> Part | None:
+        markup = is_markup("".join(_texts(container)))
+        pieces = list(self.pieces(container, markup))
+        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:  # a section is written as a whole
+            first, last = trimmed(pieces)
+            pieces = pieces[first:last]
+        if not has_words(pieces):
             return None
-        return *without_white_space(self.text, pieces[0].start, pieces[-1].end), Inline(pieces)
+        start, end = without_white_space(self.text, pieces[0].start, pieces[-1].end)
+        return Part(start, end, Inline(pieces), markup)
 
-    def pieces(self, node: Node) -> Iterator[Piece]:
+    def pieces(self, node: Node, markup: bool) -> Iterator[Piece]:
         for child in node.content:
             if not isinstance(child, Node):
-                yield Piece("text", child[2], start=child[0], end=child[1])
+                yield from self.text_pieces(*child, markup)
                 continue
             kept = child.attributes.get("translate") == "no" or child.attributes.get("mtype") == "protected"
             if child.xliff and child.name in NESTED and not kept and child.inner < child.end:
                 name = f"{child.name} {child.start}"
                 yield self.code("opening", child.start, child.inner, name)
-                yield from self.pieces(child)
+                yield from self.pieces(child, markup)
                 yield self.code("closing", child.inner_end, child.end, name)
                 continue
             role = "opening" if child.name in STARTS else "closing" if child.name in ENDS else "alone"
@@ -259,8 +290,21 @@ class Xliff(Document):
             name = child.attributes.get("rid", child.attributes.get(key, ""))
             yield self.code(role, child.start, child.end, name)
 
+    def text_pieces(self, start: int, end: int, text: str, markup: bool) -> Iterator[Piece]:
+        """Yields the pieces of a text. Tags in it, which are escaped in the file, are codes."""
+        section = self.text.startswith("<![CDATA[", start)
+        offsets = [start + match.start() for match in _CHARACTER.finditer(self.text[start:end])] + [end]
+        split = split_markup(text) if section or len(offsets) == len(text) + 1 else [("text", 0, len(text), "")]
+        for role, first, last, name in split:
+            part, span = text[first:last], (start, end) if section else (offsets[first], offsets[last])
+            if role == "text":
+                yield Piece("text", unescape(part) if markup else part, start=span[0], end=span[1])
+            else:
+                raw = written(part) if section else self.text[slice(*span)]
+                yield Piece(role, "", raw, f"<{name}", role == "alone", *span)
+
     def code(self, role: str, start: int, end: int, name: str) -> Piece:
-        return Piece(role, "", self.text[start:end], name, role == "alone", start, end)  # type: ignore[arg-type]
+        return Piece(role, "", self.text[start:end], name, role == "alone", start, end)
 
     def edits(self, translations: Sequence[str]) -> list[Edit]:
         edits: list[Edit] = []
@@ -268,11 +312,10 @@ class Xliff(Document):
         files: dict[int, Node] = {}
         for unit in self.units:
             inner: list[Edit] = []
-            for start, end, inline in unit.parts:
-                pieces = inline.restored(next(following))
+            for part in unit.parts:
+                pieces = part.inline.restored(next(following))
                 if pieces is not None:
-                    new = [piece.raw if piece.role != "text" else written(piece.text) for piece in pieces]
-                    inner.append((start, end, "".join(new)))
+                    inner.append((part.start, part.end, "".join(map(part.written, pieces))))
             edits += self.target_edits(unit, spliced(self.text, inner, unit.content.inner, unit.content.inner_end))
             file = unit.source
             while file.parent is not None and file.name != ("file" if self.version == 1 else "xliff"):
@@ -286,7 +329,7 @@ class Xliff(Document):
         return edits
 
     def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
-        """Yields what puts the content into the target, which is made if there is none, and sets the state."""
+        """Yields the edits that write a target, with its state, or insert a new target."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
         if self.version == 2:
@@ -308,7 +351,7 @@ class Xliff(Document):
         yield unit.content.end, unit.content.end, f"{before}<{name}{attributes}>{content}</{name}>"
 
     def start_tag(self, node: Node, attributes: dict[str, str]) -> Edit:
-        """Returns what sets attributes of an element."""
+        """Returns the edit that sets attributes of an element."""
         tag = self.text[node.start : node.inner]
         for name, value in attributes.items():
             found = re.search(rf"\s{re.escape(name)}\s*=\s*(\"[^\"]*\"|'[^']*')", tag)

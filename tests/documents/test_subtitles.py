@@ -153,7 +153,7 @@ def test_a_translation_cannot_make_a_cue():
     [
         ("Hello\n", "srt", r"film\.srt: it has no subtitle"),
         ("1\n00:00:01 -> 2\nHello\n", "srt", "it has no subtitle"),
-        ("1\n00:00:01,000 --> soon\nHello\n", "srt", r"film\.srt: line 2: '00:00:01,000 --> soon' is no time"),
+        ("1\n00:00:01,000 --> soon\nHello\n", "srt", r"film\.srt: line 2: '00:00:01,000 --> soon' is not a time"),
         ("00:01.000 --> 00:02.000\nHello\n", "vtt", r"film\.vtt: line 1: it does not begin with WEBVTT"),
         ("WEBVTTX\n", "vtt", "line 1"),
     ],

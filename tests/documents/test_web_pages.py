@@ -7,10 +7,11 @@ import pytest
 from document_standins import plain, upper
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from work import operations
 
 from nmtkit.documents import ReadOptions, read_document
-from nmtkit.documents.inline import MAX_CODES
 from nmtkit.documents.web import tokens
+from nmtkit.text.alignment import Link, words
 from nmtkit.text.markup import marked
 
 PAGE = """<!DOCTYPE html>
@@ -101,7 +102,7 @@ def test_the_encoding_is_kept_and_what_it_lacks_is_written_as_a_number(data, exp
 
 @pytest.mark.parametrize("name", ["zlib_codec", "utf-7", "unicode_escape", "idna", "none-such", "rot13"])
 def test_an_encoding_that_is_none_of_text_is_refused(name):
-    with pytest.raises(ValueError, match=r"page\.html: it says that its encoding is"):
+    with pytest.raises(ValueError, match=r"page\.html: the file declares the encoding"):
         read_document(f"<meta charset={name}><p>x".encode(), "html", "page.html")
 
 
@@ -172,13 +173,53 @@ def test_text_is_what_an_independent_parser_of_html5_finds():
     assert "".join(next(tree.iter("script")).itertext()) == 'if (a < b) { x = "<p>no</p>" }'
 
 
-@pytest.mark.parametrize("part", ["<b>x", "<code>y</code>", "x<!-- c -->"])
-def test_a_segment_has_no_more_codes_than_can_be_put_back(part):
-    document = read_document(f"x{part * 1000}x".encode(), "html", "page.html")
-    assert max(segment.count("<g") for segment in document.segments) <= MAX_CODES
-    for segment in document.segments:
-        line = marked(segment)
-        line.restore(line.text, [])
+@pytest.mark.parametrize("part", [" <b>x", " x<code>y</code>", " x<!-- c -->", " <i>x</i>"])
+def test_a_segment_with_thousands_of_codes_is_put_back(part):
+    page = f"x{part * 5000} x"
+    document = read_document(page.encode(), "html", "page.html")
+    (segment,) = document.segments
+    line = marked(segment)
+    target = line.text.upper()
+    links = [Link(*span, *span) for span in words(target)]
+    found = document.render([line.restore(target, links)])
+    assert found == page.replace("x", "X")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("Use <code>a</code> (see below) now.", "USE <code>a</code> (SEE BELOW) NOW."),
+        ("Use <code>a</code> “here”.", "USE <code>a</code> “HERE”."),
+        ("Use <code>a</code> - or not.", "USE <code>a</code> - OR NOT."),
+        ("Use <code>a</code>, then <code>b</code>.", "USE <code>a</code>, THEN <code>b</code>."),
+        ("Use (<code>a</code>) or <code>b</code>s.", "USE (<code>a</code>) OR <code>b</code>S."),
+        ("x <code>a</code> <code>b</code> <i>see</i> y", "X <code>a</code> <code>b</code> <i>SEE</i> Y"),
+        ("Use <code>a</code><code>b</code> now", "USE <code>a</code><code>b</code> NOW"),
+        ("<img src=a> (one)", "<img src=a> (ONE)"),
+    ],
+)
+def test_spaces_around_inline_codes_stay(source, expected):
+    assert translated(f"<p>{source}</p>") == f"<p>{expected}</p>"
+
+
+def test_twenty_thousand_nested_elements_are_translated():
+    page = "<p>" + "<b>" * 20_000 + "one <i>two</i>" + "</b>" * 20_000 + "</p>"
+    assert translated(page) == page.replace("one", "ONE").replace("two", "TWO")
+
+
+@pytest.mark.parametrize(
+    "unit", ["<b>x ", "<a ='\">", "<a =\"'<a ='\"", "<!--", "<p x=1 ", "<code>y</code> ", "<br>x "]
+)
+def test_the_work_grows_linearly_with_the_page(unit):
+    def work(length: int) -> int:
+        page = (unit * (length // len(unit))).encode()
+        return operations(lambda: render(page))
+
+    def render(page: bytes) -> None:
+        document = read_document(page, "html", "page.html")
+        document.render([upper(segment) for segment in document.segments])
+
+    assert work(16_000) < 6 * work(4_000) + 10_000
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """XLIFF 1.2 and 2.x: targets, states and inline codes; and attacks by XML."""
 
 import re
+import shutil
+import subprocess
+from xml.etree import ElementTree
 
 import pytest
 from document_standins import upper
@@ -94,6 +97,47 @@ def test_what_is_translated_is_translated_anew_but_not_what_is_final():
     assert ">SEEN</x:target>" in found and ">Ende</x:target>" in found
 
 
+def target(source: str, translate=upper) -> str:
+    text = f'<xliff version="1.2"><file><body><trans-unit id="1"><source>{source}</source></trans-unit></body>'
+    text += "</file></xliff>"
+    document = read_document(text.encode(), "xliff", "app.xlf")
+    found = document.encoded(document.render([translate(segment) for segment in document.segments])).decode()
+    check_xml(found)
+    return re.search(r"<target [^<>]*>(.*)</target>", found)[1]
+
+
+def check_xml(text: str) -> None:
+    ElementTree.fromstring(text)
+    if shutil.which("xmllint"):
+        result = subprocess.run(["xmllint", "--noout", "-"], input=text.encode(), capture_output=True)
+        assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("Hello &lt;b>big&lt;/b&gt; world", "HELLO &lt;b>BIG&lt;/b&gt; WORLD"),
+        ("&lt;p&gt;Hello &lt;i class=&quot;x&quot;&gt;world&lt;/i&gt;&lt;/p&gt;",
+         "&lt;p&gt;HELLO &lt;i class=&quot;x&quot;&gt;WORLD&lt;/i&gt;&lt;/p&gt;"),
+        ("&#60;b&#62;One&#60;/b&#62; &#x3C;br/&#x3e; two", "&#60;b&#62;ONE&#60;/b&#62; &#x3C;br/&#x3e; TWO"),
+        ("&lt;b&gt;Salt &amp;amp; pepper&lt;/b&gt; &amp;eacute;", "&lt;b&gt;SALT &amp;amp; PEPPER&lt;/b&gt; É"),
+        ("Salt &amp; pepper, 1 &lt; 2", "SALT &amp; PEPPER, 1 &lt; 2"),
+        ("Use &lt;file&gt; (see below)", "USE &lt;file&gt; (SEE BELOW)"),
+        ("<![CDATA[<p>Hello <b>big</b> & small</p>]]>",
+         "&lt;p&gt;HELLO &lt;b&gt;BIG&lt;/b&gt; &amp; SMALL&lt;/p&gt;"),
+        ('<g id="1">&lt;b&gt;One&lt;/b&gt;</g> two', '<g id="1">&lt;b&gt;ONE&lt;/b&gt;</g> TWO'),
+    ],
+)  # fmt: skip
+def test_escaped_html_is_markup_of_the_text_and_stays_escaped(source, expected):
+    assert target(source) == expected
+
+
+def test_the_translator_gets_escaped_html_as_codes():
+    text = '<xliff version="1.2"><file><body><trans-unit id="1"><source>A &lt;b>big&lt;/b> &amp;amp; old dog</source>'
+    text += "</trans-unit></body></file></xliff>"
+    assert read_document(text.encode(), "xliff", "app.xlf").segments == ["A <g1>big</g1> &amp; old dog"]
+
+
 def test_another_encoding_is_kept():
     text = '<?xml version="1.0" encoding="ISO-8859-1"?><xliff version="1.2"><file><body><trans-unit id="ü"><source>Grün'
     text += "</source></trans-unit></body></file></xliff>"
@@ -106,16 +150,19 @@ def test_another_encoding_is_kept():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('<!DOCTYPE a [<!ENTITY b "c">]><xliff version="1.2"/>', "line 1: a document type, which XLIFF does not have"),
+        (
+            '<!DOCTYPE a [<!ENTITY b "c">]><xliff version="1.2"/>',
+            "line 1: a document type is not allowed",
+        ),
         ('<!DOCTYPE a SYSTEM "file:///etc/passwd"><xliff/>', "a document type"),
         ('<!DOCTYPE a [<!ENTITY % b SYSTEM "http://x/y"> %b;]><xliff/>', "a document type"),
-        ('<xliff version="1.2">&b;</xliff>', "line 1: it is no XML: undefined entity"),
-        ("<xliff version='1.2'>\n<file>", r"app\.xlf: line 2: it is no XML: no element found"),
-        ("<xliff version='1.2'>\n<file></xliff>", "line 2: it is no XML: mismatched tag"),
-        ("<tmx version='1.4'/>", "it is no XLIFF 1.2 or 2.x, but <tmx>"),
+        ('<xliff version="1.2">&b;</xliff>', "line 1: it is not valid XML: undefined entity"),
+        ("<xliff version='1.2'>\n<file>", r"app\.xlf: line 2: it is not valid XML: no element found"),
+        ("<xliff version='1.2'>\n<file></xliff>", "line 2: it is not valid XML: mismatched tag"),
+        ("<tmx version='1.4'/>", "it is not XLIFF 1.2 or 2.x, but <tmx>"),
         ("<a>" * 100_000, "line 1: more than 200 elements within each other"),
         ("", "no element found"),
-        ("<?xml version='1.0' encoding='utf-7'?><a/>", "it says that its encoding is 'utf-7'"),
+        ("<?xml version='1.0' encoding='utf-7'?><a/>", "the file declares the encoding 'utf-7'"),
     ],
 )
 def test_what_is_no_xliff_is_refused_with_its_line(text, message):

@@ -1,0 +1,65 @@
+"""Plural forms of languages in catalogues of gettext."""
+
+import gettext
+import re
+from collections.abc import Callable
+
+MAX_FORMS = 10  # of a plural; Arabic has 6
+
+_SLAVIC = "n%10>=2 && n%10<=4 && (n%100<12 || n%100>14) ? 1 : 2"
+# Number of forms, rule and languages, from the table of Unicode CLDR. Other languages have n != 1, like English.
+_RULES = (
+    (1, "0", "ja jpn ko kor zh zho cmn vi vie th tha id ind ms msa zsm lo lao my mya km khm jv jav yo yor bo bod"),
+    (2, "n > 1", "fr fra pt_br hi hin fa fas pes bn ben gu guj kn kan am amh zu zul hy hye pa pan as asm oc oci mg mlg "
+                 "ti tir ln lin fil tl tgl ff wa ak aka si sin kab"),
+    (2, "n%10!=1 || n%100==11", "is isl mk mkd"),
+    (3, f"n%10==1 && n%100!=11 ? 0 : {_SLAVIC}", "ru rus uk ukr be bel sr srp hr hrv bs bos"),
+    (3, f"n==1 ? 0 : {_SLAVIC}", "pl pol"),
+    (3, "n==1 ? 0 : n>=2 && n<=4 ? 1 : 2", "cs ces sk slk"),
+    (3, "n%10==1 && (n%100<11 || n%100>19) ? 0 : n%10>=2 && (n%100<11 || n%100>19) ? 1 : 2", "lt lit"),
+    (3, "n%10==1 && n%100!=11 ? 0 : n!=0 ? 1 : 2", "lv lav lvs"),
+    (3, "n==1 ? 0 : n==0 || (n%100>0 && n%100<20) ? 1 : 2", "ro ron mo"),
+    (3, "n==1 ? 0 : n==2 ? 1 : 2", "he heb iw"),
+    (4, "n%100==1 ? 0 : n%100==2 ? 1 : n%100==3 || n%100==4 ? 2 : 3", "sl slv"),
+    (4, "n==1 || n==11 ? 0 : n==2 || n==12 ? 1 : n>2 && n<20 ? 2 : 3", "gd gla"),
+    (4, "n==1 ? 0 : n==0 || (n%100>1 && n%100<11) ? 1 : n%100>10 && n%100<20 ? 2 : 3", "mt mlt"),
+    (5, "n==1 ? 0 : n==2 ? 1 : n>2 && n<7 ? 2 : n>6 && n<11 ? 3 : 4", "ga gle"),
+    (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n==3 ? 3 : n==6 ? 4 : 5", "cy cym"),
+    (6, "n==0 ? 0 : n==1 ? 1 : n==2 ? 2 : n%100>=3 && n%100<=10 ? 3 : n%100>=11 ? 4 : 5", "ar ara arb"),
+)  # fmt: skip
+_BY_LANGUAGE = {language: (count, rule) for count, rule, languages in _RULES for language in languages.split()}
+
+
+def plural_rule(language: str | None) -> str:
+    """Returns the value of Plural-Forms for the code of a language, such as ru, rus_Cyrl or pt-BR."""
+    code = (language or "").lower().replace("-", "_")
+    count, rule = _BY_LANGUAGE.get(code) or _BY_LANGUAGE.get(code.split("_")[0]) or (2, "n != 1")
+    return f"nplurals={count}; plural=({rule});"
+
+
+class Plurals:
+    """The plural forms by the Plural-Forms of a header: their number, and the numbers that each form is for.
+
+    `count` is None if the header has no valid rule.
+    """
+
+    def __init__(self, header: str) -> None:
+        match = re.search(r"Plural-Forms:\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=([^;\n]{1,500});?", header)
+        self.count = int(match[1]) if match and 0 < int(match[1]) <= MAX_FORMS else None
+        self.numbers: dict[int, set[int]] = {}  # of each form
+        try:
+            rule: Callable[[int], int] = gettext.c2py(match[2]) if match else int
+            for number in range(201):
+                self.numbers.setdefault(rule(number), set()).add(number)
+        except (ValueError, RecursionError, ArithmeticError):
+            self.count = None
+
+    def is_singular(self, form: int, same_placeholders: bool) -> bool:
+        """Returns whether a form is the translation of msgid, and not of msgid_plural.
+
+        A form for 1 and other numbers, such as 21 in Russian, is so if both texts have the same placeholders.
+        """
+        numbers = self.numbers.get(form, set())
+        if 1 not in numbers or self.count == 1:
+            return False
+        return numbers == {1} or same_placeholders
