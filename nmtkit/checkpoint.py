@@ -82,10 +82,7 @@ def save(path: Path, contents: Checkpoint) -> None:
     """Writes `path`, whole or not at all. Raises OSError: for a full disk, say, and where `path` is no file."""
     contents = {name: value for name, value in contents.items() if name not in ("nmtkit", "checksum")}
     with atomic_write(path) as file:
-        try:
-            torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)
-        except RuntimeError as error:  # so torch's zip writer reports a failed write
-            raise OSError(str(error)) from error
+        torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:

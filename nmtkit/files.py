@@ -1,43 +1,80 @@
-"""Files that appear whole or not at all, and outlast a power cut. Imports no torch: preprocessing needs none."""
+"""Files and folders that appear completely or not at all, and survive a power cut. Imports no torch."""
 
+import errno
+import io
 import os
 import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _RecordingFile(io.FileIO):
+    """A file that keeps the error of a failed write, which writers such as torch.save replace by an obscure error."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file beside `path` to write to, which is synced and takes the place of `path` in the end.
+    """Yields a new file to write to. At the end, the file is synced and replaces `path`.
 
-    Whatever happens, `path` is what it was or all that was written. Raises OSError: for a full disk, say, after
-    removing what was written; and, before anything is written, when `path` is a folder or a device such as /dev/null,
-    which a file would replace where the user may write to its folder.
+    In every case, `path` has either its old contents or all of the new contents. Raises OSError if the file cannot be
+    written, for example on a full disk, and removes the new file. Also raises OSError, before anything is written, if
+    `path` is a folder or a device such as /dev/null, which a file could replace.
     """
     if path.exists() and not path.is_file():
-        raise OSError(
-            f"cannot write {path}: it is {'a folder' if path.is_dir() else 'no file'}; give the name of a file"
-        )
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise OSError(f"cannot write {path}: it is {kind}; give the name of a file")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with _naming(path):
+        raw = _RecordingFile(temporary, "xb")
+    file = io.BufferedWriter(raw)
     try:
-        with temporary.open("xb") as file:
+        try:
             yield file
+        except Exception as error:
+            if raw.error is not None:
+                raise OSError(f"cannot write {path}: {raw.error}") from error
+            raise
+        with _naming(path):
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error}") from error
+            os.fsync(raw.fileno())
+            file.close()
+            os.replace(temporary, path)
+            sync_folder(path.parent)
     finally:
+        with suppress(OSError):  # A failed write fails again.
+            file.close()
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """The context in which the message of an OSError gets the name of the file to write."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+
+
 def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
-    """Fills a folder beside `destination` and renames it. Raises ValueError when something is there already."""
+    """Fills a new folder beside `destination` and renames it.
+
+    Raises ValueError if `destination` exists already, and OSError if the disk is full.
+    """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -46,12 +83,23 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
         fresh.chmod(0o755)
         fill(fresh)
         fresh.replace(destination)
+    except Exception as error:
+        if reason := _disk_full(error):
+            raise OSError(f"cannot write {destination}: {reason}") from error
+        raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def _disk_full(error: Exception) -> str | None:
+    """Returns the reason if an error reports a full disk. Libraries in Rust report it in the text of other errors."""
+    numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
+    number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)
+    return None if number is None else os.strerror(number)
+
+
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder outlast a power cut."""
+    """Writes the names in a folder to disk, so that they survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

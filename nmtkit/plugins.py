@@ -1,8 +1,10 @@
-"""Plug-ins: users' code that registers components. Loads it, and tells its errors from those of this package."""
+"""Plug-ins: users' code that registers components. Loads plug-ins and recognises errors in their code."""
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 import sysconfig
 import traceback
@@ -12,18 +14,21 @@ from typing import Any
 
 from nmtkit.registry import Entry
 
+log = logging.getLogger("nmtkit")
+
 PACKAGE = str(Path(__file__).parent) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
 _roots: list[str] = []  # files of plug-ins, and folders of plug-ins that are packages, with a slash
+_digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
 
 class PluginError(Exception):
-    """An error of a plug-in in another process, as `plugin_message` describes it there."""
+    """An error of a plug-in in another process. The message is that of `plugin_message` in that process."""
 
 
 def load_plugins(names: Sequence[str]) -> None:
-    """Imports what installed packages declare under the entry point `nmtkit.plugins`, then each of `names`."""
+    """Imports the plug-ins of installed packages (entry point `nmtkit.plugins`), then each of `names`."""
     for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins"):
         _import(entry_point.module, f"the plug-in {entry_point.name} of an installed package")
         entry_point.load()
@@ -32,17 +37,25 @@ def load_plugins(names: Sequence[str]) -> None:
 
 
 def load_plugin(name: str) -> None:
-    """Imports a plug-in, a Python file or a module's dotted name, once. Its import registers its components.
+    """Imports a plug-in once: a Python file, or a module by its dotted name. The import registers its components.
 
-    Raises FileNotFoundError or ModuleNotFoundError naming it, and whatever its import raises.
+    Warns if the source has changed since this process imported it. Raises FileNotFoundError or ModuleNotFoundError
+    naming the plug-in, and any exception of the import.
     """
-    if not name.endswith(".py"):
+    module_name = plugin_module(name)
+    if name.endswith(".py"):
+        _import_file(name, module_name)
+    else:
         _import(name, f"plug-in {name}")
-        return
+    digest = _source_digest(module_name)
+    if _digests.setdefault(module_name, digest) != digest:
+        log.warning("plug-in %s has changed since this process loaded it; restart to use the new version", name)
+
+
+def _import_file(name: str, module_name: str) -> None:
     path = Path(name).resolve()
     if not path.is_file():
         raise FileNotFoundError(f"plug-in {name}: no such file")
-    module_name = plugin_module(name)
     if module_name in sys.modules:
         return
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -57,23 +70,8 @@ def load_plugin(name: str) -> None:
         raise
 
 
-def plugin_module(name: str) -> str:
-    """Returns the name of the module that a plug-in becomes."""
-    if not name.endswith(".py"):
-        return name
-    return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
-
-
-def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns those of `plugins` that a registered name needs: the one it comes from; all where that cannot be told."""
-    if entry.module.split(".")[0] == "nmtkit":
-        return []
-    own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
-    return own or list(plugins)
-
-
 def _import(name: str, title: str) -> None:
-    """Imports a module. Raises ModuleNotFoundError if it is not there itself."""
+    """Imports a module. Raises ModuleNotFoundError with a hint if Python does not find the module itself."""
     top = name.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
@@ -94,8 +92,49 @@ def _import(name: str, title: str) -> None:
         raise
 
 
+def plugin_module(name: str) -> str:
+    """Returns the name of the module of a plug-in in `sys.modules`."""
+    if not name.endswith(".py"):
+        return name
+    return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
+
+
+def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
+    """Returns the plug-ins that a registered name needs: its own plug-in, or all plug-ins if its own is not known."""
+    if entry.module.split(".")[0] == "nmtkit":
+        return []
+    own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
+    return own or list(plugins)
+
+
+# --- source -----------------------------------------------------------------------------------------------------------
+
+
+def source_digests(names: Sequence[str]) -> dict[str, str]:
+    """Returns a digest of the source of each loaded plug-in, by name. A file is named without its folder.
+
+    The digest is that of the source that was imported. It covers the files of the plug-in's package, and no other
+    module that a plug-in imports.
+    """
+    digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
+    installed = {entry_point.module for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins")}
+    return digests | {name: _source_digest(name) for name in sorted(installed) if name in sys.modules}
+
+
+def _source_digest(module_name: str) -> str:
+    """Returns 12 hexadecimal digits of the SHA-256 of the files of a module, with all files of its package."""
+    module = sys.modules[module_name]
+    folders = [Path(folder) for folder in getattr(module, "__path__", ())]
+    origin = getattr(module, "__file__", None)
+    files = sorted(path for folder in folders for path in folder.rglob("*.py")) or ([Path(origin)] if origin else [])
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def is_own(factory: Callable[..., Any]) -> bool:
-    """Returns whether a registered class or function is part of this package, and not a plug-in's."""
+    """Returns whether a registered class or function is part of this package and not of a plug-in."""
     named = factory if hasattr(factory, "__module__") else type(factory)
     return str(named.__module__).startswith("nmtkit.")
 
@@ -104,10 +143,10 @@ def is_own(factory: Callable[..., Any]) -> bool:
 
 
 def plugin_message(error: BaseException) -> str | None:
-    """Returns the message of an error of a plug-in with file, line and code; None where it is not a plug-in's.
+    """Returns a message with file, line and code if the code of a plug-in has caused `error`, else None.
 
-    It is a plug-in's if the innermost frame that is either a plug-in's or this package's is the plug-in's: what torch
-    refuses in a plug-in's line belongs to that line. While a plug-in is imported, all errors are.
+    Frames of other packages are ignored. The plug-in is blamed if the innermost remaining frame is its own. While a
+    plug-in is imported, the plug-in is blamed for every error.
     """
     if isinstance(error, PluginError):
         return str(error)
@@ -121,13 +160,13 @@ def plugin_message(error: BaseException) -> str | None:
     below = frames[theirs[-1] + 1 :]
     ours = any(frame.filename.startswith(PACKAGE) for frame in below)
     if ours and not importing and isinstance(error, ValueError | OSError | ImportError):
-        return None  # a user's mistake, which our message explains
-    inner = [frame for frame in below if not ours and not _is_installed(frame.filename)]  # modules that it imports
+        return None  # a mistake of the user, which our own message explains
+    inner = [frame for frame in below if not ours and not _is_installed(frame.filename)]  # modules of the user
     return _described(error, [frames[theirs[-1]], *inner])
 
 
 def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
-    """Returns `AttributeError: …` of a plug-in, its place, and how to see more."""
+    """Returns the error, such as `AttributeError: …`, its frames, and the flag that shows the whole traceback."""
     *place, message = traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
     lines = "".join([*traceback.format_list(frames), *place])
     return f"in a plug-in: {message.rstrip()}\n{lines}The whole traceback: --debug"

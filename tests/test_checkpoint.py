@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nmtkit import checkpoint
+from nmtkit import checkpoint, files
 
 CONTENTS: dict[str, Any] = {
     "architecture": "a",
@@ -88,11 +88,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
     path = tmp_path / "c.pt"
     checkpoint.save(path, CONTENTS)
 
-    def full(*_: Any) -> None:
-        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    def interrupted(contents: Any, file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"cannot write .*c\.pt"):
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         checkpoint.save(path, {**CONTENTS, "update": 8})
     monkeypatch.undo()
     assert checkpoint.load(path)["update"] == 7
@@ -101,8 +102,12 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_os_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "open", lambda *_: os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb"))
-    with pytest.raises(OSError, match=r"cannot write .*c\.pt"):
+    class FullFile(files._RecordingFile):
+        def __init__(self, path: Path, mode: str) -> None:
+            super().__init__("/dev/full", "wb")
+
+    monkeypatch.setattr(files, "_RecordingFile", FullFile)
+    with pytest.raises(OSError, match=r"cannot write .*c\.pt: .*No space left on device"):
         checkpoint.save(tmp_path / "c.pt", CONTENTS)
     assert os.listdir(tmp_path) == []
 

@@ -218,10 +218,12 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     average = ["nmtkit", "average-checkpoints", str(folder), "--last", str(count), "--output", str(model)]
     needed = plugins_for(ARCHITECTURES[job.components["architecture"].name], job.plugins)
     plugins = [word for plugin in needed for word in ("--plugin", plugin)]
-    splits = Dataset.open(data).splits
-    subset = next((name for name in splits if name.startswith("test")), job.run.valid_subset[0])
-    known = [str(data), "--gen-subset", subset] if subset in splits else []  # without: translate standard input
-    generate = ["nmtkit", "generate", *known, "--path", str(model), *plugins]
+    dataset = Dataset.open(data)
+    subset = next((name for name in dataset.splits if name.startswith("test")), job.run.valid_subset[0])
+    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # without: translate standard input
+    codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
+    languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
+    generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
     steps = [average, generate] if count > 1 else [generate]
     return [
         f"curves and translations: {folder / 'report.html'}",

@@ -1,4 +1,4 @@
-"""Process groups: launching, rank and world size, collectives, and a watchdog. This module knows no model.
+"""Process groups: rank and world size, collectives, a watchdog, and the launcher. This module knows no model.
 
 A launcher (torchrun, or `launch` here) starts the processes and describes them in the environment: RANK, WORLD_SIZE,
 LOCAL_RANK, MASTER_ADDR, … Collectives are no-ops in a single process.
@@ -21,12 +21,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
+from torch.utils._python_dispatch import TorchDispatchMode
 
-GRACE_SECONDS = 5.0  # that the other processes get to say why, and end, after one has failed
+GRACE_SECONDS = 5.0  # after one process has failed, the time in which the others can print their errors and end
+LONG_OPERATION_SECONDS = 3600.0  # limit of an operation without heartbeats
+TOLD_SECONDS = 2.0  # time in which all watchdogs read that a process has failed
+
+
+class PeerError(RuntimeError):
+    """Another process has failed at its share of some work, and prints why."""
 
 
 def launched() -> bool:
-    """Returns whether a launcher started this process, even if it is the only one."""
+    """Returns whether a launcher started this process, even if it is the only process."""
     return "WORLD_SIZE" in os.environ
 
 
@@ -35,7 +42,7 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """Returns this process's index on its machine, which is also the index of its GPU."""
+    """Returns the index of this process on its machine, which is also the index of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -44,28 +51,28 @@ def world_size() -> int:
 
 
 def is_rank_zero() -> bool:
-    """Returns whether this process is the one that writes files and log lines."""
+    """Returns whether this is the process that writes files and log lines."""
     return rank() == 0
 
 
 def init_process_group(device: torch.device, timeout_minutes: float) -> None:
-    """Joins the process group that the launcher describes, and starts the watchdog; does nothing without a launcher.
+    """Joins the process group of the launcher and starts the watchdog. Does nothing without a launcher.
 
-    Collectives run on gloo for CPU tensors and on NCCL for tensors on a GPU.
+    Collectives run on gloo for CPU tensors and on NCCL for GPU tensors.
     """
     global _watchdog
     if not launched() or dist.is_initialized():
         return
     store, own_rank, ranks = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # a minute longer than the watchdog waits, which can name the process that hangs
-    limit = datetime.timedelta(minutes=timeout_minutes + 1)
+    # The limit of a collective is longer than all limits of the watchdog, which can name the process that hangs.
+    limit = datetime.timedelta(minutes=timeout_minutes + 1, seconds=LONG_OPERATION_SECONDS)
     dist.init_process_group(backend, store=store, rank=own_rank, world_size=ranks, timeout=limit)
     _watchdog = Watchdog(store, timeout_minutes * 60)
 
 
 def destroy_process_group() -> None:
-    """Leaves the process group. Every process must call it."""
+    """Leaves the process group. Every process must call this function."""
     if dist.is_initialized():
         barrier()
         if _watchdog:
@@ -73,66 +80,97 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
-def heartbeat(stage: int | None = None) -> None:
-    """Tells the watchdog that this process is alive, and how far it has come: `stage` counts updates."""
+# --- signs of life ----------------------------------------------------------------------------------------------------
+
+
+def heartbeat(update: int | None = None) -> None:
+    """Tells the watchdog that this process is alive and, after an update, how many updates are made."""
     if _watchdog:
-        _watchdog.beat(stage)
+        _watchdog.beat(update)
+
+
+def advance() -> None:
+    """Tells the watchdog that this process has made a further step of its update, such as a forward pass.
+
+    All processes make the same steps. A process that has made fewer steps than the others is the process they wait for.
+    """
+    if _watchdog:
+        _watchdog.advance()
 
 
 @contextlib.contextmanager
-def long_operation(seconds: float = 3600.0) -> Iterator[None]:
-    """The context of a call without heartbeats, such as compiling or writing a file: the watchdog waits for longer."""
-    if _watchdog:
-        _watchdog.busy_until = time.monotonic() + seconds
+def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
+    """The context of work without heartbeats, such as compiling or writing a file. The watchdog waits that long."""
+    if _watchdog is None:
+        yield
+        return
+    before, _watchdog.busy_until = _watchdog.busy_until, time.monotonic() + seconds
     try:
         yield
     finally:
-        if _watchdog:
-            _watchdog.busy_until = 0.0
-            _watchdog.beat(None)
+        _watchdog.busy_until = before
+        _watchdog.beat(None)
 
 
 def is_connection_error(error: BaseException) -> bool:
-    """Returns whether an error only reports that another process of the group has ended."""
-    return isinstance(error, dist.DistError) or (
+    """Returns whether an error only reports that another process of the group has failed."""
+    return isinstance(error, dist.DistError | PeerError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "closed by peer"))
     )
 
 
 def abort(message: str) -> None:
-    """Tells the other processes that this one ends with an error; they end within seconds."""
+    """Tells the other processes that this process ends with an error. They end within seconds."""
     if _watchdog:
         _watchdog.failed(message)
 
 
+# --- collectives ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """The context of a collective: this process waits for the others and does not hang itself."""
+    if _watchdog is None:
+        yield
+        return
+    _watchdog.waiting = True
+    try:
+        yield
+    finally:
+        _watchdog.waiting = False
+
+
 def all_reduce(tensor: Tensor) -> Tensor:
-    """Sums a tensor over all processes, in place, and returns it."""
+    """Sums a tensor over all processes, in place, and returns the tensor."""
     if world_size() > 1:
-        dist.all_reduce(tensor)
+        with _waiting():
+            dist.all_reduce(tensor)
     return tensor
 
 
 def barrier() -> None:
-    """Waits until every process has called it."""
+    """Waits until every process has called this function."""
     all_reduce(torch.zeros(1))
 
 
 def broadcast(value: Any) -> Any:
-    """Returns rank 0's value, a plain Python object, on every rank."""
+    """Returns the value of rank 0, a plain Python object, on every rank."""
     return _broadcast_from(0, value) if world_size() > 1 else value
 
 
 def _broadcast_from(source: int, value: Any) -> Any:
     objects = [value]
-    dist.broadcast_object_list(objects, src=source, device=torch.device("cpu"))
+    with _waiting():
+        dist.broadcast_object_list(objects, src=source, device=torch.device("cpu"))
     return objects[0]
 
 
 def all_gather_object(value: Any) -> list[Any]:
-    """Returns every rank's value, a plain Python object, in order of rank, on every rank."""
+    """Returns the values of all ranks, plain Python objects in order of rank, on every rank."""
     if world_size() == 1:
         return [value]
-    # torch's all_gather_object goes through the GPU under NCCL; a broadcast from each rank does not
+    # Under NCCL, all_gather_object of torch goes through the GPU. A broadcast from each rank does not.
     return [_broadcast_from(source, value if source == rank() else None) for source in range(world_size())]
 
 
@@ -144,7 +182,7 @@ class AsyncMax:
         self.work: Any = None
 
     def maximum(self, *values: int) -> list[int]:
-        """Returns the maxima of the values of the previous call (zeros at the first), the same on every rank.
+        """Returns the maxima of the values of the previous call (zeros at the first call), equal on every rank.
 
         A single process gets the values of this call.
         """
@@ -152,18 +190,42 @@ class AsyncMax:
             return list(values)
         agreed = [0] * len(values)
         if self.pending is not None:
-            self.work.wait()
+            with _waiting():
+                self.work.wait()
             agreed = self.pending.tolist()
         self.pending = torch.tensor(values, dtype=torch.int64)
         self.work = dist.all_reduce(self.pending, dist.ReduceOp.MAX, async_op=True)
         return agreed
 
 
-class Watchdog:
-    """A thread on every rank that ends the process when another rank has failed or hangs, or the launcher is gone.
+class NoCollectives(TorchDispatchMode):
+    """While entered, a collective raises RuntimeError, because this process alone would start the collective.
 
-    Each rank publishes how far it has come. Rank 0 looks for ranks that have not moved for `timeout` seconds, and
-    blames those furthest behind: the others only wait for them.
+    Operations on sharded parameters and gradients (FSDP) start collectives. Without this check they would hang.
+    """
+
+    def __init__(self, caller: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.caller = caller
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("_c10d_functional", "c10d", "c10d_functional"):
+            raise RuntimeError(
+                f"{self.caller} reads a sharded parameter or gradient, which needs all processes; set "
+                "every_rank = True in its class, or train with --parallel ddp"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+# --- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+class Watchdog:
+    """A thread on every rank that ends the process if another rank has failed or hangs, or if the launcher has ended.
+
+    Each rank publishes its progress. Rank 0 looks for ranks whose messages have not changed for `timeout` seconds and
+    blames the ranks with the least progress, because all other ranks only wait for them. A rank in a collective has
+    more progress than a rank before that collective.
     """
 
     INTERVAL = 0.5  # seconds
@@ -171,23 +233,31 @@ class Watchdog:
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store
         self.timeout = timeout
-        self.stage = 0
+        self.updates = 0
+        self.steps = 0  # of the current update
+        self.waiting = False  # in a collective
         self.beats = 0
-        self.busy_until = 0.0  # until then, this thread's own beats say that the process is alive
+        self.busy_until = 0.0  # until then, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.seen: dict[int, tuple[bytes, float]] = {}  # rank -> its last message, and when it came
+        self.seen: dict[int, tuple[bytes, float]] = {}  # rank -> its last message and the time of arrival
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
 
-    def beat(self, stage: int | None) -> None:
+    def beat(self, update: int | None) -> None:
         self.beats += 1
-        if stage is not None:
-            self.stage = stage
+        if update is not None:
+            self.updates, self.steps = update, 0
+
+    def advance(self) -> None:
+        self.beats += 1
+        self.steps += 1
 
     def failed(self, message: str) -> None:
         self.closed.set()
         self.store.set("failed", message)
+        if is_rank_zero():  # The store ends with this process, and torch would print a C++ stack in the others.
+            time.sleep(TOLD_SECONDS)
 
     def close(self) -> None:
         self.closed.set()
@@ -198,36 +268,38 @@ class Watchdog:
             if time.monotonic() < self.busy_until:
                 self.beats += 1
             try:
-                self.store.set(f"beat {rank()}", f"{self.stage} {self.beats}")
+                self.store.set(f"beat {rank()}", f"{self.updates} {self.steps} {int(self.waiting)} {self.beats}")
                 if self.store.check(["failed"]):
-                    os._exit(1)  # the rank that failed has printed why
+                    os._exit(1)  # The rank that failed has printed why.
                 hanging = self._hanging() if is_rank_zero() else None
             except (RuntimeError, dist.DistError):
-                os._exit(1)  # the store ended with its process, which has printed why
+                os._exit(1)  # The store ended with its process, which has printed why.
             if hanging:
                 print(f"nmtkit: error: {hanging}", file=sys.stderr, flush=True)
-                self.store.set("failed", hanging)
+                self.failed(hanging)
                 os._exit(1)
             if os.getppid() != self.parent:
-                os._exit(1)  # the launcher is gone
+                os._exit(1)  # The launcher has ended.
 
     def _hanging(self) -> str | None:
-        """Returns an error message when some rank has not moved for too long."""
+        """Returns an error message if ranks with the least progress have not changed their message for too long."""
         now = time.monotonic()
-        stages: dict[int, int] = {}  # of the ranks that do not move
+        progress: dict[int, tuple[int, ...]] = {}  # rank -> updates, steps, waiting
+        stuck = set()
         for other in range(world_size()):
             name = f"beat {other}"
-            published = self.store.get(name) if self.store.check([name]) else b"0 0"
+            published = self.store.get(name) if self.store.check([name]) else b"0 0 0 0"
             if published != self.seen.get(other, (None,))[0]:
                 self.seen[other] = (published, now)
             if now - self.seen[other][1] > self.timeout:
-                stages[other] = int(published.split()[0])
-        if not stages:
+                stuck.add(other)
+            progress[other] = tuple(map(int, published.split()[:3]))
+        least = min(progress.values())
+        behind = [str(other) for other in sorted(stuck) if progress[other] == least]
+        if not behind:
             return None
-        earliest = min(stages.values())
-        behind = [str(other) for other, stage in stages.items() if stage == earliest]
         who = f"process {behind[0]} hangs" if len(behind) == 1 else f"processes {', '.join(behind)} hang"
-        return f"{who} after update {earliest}: no sign of life for {self.timeout / 60:g} minutes"
+        return f"{who} after update {least[0]}: no sign of life for {self.timeout / 60:g} minutes"
 
 
 _watchdog: Watchdog | None = None
@@ -245,10 +317,10 @@ def free_port() -> int:
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Runs `python -m nmtkit ARGUMENTS` in `processes` ranks of one group on this machine.
 
-    Returns the exit code of the first rank to fail, 0 when none does. SIGTERM and SIGUSR1 are passed on to all ranks;
-    Ctrl-C reaches them from the terminal. torch's elastic_launch is not used: it kills the ranks 30 seconds after a
-    signal, which may be before they have saved a checkpoint, and raises an exception instead of returning a rank's
-    own exit code.
+    Returns the exit code of the first rank that fails, or 0 if all succeed. SIGTERM and SIGUSR1 are passed on to all
+    ranks. Ctrl-C reaches the ranks from the terminal. elastic_launch of torch is not used for two reasons: it kills the
+    ranks 30 seconds after a signal, perhaps before a checkpoint is saved, and it raises an exception instead of
+    returning the exit code of a rank.
     """
     group = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -275,7 +347,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
 
 
 def _wait(children: list[subprocess.Popen[bytes]], poll_seconds: float = 0.1) -> int:
-    """Returns the exit code of the first child to fail, after giving the others a few seconds to end."""
+    """Returns the exit code of the first child that fails. The other children get `GRACE_SECONDS` to end."""
     while True:
         codes = [child.poll() for child in children]
         failed = [code for code in codes if code]

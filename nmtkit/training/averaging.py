@@ -1,8 +1,10 @@
-"""The mean of several checkpoints' weights (Vaswani et al. 2017, section 6.1)."""
+"""Means of weights: a running mean during training, and the mean of several checkpoints."""
 
+import contextlib
 import logging
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +12,47 @@ from torch import Tensor
 
 from nmtkit import checkpoint
 from nmtkit.checkpoint import Checkpoint
+
+
+class MovingAverage:
+    """Running means of weights (Polyak & Juditsky 1992), which a run with --ema-decay validates and saves.
+
+    After every update mean = decay x mean + (1 - decay) x weight. The decay grows from 0.1, so that early means follow
+    the weights. AveragedModel of torch is not used: it copies the module, which FSDP modules refuse, and its decay is
+    constant.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
+        self.decay = decay
+        self.weights = [weight.detach() for weight in weights.values()]
+        self.means = [weight.clone() for weight in self.weights]
+
+    def update(self, number: int) -> None:
+        """Adds the weights after update `number`, counted from 1, to the means."""
+        decay = min(self.decay, number / (number + 9))
+        torch._foreach_lerp_(self.means, self.weights, 1 - decay)
+
+    def restart(self) -> None:
+        """Sets the means to the current weights."""
+        torch._foreach_copy_(self.means, self.weights)
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The context in which the weights of the model are the means."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for weight, mean in zip(self.weights, self.means, strict=True):
+            held = weight.clone()
+            weight.copy_(mean)
+            mean.copy_(held)
+
+
+# --- checkpoints (Vaswani et al. 2017, section 6.1) -------------------------------------------------------------------
 
 
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
@@ -77,7 +120,7 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     for path in _numbered(folder):
         contents = checkpoint.read(path, mmap=True)
         scores = contents.get("scores", {})
-        if name in scores:
+        if name in scores and math.isfinite(scores[name]):
             higher = direction == "max" if direction else name in contents.get("maximized", ())
             scored.append((checkpoint.Objective(name, higher).value(scores), path))
     if len(scored) < count:

@@ -3,6 +3,7 @@
 A registered factory is called as `factory(config)` on every rank. Slow initialisation belongs into `start`.
 """
 
+import contextlib
 import difflib
 import inspect
 import logging
@@ -33,6 +34,7 @@ class RunState:
     settings: Mapping[str, Mapping[str, Any]]  # tables of config.toml
     model: Architecture
     can_validate: bool
+    sharded: bool = False  # each process has a share of every parameter and gradient (--parallel fsdp)
     update: int = 0  # updates made
     epoch: int = 1  # counted from 1
     stop_reason: str | None = None
@@ -164,27 +166,35 @@ class CallbackList:
         """Returns whether the run has callbacks, on this rank or on another."""
         return bool(self.callbacks)
 
+    @contextlib.contextmanager
+    def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
+        """The context of a hook, which may take long. A hook on rank 0 alone must not start a collective."""
+        alone = self.run.sharded and not callback.every_rank
+        guard = distributed.NoCollectives(f"the callback {name}") if alone else contextlib.nullcontext()
+        with distributed.long_operation(), guard:
+            yield
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for name, callback in self.own.items():
+            with self._guarded(name, callback):
+                getattr(callback, hook)(self.run, *arguments)
+
     def start(self) -> None:
         self.started = True
-        for callback in self.own.values():
-            callback.start(self.run)
+        self._call("start")
 
     def update(self, number: int, epoch: int) -> None:
         self.run.update, self.run.epoch = number, epoch
-        for callback in self.own.values():
-            callback.update(self.run)
+        self._call("update")
 
     def log(self, record: Mapping[str, Any]) -> None:
-        for callback in self.own.values():
-            callback.log(self.run, numbers(record))
+        self._call("log", numbers(record))
 
     def validation(self, scores: Mapping[str, float]) -> None:
-        for callback in self.own.values():
-            callback.validation(self.run, scores)
+        self._call("validation", scores)
 
     def checkpoint(self, path: Path) -> None:
-        for callback in self.own.values():
-            callback.checkpoint(self.run, path)
+        self._call("checkpoint", path)
 
     def end(self, reason: str | None) -> None:
         """Calls `end` if `start` was called. An exception becomes a warning, because the run has already ended."""
@@ -193,7 +203,8 @@ class CallbackList:
         self.started = False
         for name, callback in self.own.items():
             try:
-                callback.end(self.run, reason)
+                with self._guarded(name, callback):
+                    callback.end(self.run, reason)
             except Exception as error:  # users' code raises any type
                 log.warning("the callback %s failed at the end of the run: %s: %s", name, type(error).__name__, error)
 

@@ -125,6 +125,15 @@ class CheckpointManager:
             )
         return None
 
+    def resume_point(self) -> tuple[Path, checkpoint.Checkpoint] | None:
+        """Opens the folder on rank 0 and returns the `newest` checkpoint of rank 0 on every rank."""
+        newest = None
+        if distributed.is_rank_zero():
+            self.open()
+            newest = self.newest()
+        path = distributed.broadcast(newest[0] if newest else None)
+        return newest if path is None or newest else (path, checkpoint.read(path))
+
     def is_best(self, value: float) -> bool:
         """Returns whether a checkpoint of this objective, lower is better, would be kept for it."""
         best = self._best()
@@ -182,10 +191,16 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
-    """Raises ValueError when a checkpoint is of a run that differs in `requirements` (the dataset, the seed, …).
+    """Raises ValueError if a checkpoint is that of a run with other `requirements` (the dataset, the seed, …).
 
-    The message shows all that differs.
+    The message shows all differences. Training state of an older version, which is saved by position and not by
+    parameter name, is refused too.
     """
+    if "groups" not in contents["training"]["optimizer"]:
+        raise ValueError(
+            f"{path} holds the training state of an older version of nmtkit, which this version cannot resume; give "
+            f"another --save-dir, and --finetune-from {path} to start there from its weights"
+        )
     differing = changes(contents["training"]["identity"], requirements)
     if differing:
         resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""

@@ -80,19 +80,29 @@ class JobConfig:
 
     def __post_init__(self) -> None:
         scheduler = self.components["lr-scheduler"].name
-        observe = getattr(LR_SCHEDULERS[scheduler].factory, "observe", LRScheduler.observe)
-        if observe is not LRScheduler.observe and not self.run.validates:
+        if self.schedule_follows_validations and not self.run.validates:
             raise ValueError(f"--lr-scheduler {scheduler} does nothing without {' or '.join(VALIDATION)}")
         if self.run.parallel == "fsdp":
             self._check_shardable()
-        own_metrics = tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
-        if own_metrics and not self.run.validates and not self.chosen("callbacks"):  # which may ask for validations
+        may_validate = self.run.validates or self.chosen("callbacks")  # callbacks may ask for validations
+        if self.has_own_metrics and not may_validate:
             raise ValueError(f"--metrics does nothing without {' or '.join(VALIDATION)}")
         metrics = self.metrics()
         objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
         beam = changed_flags(self.run) & {"--valid-beam"}
         if beam and not any(metric.translates for metric in metrics.values()):
             raise ValueError("--valid-beam does nothing without a metric of translations: --metrics bleu, say")
+
+    @property
+    def schedule_follows_validations(self) -> bool:
+        """Whether the learning-rate schedule depends on the scores of validations."""
+        factory = LR_SCHEDULERS[self.components["lr-scheduler"].name].factory
+        return getattr(factory, "observe", LRScheduler.observe) is not LRScheduler.observe
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether the metrics are other than the default metrics."""
+        return tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
 
     def _check_shardable(self) -> None:
         """Raises ValueError for components that need whole parameters, where each process has a share of them."""

@@ -16,24 +16,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.contract import check_forward
-from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, Split
 from nmtkit.layers.experts import Experts
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.plugins import is_own
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
-from nmtkit.training.loader import BatchLoader, Position
+from nmtkit.training.loader import Position
+from nmtkit.training.memory import fit_max_tokens
+from nmtkit.training.optimizers import state_bytes
 from nmtkit.training.parallel import trainable_parameters
 from nmtkit.training.parameters import choose_trained, embedding_names, parameter_groups
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
-from nmtkit.training.setup import build_trainer, build_transforms
-from nmtkit.training.trainer import fit_max_tokens
+from nmtkit.training.setup import build_loader, build_trainer
 
 P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
-STATE_BYTES = {"adam": 8, "adamw": 8, "sgd": 4, "adafactor": 0}  # of optimizer state per parameter
-MUON_BYTES = 4  # of the same for a matrix; the other parameters have AdamW
 SENTENCE_TOKENS = 32  # of an average sentence, where there is no dataset to count in
 SENTENCES = 16  # of the batch that is run without values
 WARM_UP = 2  # updates before the clock starts
@@ -77,17 +75,6 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
         part = name.split(".")[0]
         parts[part] = parts.get(part, 0) + parameter.numel()
     return parts
-
-
-def optimizer_bytes(optimizer: str, model: Architecture) -> int:
-    """Returns the bytes of an optimizer's state; those of an unknown one are taken to be Adam's."""
-    muon = optimizer == "muon"
-    groups = parameter_groups(trainable_parameters(model), (), embedding_names(model))
-    return sum(
-        parameter.numel() * (MUON_BYTES if muon and group["name"] == "matrices" else STATE_BYTES.get(optimizer, 8))
-        for group in groups
-        for parameter in group["params"]
-    )
 
 
 def _linear_flops(x: Sequence[int], weight: Sequence[int], *_: object, out_shape: object = None) -> int:
@@ -178,15 +165,18 @@ def estimate(
     model = without_values(plan.job, vocabulary)
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
-    state_bytes = optimizer_bytes(plan.job.components["optimizer"].name, model)
-    gradient_bytes = 4 * sum(parameter.numel() for parameter in trainable_parameters(model).values())
+    trained = trainable_parameters(model)
+    optimizer = plan.job.components["optimizer"]
+    groups = parameter_groups(trained, (), embedding_names(model))
+    optimizer_bytes = state_bytes(optimizer.name, optimizer.config, groups)
+    gradient_bytes = 4 * sum(parameter.numel() for parameter in trained.values())
     shares = plan.world_size if plan.job.run.parallel == "fsdp" else 1
     updates, by_epochs = plan.updates(updates_per_epoch)
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
         flops=3 * flops * plan.batch_tokens,  # the backward pass makes each product twice
-        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + state_bytes) // shares,
+        state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
         by_epochs=by_epochs,
@@ -230,7 +220,7 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
     Without `data`, a joint vocabulary of `vocabulary_size` is taken, and no update can be timed. Raises ValueError when
     neither, or not enough, is given.
     """
-    plan = resolve(job, expected_world_size(job.run))
+    plan = resolve(job, expected_world_size(job.run), estimate=not updates)
     if data is None:
         if vocabulary_size is None:
             raise ValueError("--dry-run needs a dataset, or --vocab-size")
@@ -244,7 +234,7 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
     vocabulary = models.vocabulary_of(dataset.tokenizer)
     expected = estimate(plan, vocabulary, sampler.updates_per_epoch, _average_tokens(split))
     lines = report(expected) + check_plugin(job, vocabulary)
-    return lines + _timed(plan, dataset, sampler, updates, expected) if updates else lines
+    return lines + _timed(plan, dataset, updates, expected) if updates else lines
 
 
 def _average_tokens(split: Split) -> int:
@@ -253,21 +243,12 @@ def _average_tokens(split: Split) -> int:
     return max(1, *(round(float(np.mean(side))) for side in sides if len(side)))
 
 
-def _timed(plan: RunPlan, dataset: Dataset, sampler: BatchSampler, updates: int, expected: Estimate) -> list[str]:
+def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) -> list[str]:
     """Makes whole updates in this one process and returns lines on their speed beside what the device can reach."""
     plan.configure_torch()
-    device, config = plan.device, plan.job.run
+    device = plan.device
     trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
-    loader = BatchLoader(
-        dataset["train"],
-        sampler,
-        plan.max_tokens,
-        0,
-        1,
-        device,
-        config.max_sentences,
-        build_transforms(plan.job, dataset.tokenizer),
-    )
+    loader = build_loader(plan, dataset, 0, 1)
     if plan.fits_max_tokens:
         fit_max_tokens(trainer, loader)
     source = target = 0

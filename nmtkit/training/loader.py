@@ -133,13 +133,23 @@ class BatchLoader:
         The second may need more memory: flash attention rounds what it keeps of every sentence up to 128 rows.
         """
         source, target = self.split.source.lengths, self.split.target.lengths
-        parts = [
-            part
-            for pairs in islice(self.sampler.epoch(0), PROBED)
-            for part in micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
-        ]
+        parts = [part for parts in self._first_micro_batches() for part in parts]
         by_tokens = max(parts, key=lambda pairs: int(source[pairs].sum()) + int(target[pairs].sum()))
         return by_tokens, max(parts, key=len)
+
+    def _first_micro_batches(self) -> list[list[Pairs]]:
+        """Returns the micro-batches of each of the first updates."""
+        source, target = self.split.source.lengths, self.split.target.lengths
+        return [
+            micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
+            for pairs in islice(self.sampler.epoch(0), PROBED)
+        ]
+
+    def idle_share(self) -> float:
+        """Returns the share of all passes of the first updates that are dummies, because ranks have no micro-batch."""
+        counts = [len(parts) for parts in self._first_micro_batches()]
+        passes = sum(-(-count // self.ranks) * self.ranks for count in counts)
+        return 1 - sum(counts) / passes
 
     def longest_sentence(self) -> int:
         """Returns the tokens of the longest sentence, which no micro-batch can be smaller than."""

@@ -12,7 +12,7 @@ A group's "lr" is set before every step, to the schedule's learning rate times t
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -138,6 +138,35 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
         update_clip=config.update_clip,
         weight_decay=config.weight_decay,
     )
+
+
+# --- facts about optimizers -------------------------------------------------------------------------------------------
+
+
+def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """Returns the names of the parameters in each group of an optimizer.
+
+    The names come from "param_names" of a group, else from `parameters`. A tensor that is found in neither, which an
+    optimizer of a plug-in has made, is named after its place in the optimizer.
+    """
+    known = {id(parameter): name for name, parameter in parameters.items()}
+    return [
+        list(group.get("param_names", ()))
+        or [known.get(id(tensor), f"group {number}, tensor {i}") for i, tensor in enumerate(group["params"])]
+        for number, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]) -> int:
+    """Returns the bytes of the state of an optimizer. An unknown optimizer is assumed to need as much as Adam."""
+    per_parameter = {"adam": 8, "adamw": 8, "adafactor": 0, "sgd": 4 if getattr(config, "momentum", 0) else 0}
+    numbers = {"matrices": 0, "others": 0}
+    for group in groups:
+        kind = "matrices" if str(group.get("name")).startswith("matrices") else "others"
+        numbers[kind] += sum(parameter.numel() for parameter in group["params"])
+    if optimizer == "muon":  # momentum of matrices, AdamW for all other parameters
+        return 4 * numbers["matrices"] + 8 * numbers["others"]
+    return per_parameter.get(optimizer, 8) * sum(numbers.values())
 
 
 # --- several optimizers as one ----------------------------------------------------------------------------------------

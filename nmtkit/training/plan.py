@@ -46,6 +46,11 @@ class RunPlan:
         """Whether the memory probe is to lower `max_tokens` until micro-batches fit, where it would refuse them."""
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
+    def even_max_tokens(self, max_tokens: int) -> int:
+        """Returns a --max-tokens of at most `max_tokens` with which all processes get equally many micro-batches."""
+        rounds = math.ceil(self.batch_tokens / max_tokens / self.world_size)
+        return min(max_tokens, _share(self.batch_tokens, rounds * self.world_size))
+
     def updates(
         self, updates_per_epoch: int | None, done: int = 0, epoch: int = 0, index: int = 0
     ) -> tuple[int | None, bool]:
@@ -85,22 +90,25 @@ class RunPlan:
         return BatchSampler(*lengths, self.batch_tokens, self.job.run.seed, repeated=self.job.run.overfit_batches)
 
 
-def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = None) -> RunPlan:
+def resolve(
+    job: JobConfig, world_size: int, resumed_batch_tokens: int | None = None, estimate: bool = False
+) -> RunPlan:
     """Returns the plan of `job` with `world_size` processes.
 
     A resumed run keeps the batch size it was started with, unless --batch-tokens says otherwise. Raises ValueError for
-    a device or a precision that this machine does not have.
+    a device or a precision that this machine does not have. For an `estimate`, the machine need not have the device.
     """
     config = job.run
-    device = device_of(config)
+    device = torch.device("cuda") if estimate and config.device == "cuda" else device_of(config)
     if config.deterministic and device.type == "cpu":
         raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are the same without it")
     tokens = config.batch_tokens or resumed_batch_tokens
     max_tokens = config.max_tokens or MAX_TOKENS
     if tokens is None:
         tokens = (config.update_freq or 1) * max_tokens * world_size
-    if config.max_tokens is None and device.type == "cuda":
-        max_tokens = math.ceil(SHARE_MARGIN * tokens / world_size)
+    if config.max_tokens is None:
+        share = _share(tokens, world_size)
+        max_tokens = share if device.type == "cuda" else min(max_tokens, share)
     run = replace(config, batch_tokens=tokens, update_freq=None)
     threads = config.threads
     if threads is None and device.type == "cpu" and distributed.launched():
@@ -113,6 +121,11 @@ def resolve(job: JobConfig, world_size: int, resumed_batch_tokens: int | None = 
         max_tokens=min(max_tokens, tokens),
         threads=threads,
     )
+
+
+def _share(tokens: int, parts: int) -> int:
+    """Returns the limit of a micro-batch that makes at most `parts` micro-batches of an update of `tokens`."""
+    return math.ceil(round(SHARE_MARGIN * tokens / parts, 6))
 
 
 def device_of(config: RunConfig) -> torch.device:

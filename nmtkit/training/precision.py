@@ -17,6 +17,8 @@ def resolve(precision: str, device: torch.device) -> str:
     Raises ValueError for a precision that the device does not have.
     """
     if precision == "auto":
+        if device.type == "cuda" and not torch.cuda.is_available():
+            return "bf16"  # for an estimate on a machine without a GPU
         has_bf16 = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else multiplies_in_bf16()
         return "bf16" if has_bf16 else "fp32"
     if precision == "fp16" and device.type == "cpu":

@@ -1,96 +1,190 @@
-"""The model of a job and what trains it, and what a resumed run must share with the one it continues."""
+"""Set-up of a run: dataset, plan, model, criterion, schedule, validators, and the checkpoint to resume from."""
 
 import logging
-import platform
-import shlex
-import shutil
-import subprocess
-import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import nmtkit
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES, Architecture
 from nmtkit.architectures.contract import check_forward
+from nmtkit.checkpoint import Checkpoint, Objective
+from nmtkit.config import changed_flags
 from nmtkit.criterions import CRITERIONS
 from nmtkit.criterions.contract import check_sum
+from nmtkit.data.batching import BatchSampler, check_all_sizes
 from nmtkit.data.binarized import Dataset, Split
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
 from nmtkit.plugins import is_own
+from nmtkit.processes import distributed
+from nmtkit.training.checkpoints import CheckpointManager
 from nmtkit.training.config import JobConfig
+from nmtkit.training.loader import BatchLoader
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
+from nmtkit.training.metrics import objective
 from nmtkit.training.parameters import Side, adapters_of, choose_trained, embedding_of, load_embeddings, start_from
-from nmtkit.training.plan import RunPlan
+from nmtkit.training.plan import RunPlan, device_of, resolve
+from nmtkit.training.run_config import VALIDATION_FLAGS
+from nmtkit.training.run_facts import run_facts
+from nmtkit.training.stopping import StopSignal
 from nmtkit.training.trainer import Trainer
+from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
-    return dataset.fingerprint[:12]
+@dataclass(kw_only=True, eq=False)
+class RunSetup:
+    """The parts of a run in one of its processes."""
+
+    plan: RunPlan
+    dataset: Dataset
+    facts: dict[str, Any]  # see run_facts.py
+    sampler: BatchSampler
+    loader: BatchLoader
+    trainer: Trainer
+    validator: Validator | None  # None: the run does not validate
+    objective: Objective
+    maximized: list[str]  # names of the scores of which more is better
+    checkpoints: CheckpointManager
+    resumed_from: tuple[Path, Checkpoint] | None
+
+    @property
+    def job(self) -> JobConfig:
+        return self.plan.job
 
 
-def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns by name what a resumed run must have in common with the one it continues."""
-    settings = job.tables()["architecture"]
-    return {
-        "architecture": settings.pop("name"),
-        **settings,
-        "tokenizer": dataset.tokenizer.fingerprint[:12],
-        "dataset": fingerprint(dataset),
-        "languages": [dataset.source_lang, dataset.target_lang],
-        "optimizer": job.components["optimizer"].name,
-        "seed": job.run.seed,
-        "batch tokens": job.run.batch_tokens,
-        **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
-        "overfit batches": job.run.overfit_batches,
-    }
+def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False) -> RunSetup:
+    """Opens the dataset and builds all parts of a run. On rank 0, locks the folder of an existing run.
+
+    With `callbacks`, which may ask for validations, there is a validator whenever the dataset has a set for it. Raises
+    ValueError or OSError for a mistake of the user, and releases the lock then.
+    """
+    device = device_of(job.run)
+    distributed.init_process_group(device, job.run.timeout_minutes)
+    dataset = Dataset.open(data)
+    if not len(dataset["train"]):
+        raise ValueError(f"{data}: the training set is empty")
+    job = _validating_where_possible(replace(job, data=data), dataset)
+    metrics = job.metrics()
+    subsets = job.run.valid_subset[1:]
+    goal = objective(job.run.best_checkpoint_metric, metrics, subsets)
+    better = [name for name, metric in metrics.items() if metric.higher_is_better]
+    maximized = {name + suffix for name in better for suffix in ("", *(f"@{subset}" for subset in subsets))}
+    checkpoints = CheckpointManager(job.run.save_dir, job.run.keep_last, job.run.keep_best, goal)
+    checkpoints.check_shared()
+    try:
+        resumed_from = checkpoints.resume_point()
+        state = resumed_from[1]["training"] if resumed_from else {}
+        plan = resolve(job, distributed.world_size(), state.get("identity", {}).get("batch tokens"))
+        plan.configure_torch()
+        loader = build_loader(plan, dataset, distributed.rank(), distributed.world_size())
+        return RunSetup(
+            plan=plan,
+            dataset=dataset,
+            facts=run_facts(plan, data, dataset),
+            sampler=loader.sampler,
+            loader=loader,
+            trainer=build_trainer(
+                plan.job,
+                dataset.tokenizer,
+                device,
+                resumed=resumed_from is not None,
+                updates=plan.updates(loader.sampler.updates_per_epoch)[0],
+                schedule_start=_schedule_start(job, resumed_from),
+                train_split=dataset["train"],
+            ),
+            validator=_build_validator(plan, dataset, loader.max_tokens, stop, callbacks),
+            objective=goal,
+            maximized=sorted(maximized | ({goal.name} if goal.higher_is_better else set())),
+            checkpoints=checkpoints,
+            resumed_from=resumed_from,
+        )
+    except BaseException:
+        checkpoints.unlock()
+        raise
 
 
-def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
-    """Returns in plain types what a run is made of: its command, data, settings, versions and device."""
-    gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
-    return {
-        "command": _command(),
-        "data": str(data.absolute()),
-        "dataset": fingerprint(dataset),
-        "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
-        "torch": str(torch.__version__),  # a subclass of str, which is no plain type
-        "python": platform.python_version(),
-        "device": gpu or f"{plan.device.type} of {platform.node()}",
-        "precision": plan.precision,
-        "processes": plan.world_size,
-        "settings": plan.job.tables(),
-    }
+def _validating_where_possible(job: JobConfig, dataset: Dataset) -> JobConfig:
+    """Returns the job, without validation if the dataset has no valid set and no setting asks for a validation."""
+    config = job.run
+    asked = bool(changed_flags(config) & set(VALIDATION_FLAGS))
+    asked = asked or job.has_own_metrics or job.schedule_follows_validations
+    if asked or not config.validates or config.valid_subset[0] in dataset.splits:
+        return job
+    if distributed.is_rank_zero():
+        log.warning(
+            "the dataset has no subset %r, so this run makes no validation and has no best.pt; preprocess with "
+            "--validpref to validate",
+            config.valid_subset[0],
+        )
+    return replace(job, run=replace(config, validate_interval=None))
 
 
-def _command() -> str:
-    """Returns what started this process: the command as typed, or a script that calls `nmtkit.train`."""
-    program = Path(sys.argv[0])
-    ours = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
-    return shlex.join(["nmtkit", *sys.argv[1:]] if ours else ["python", *sys.argv])
+def _schedule_start(job: JobConfig, resumed_from: tuple[Path, Checkpoint] | None) -> int:
+    """Returns the update after which the learning-rate schedule begins."""
+    if resumed_from is None:
+        return 0
+    contents = resumed_from[1]
+    return int(contents["update"] if job.run.reset_lr_scheduler else contents["training"]["schedule_start"])
 
 
-def _commit() -> str | None:
-    """Returns the git commit of nmtkit's own source tree, None where it is installed without one."""
-    root = Path(nmtkit.__file__).parent.parent
-    if not (root / ".git").exists() or shutil.which("git") is None:
+def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> BatchLoader:
+    """Returns the loader of the training set. Raises ValueError for a pair that exceeds --max-tokens.
+
+    An automatic --max-tokens is at least the length of the longest sentence.
+    """
+    split, job = dataset["train"], plan.job
+    sampler = plan.sampler(split)
+    max_tokens = plan.max_tokens if job.run.max_tokens else max(plan.max_tokens, *sampler.max_lengths)
+    check_all_sizes(split.source.lengths, split.target.lengths, max_tokens, "--max-tokens")
+    transforms = build_transforms(job, dataset.tokenizer)
+    return BatchLoader(split, sampler, max_tokens, rank, ranks, plan.device, job.run.max_sentences, transforms)
+
+
+def _build_validator(
+    plan: RunPlan, dataset: Dataset, max_tokens: int, stop: StopSignal, callbacks: bool
+) -> Validator | None:
+    config, metrics = plan.job.run, plan.job.metrics()
+    names = config.valid_subset
+    on_request = callbacks or bool(plan.job.chosen("callbacks"))
+    if not config.validates and not (on_request and all(len(dataset.splits.get(name, ())) for name in names)):
         return None
-    result = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    return result.stdout.strip() or None
+    for name in names:
+        if not len(dataset[name]):
+            raise ValueError(f"{dataset.folder}: the subset {name!r} is empty")
+    first, *others = (
+        Validator(
+            split=dataset[name],
+            max_tokens=max_tokens,
+            device=plan.device,
+            precision=plan.precision,
+            metrics=metrics,
+            languages=(dataset.source_language, dataset.target_language),
+            target_lang=dataset.target_lang,
+            beam=config.valid_beam,
+            sharded=config.parallel == "fsdp" and plan.world_size > 1,
+            interruptible=stop.interrupting,
+        )
+        for name in names
+    )
+    first.others = dict(zip(names[1:], others, strict=True))
+    return first
+
+
+# --- the model and its trainer ----------------------------------------------------------------------------------------
 
 
 def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
-    """Returns the model on the CPU, its parameters drawn from the seed, hence alike on all ranks.
+    """Returns the model on the CPU. Its parameters are drawn from the seed, so they are equal on all ranks.
 
-    Raises ContractError for an architecture of a plug-in whose forward pass breaks the contract, as by reading later
-    target words. It takes 0.02 s with transformer_tiny and 0.2 s with transformer_base.
+    For an architecture of a plug-in, checks the forward pass and raises ContractError if, for example, the pass reads
+    later target words. The check takes 0.02 s with transformer_tiny and 0.2 s with transformer_base.
     """
     architecture, vocabulary = job.components["architecture"], models.vocabulary_of(tokenizer)
     torch.manual_seed(job.run.seed)
@@ -101,7 +195,7 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
 
 
 def build_transforms(job: JobConfig, tokenizer: Tokenizer) -> TransformPipeline | None:
-    """Returns the transforms of the training pairs, None without any."""
+    """Returns the transforms of the training pairs, or None if the job has none."""
     chosen = [(it.name, TRANSFORMS[it.name].factory(it.config, tokenizer)) for it in job.chosen("transforms")]
     return TransformPipeline(chosen, tokenizer, job.run.seed) if chosen else None
 
@@ -112,11 +206,13 @@ def build_trainer(
     device: torch.device,
     resumed: bool,
     updates: int | None = None,
+    schedule_start: int = 0,
     train_split: Split | None = None,
 ) -> Trainer:
-    """Returns the trainer of a fresh or fine-tuned model; a resumed run loads its own weights afterwards.
+    """Returns the trainer of a fresh or fine-tuned model. A resumed run loads its own weights afterwards.
 
-    `updates` are those of the whole run, where --max-epoch may bound it; None: --max-update.
+    `updates` is the number of updates of the whole run, by default --max-update. The learning-rate schedule begins
+    after update `schedule_start`. A few pairs of `train_split` check that the criterion of a plug-in returns a sum.
     """
     model = build_model(job, tokenizer)
     architecture, criterion, scheduler = (
@@ -142,7 +238,10 @@ def build_trainer(
     if train_split is not None and not is_own(CRITERIONS[criterion.name].factory):
         pairs = np.arange(min(3, len(train_split)))
         check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
-    run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=updates or job.run.max_update)
+    total = updates or job.run.max_update
+    # A run without updates left ends at once. Its schedule only has to exist.
+    remaining = total - schedule_start if total is not None and total > schedule_start else total
+    run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=remaining)
     return Trainer(
         job,
         model,
@@ -150,11 +249,12 @@ def build_trainer(
         LR_SCHEDULERS[scheduler.name].factory(scheduler.config, run),
         device,
         adapters,
+        schedule_start,
     )
 
 
 def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) -> None:
-    paths: dict[Side, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
+    paths: Mapping[Side, Path | None] = {"source": job.run.encoder_embed_path, "target": job.run.decoder_embed_path}
     sizes: dict[Side, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
     if all(paths.values()) and len({embedding_of(model, side, sizes[side]).weight for side in paths}) == 1:
         raise ValueError(

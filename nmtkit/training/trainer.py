@@ -1,11 +1,11 @@
-"""The training step: forward and backward over micro-batches, gradient clipping, the optimizer, the running mean."""
+"""The training step: forward and backward passes over micro-batches, gradient clipping, the optimizer step."""
 
 import contextlib
 import copy
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,37 +20,36 @@ from nmtkit.layers.adapters import adapters_in
 from nmtkit.layers.packed import Batch
 from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
+from nmtkit.training.averaging import MovingAverage
 from nmtkit.training.config import JobConfig
-from nmtkit.training.loader import BatchLoader, Update
+from nmtkit.training.loader import Update
 from nmtkit.training.lr_schedulers import LRScheduler, learning_rate
-from nmtkit.training.optimizers import OPTIMIZERS
+from nmtkit.training.optimizers import OPTIMIZERS, parameter_names
 from nmtkit.training.parallel import ReplicatedModel, ShardedModel
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 log = logging.getLogger("nmtkit")
 
-SPARE_MEMORY = 0.05  # share of a GPU's memory that an automatic --max-tokens leaves
-
 
 @dataclass(frozen=True, eq=False)
 class StepMetrics:
-    """Metrics of one update. Tensors stay on the device; reading one synchronises."""
+    """Metrics of one update. Tensors stay on the device; reading a tensor waits for the device."""
 
-    number: int  # of the update, counted from 1
-    pairs: npt.NDArray[np.int64]  # of the whole update, as are all numbers below but two
-    source_tokens: int
-    target_tokens: int
-    own_target_tokens: int  # of this rank's micro-batches
+    number: int  # number of the update, counted from 1
+    pairs: npt.NDArray[np.int64]  # numbers of all pairs of the update
+    source_tokens: int  # total of all ranks
+    target_tokens: int  # total of all ranks
+    own_target_tokens: int  # of the micro-batches of this rank
     lr: float
-    sums: dict[str, Tensor]  # of this rank's micro-batches: "loss" and the criterion's counts
-    norm: Tensor  # of the gradient, before clipping
-    finite: Tensor  # bool; when false the update was skipped, on every rank
+    sums: dict[str, Tensor]  # "loss" and the counts of the criterion, over the micro-batches of this rank
+    norm: Tensor  # norm of the gradient of the whole update, before clipping
+    finite: Tensor  # bool; if False, every rank has skipped the update
 
 
 class Trainer:
-    """A model with its criterion, optimizer and learning-rate schedule; `step` makes an update.
+    """A model with its criterion, optimizer and learning-rate schedule. `step` makes an update.
 
-    Random numbers of an update are keyed by (seed, update, micro-batch), never by rank, so that any number of
+    Random numbers of an update depend on (seed, update, micro-batch) and never on the rank, so that any number of
     processes makes the same updates.
     """
 
@@ -62,8 +61,13 @@ class Trainer:
         scheduler: LRScheduler,
         device: torch.device,
         adapters: dict[str, Any] | None = None,
+        schedule_start: int = 0,
     ) -> None:
-        """`adapters` are the facts of the model's, if it has any: then they alone are saved."""
+        """Builds the optimizer and prepares the model for one or several processes.
+
+        `adapters` describes the adapters of the model, if it has any (see checkpoint.py). Then only the adapters are
+        saved. `schedule_start` is the update after which the learning-rate schedule begins.
+        """
         self.job = job
         self.device = device
         self.precision = precisions.resolve(job.run.precision, device)
@@ -73,19 +77,16 @@ class Trainer:
         self.adapters = adapters
         self.engine = self._parallelize()
         weights = self.engine.parameters
-        self.ema = MovingAverage(list(weights.values()), job.run.ema_decay) if job.run.ema_decay else None
+        self.ema = MovingAverage(weights, job.run.ema_decay) if job.run.ema_decay else None
         component = job.components["optimizer"]
         groups = parameter_groups(weights, job.run.weight_decay_for, embedding_names(model))
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
-        self.hyperparameters = [
-            {name: value for name, value in group.items() if name not in ("params", "param_names")}
-            for group in self.optimizer.param_groups
-        ]
+        self.configured = _group_settings(self.optimizer)  # as set by the flags of this run
         self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
-        self.schedule_start = 0  # the update after which the learning-rate schedule begins
-        self.done = 0  # updates, including skipped ones
-        self.lr: float | None = None  # of the last update
+        self.schedule_start = schedule_start
+        self.done = 0  # updates, including skipped updates
+        self.lr: float | None = None  # learning rate of the last update
 
     def _parallelize(self) -> ReplicatedModel:
         if self.job.run.parallel == "ddp" or distributed.world_size() == 1:
@@ -97,7 +98,7 @@ class Trainer:
     # --- an update --------------------------------------------------------------------------------------------------
 
     def step(self, update: Update) -> StepMetrics:
-        """Makes update number `done` + 1. Raises ValueError when a micro-batch does not fit into memory."""
+        """Makes update number `done` + 1. Raises ValueError if a micro-batch does not fit into memory."""
         number = self.done + 1
         seed = self.job.run.seed
         self.model.train()
@@ -106,7 +107,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         own = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        if self.transforms_pairs:  # only the rank that made a micro-batch knows its tokens
+        if self.transforms_pairs:  # only the rank that transforms a micro-batch knows the number of its tokens
             tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
         for index, batch in update.micro_batches:
@@ -128,20 +129,24 @@ class Trainer:
         return StepMetrics(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
 
     def _forward_backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
-        """Adds the gradients of a micro-batch, and its loss and counts to `sums`; a dummy counts for nothing."""
-        dummy = not batch.target_tokens  # its auxiliary losses may not be 0
+        """Adds the gradients of a micro-batch, and adds its loss and counts to `sums`.
+
+        A micro-batch without target tokens is a dummy and adds nothing.
+        """
+        dummy = not batch.target_tokens  # the auxiliary losses of a dummy might not be 0
         with precisions.autocast(self.precision, self.device):
             loss, counts = self.engine.loss(batch)
+        distributed.advance()
         weight = 0.0 if dummy else self.loss_scale.value / tokens
-        # a loss that is not finite may have finite gradients; times NaN they are not, and every rank skips the update
+        # A non-finite loss can have finite gradients. This factor makes them NaN, so that every rank skips the update.
         (loss * (weight + loss.detach() * 0)).backward()
         for name, value in {} if dummy else {"loss": loss.detach(), **counts}.items():
             sums[name] = sums[name] + value if name in sums else value
 
     def _optimizer_step(self, lr: float) -> tuple[Tensor, Tensor]:
-        """Clips and steps, or skips when a gradient is not finite, without waiting for a GPU.
+        """Clips the gradients and makes the optimizer step, or skips the step if a gradient is not finite.
 
-        Returns the gradient's norm and whether it is finite.
+        Returns the norm of the gradient and whether the norm is finite. Does not wait for a GPU.
         """
         norm = self.engine.gradient_norm() / self.loss_scale.value
         finite = norm.isfinite()
@@ -153,7 +158,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # fused optimizers read this flag on the device, and leave parameters and state alone when it is set
+            # Fused optimizers read this flag on the device. If it is set, they change neither parameters nor state.
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -167,50 +172,51 @@ class Trainer:
     def compile(self, batch: Batch) -> None:
         """Compiles the model for batches of any shape and tries it on `batch`.
 
-        When that fails, logs why and leaves the model as it was; when compilation fails later, torch logs it and runs
-        what it could not compile as it is.
+        If this fails, logs the reason and trains without compilation. If a later compilation fails, torch logs the
+        reason and runs that part of the model without compilation.
         """
         started = time.monotonic()
-        torch._dynamo.config.optimize_ddp = False  # which would split the graph at the buckets of gradients
+        torch._dynamo.config.optimize_ddp = False  # the optimizer would split the graph at the gradient buckets
         self.model.compile(dynamic=True)
         try:
             with distributed.long_operation():
-                self.warm_up(batch)
+                self.trial_pass(batch)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a compiler raises any kind
+        except Exception as error:  # a compiler raises any class of exception
             self.model._compiled_call_impl = None
             self.engine.zero_grad()
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            log.warning("the model is not compiled: %s", reason[0])
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            log.warning("the model is not compiled: %s", reason)
         else:
             torch._dynamo.config.suppress_errors = True
             log.info("compiled the model in %.0f s", time.monotonic() - started)
 
-    def warm_up(self, batch: Batch) -> None:
-        """Makes a forward and backward pass with as much memory taken as Adam's state needs; changes nothing."""
-        reserved = [torch.empty_like(weight) for weight in self.engine.parameters.values() for _ in range(2)]
+    def trial_pass(self, batch: Batch) -> None:
+        """Makes a forward and a backward pass without an update. Weights and random numbers of updates stay the same.
+
+        The gradients are set to zero afterwards.
+        """
         self.model.train()
         self.criterion.train()
         with self.engine.gradient_sync(last=False):
             with precisions.autocast(self.precision, self.device):
                 loss, _ = self.engine.loss(batch)
             loss.backward()
-        del reserved
         self.engine.zero_grad()
 
     # --- weights and state ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def evaluated_weights(self) -> Iterator[None]:
-        """The context in which the model has the weights to validate: the running means, if there are any."""
+        """The context in which the model has the weights to validate: with --ema-decay the running means."""
         with self.ema.swapped() if self.ema else contextlib.nullcontext(), self.engine.unsharded():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """The `state_dict` to save: the running means, if there are any; of a model with adapters, the adapters.
+        """Returns the weights to save by name: with --ema-decay the running means, with adapters only the adapters.
 
-        Whole on rank 0; every rank must call it.
+        The result is complete on rank 0. Every rank must call this method.
         """
         chosen = adapters_in if self.adapters else dict
         if self.ema is None:
@@ -222,14 +228,16 @@ class Trainer:
         self.engine.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run beside `weights()`. Whole on rank 0; every rank must call it."""
+        """Returns the training state besides `weights()`. Tensors belong to names of parameters, never to positions.
+
+        The result is complete on rank 0. Every rank must call this method.
+        """
         gather = self.engine.gather
         state: dict[str, Any] = {}
         if self.ema:
-            state["weights"] = [gather(name, weight.detach()) for name, weight in self.engine.parameters.items()]
+            state["weights"] = {name: gather(name, weight.detach()) for name, weight in self.engine.parameters.items()}
         return state | {
-            "optimizer": self._map_optimizer_state(self.optimizer.state_dict(), gather),
-            "hyperparameters": self.hyperparameters,
+            "optimizer": self._optimizer_state(),
             "scheduler": self.scheduler.state(),
             "lr": self.lr,
             "schedule_start": self.schedule_start,
@@ -237,183 +245,93 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any], done: int) -> None:
-        """Goes on after update `done`; call `load_weights` first. Running means may begin or end here.
+        """Restores the training state after update `done`. Call `load_weights` first.
 
-        Raises ValueError when the state is that of other parameters.
+        Running means may begin or end here, and with --reset-optimizer other parameters may be trained than before.
+        A parameter that is trained now and before continues with its own weight. Any other parameter has the weight
+        that `load_weights` has loaded. Raises ValueError if the optimizer state belongs to other parameters.
         """
         if not self.job.run.reset_optimizer:
-            self._load_optimizer(state)
-        if self.job.run.reset_lr_scheduler:
-            self.schedule_start = done
-        else:
+            self._load_optimizer(state["optimizer"])
+        if not self.job.run.reset_lr_scheduler:
             self.scheduler.load_state(state["scheduler"])
-            self.schedule_start = state["schedule_start"]
         self.lr = state["lr"]
         self.loss_scale.load_state_dict(state["loss_scale"])
-        parameters = self.engine.parameters
-        weights = [self.engine.shard(*named) for named in zip(parameters, state.get("weights", ()), strict=False)]
-        if self.ema:  # the weights that were loaded are the means
-            self.ema.start_from(list(parameters.values()))
-        if weights:
-            with torch.no_grad():
-                torch._foreach_copy_(list(parameters.values()), weights)
+        if self.ema:
+            self.ema.restart()  # the loaded weights are the means
+        saved = state.get("weights", {})
+        with torch.no_grad():
+            for name, parameter in self.engine.parameters.items():
+                if name in saved:
+                    parameter.copy_(self.engine.shard(name, saved[name]))
         self.done = done
 
-    def _load_optimizer(self, state: dict[str, Any]) -> None:
-        """Loads the optimizer's state, but keeps hyper-parameters that this run sets otherwise than the saved one."""
-        saved, own = (
-            [group.get("param_names", len(group["params"])) for group in groups]
-            for groups in (state["optimizer"]["param_groups"], self.optimizer.param_groups)
-        )
-        if saved != own:
-            raise ValueError(
-                f"the checkpoint's optimizer has other groups of parameters than this run: {_difference(saved, own)}; "
-                "resume with the --freeze and --weight-decay-for of before, or with --reset-optimizer"
-            )
-        self.optimizer.load_state_dict(self._map_optimizer_state(state["optimizer"], self.engine.shard))
-        for group, before, now in zip(
-            self.optimizer.param_groups, state["hyperparameters"], self.hyperparameters, strict=True
-        ):
-            group.update({name: value for name, value in now.items() if before.get(name) != value})
-
-    def _map_optimizer_state(self, state: dict[str, Any], function: Callable[[str, Tensor], Tensor]) -> dict[str, Any]:
-        """Applies a function of (parameter name, tensor) to every tensor of an optimizer's `state_dict`.
-
-        State of what is no parameter of the model, but a part of one, stays as it is: there are no shards of it.
-        """
-        names = {id(parameter): name for name, parameter in self.engine.parameters.items()}
-        order = [names.get(id(parameter)) for group in self.optimizer.param_groups for parameter in group["params"]]
-        mapped = {
-            index: {
-                key: function(name, value) if isinstance(value, Tensor) and (name := order[index]) else value
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Returns the settings of each group, and the state of each parameter by name."""
+        groups = parameter_names(self.optimizer, self.engine.parameters)
+        names = [name for group in groups for name in group]
+        state = {}
+        for index, entries in self.optimizer.state_dict()["state"].items():
+            name = names[index]
+            state[name] = {
+                key: self.engine.gather(name, value) if self._is_sharded(name, value) else value
                 for key, value in entries.items()
             }
-            for index, entries in state["state"].items()
+        settings = zip(groups, _group_settings(self.optimizer), self.configured, strict=True)
+        return {
+            "state": state,
+            "groups": [
+                {"parameters": group, "settings": current, "configured": configured}
+                for group, current, configured in settings
+            ],
         }
-        return state | {"state": mapped}
+
+    def _is_sharded(self, name: str, value: object) -> bool:
+        """Returns whether a state value belongs to a whole parameter. Parts of parameters (Muon) are never sharded."""
+        return isinstance(value, Tensor) and name in self.engine.parameters
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """Loads the optimizer state. Settings that differ between this run's flags and the saved flags are kept."""
+        own = parameter_names(self.optimizer, self.engine.parameters)
+        before = [group["parameters"] for group in saved["groups"]]
+        if before != own:
+            raise ValueError(
+                f"the checkpoint's optimizer has other groups of parameters than this run: {_difference(before, own)}; "
+                "resume with the same --freeze and --weight-decay-for, or with --reset-optimizer"
+            )
+        state = self.optimizer.state_dict()
+        names = [name for group in own for name in group]
+        state["state"] = {
+            index: {
+                key: self.engine.shard(name, value) if self._is_sharded(name, value) else value
+                for key, value in saved["state"][name].items()
+            }
+            for index, name in enumerate(names)
+            if name in saved["state"]
+        }
+        for group, old, now in zip(state["param_groups"], saved["groups"], self.configured, strict=True):
+            changed = {name: value for name, value in now.items() if old["configured"].get(name) != value}
+            group.update(old["settings"] | changed)
+        self.optimizer.load_state_dict(state)
 
 
-def _difference(saved: list[Any], own: list[Any]) -> str:
-    """Returns in what two lists of groups, each its parameters' names or their number, differ."""
-    names = [{name for group in groups if isinstance(group, list) for name in group} for groups in (saved, own)]
-    only = [(sorted(names[0] - names[1]), "only there"), (sorted(names[1] - names[0]), "only here")]
-    told = [f"{len(extra)} {where}, {extra[0]} for one" for extra, where in only if extra]
-    sizes = [[len(group) if isinstance(group, list) else group for group in groups] for groups in (saved, own)]
-    return ", ".join(told) or f"of {sizes[0]} and {sizes[1]} parameters"
+def _group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Returns the settings of each parameter group, such as learning rate and weight decay."""
+    return [
+        {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        for group in optimizer.param_groups
+    ]
 
 
-class MovingAverage:
-    """A running mean of weights, to validate with and to save (Polyak & Juditsky 1992).
-
-    After every update mean = decay x mean + (1 - decay) x weight; the decay grows from 0.1, so that early means follow.
-    torch's AveragedModel is not used: it copies the module, which FSDP's modules refuse, and has one decay.
-    """
-
-    def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
-        self.decay = decay
-        self.weights = [weight.detach() for weight in weights]
-        self.means = [weight.clone() for weight in self.weights]
-
-    def update(self, number: int) -> None:
-        """Takes in the weights after update `number`, counted from 1."""
-        decay = min(self.decay, number / (number + 9))
-        torch._foreach_lerp_(self.means, self.weights, 1 - decay)
-
-    def start_from(self, weights: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(self.means, [weight.detach() for weight in weights])
-
-    @contextlib.contextmanager
-    def swapped(self) -> Iterator[None]:
-        """The context in which the model's weights are the means."""
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for weight, mean in zip(self.weights, self.means, strict=True):
-            held = weight.clone()
-            weight.copy_(mean)
-            mean.copy_(held)
+def _difference(saved: list[list[str]], own: list[list[str]]) -> str:
+    """Describes how two lists of parameter groups differ. A group is the list of the names of its parameters."""
+    before, now = ({name for group in groups for name in group} for groups in (saved, own))
+    differences = [(sorted(before - now), "only in the checkpoint"), (sorted(now - before), "only in this run")]
+    parts = [f"{len(names)} {where}, such as {names[0]}" for names, where in differences if names]
+    return ", ".join(parts) or f"groups of {list(map(len, saved))} and {list(map(len, own))} parameters"
 
 
 def seed_of(seed: int, update: int, micro_batch: int) -> int:
-    """Returns a seed for torch's generators that differs wherever one of the three does."""
+    """Returns a seed for the generators of torch. Different arguments give different seeds."""
     digest = hashlib.blake2b(f"{seed} {update} {micro_batch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
-    """Tries the largest micro-batch. Raises ValueError when it does not fit, with the --max-tokens that would."""
-    pairs = loader.largest_micro_batch()
-    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
-
-    def attempt(count: int) -> None:
-        trainer.warm_up(loader.batch(pairs[:count], 0))
-
-    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
-        try:  # once: a process that tried again by itself would wait for the others
-            return attempt(len(pairs))
-        except torch.OutOfMemoryError as error:
-            raise ValueError(f"{message}; try half of it") from error
-    fitting = largest_that_fits(attempt, len(pairs))
-    if fitting == 0:
-        raise ValueError(
-            f"not even one sentence pair fits into the memory of {trainer.device}: the model needs it; "
-            "choose a smaller one, or --optimizer adafactor"
-        )
-    if fitting < len(pairs):
-        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} would")
-
-
-def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
-    """Lowers `loader.max_tokens` until its micro-batches fit into the memory of every process, with some to spare.
-
-    The micro-batch of most tokens and that of most sentences are tried; while one does not fit, the limit is halved.
-    Raises ValueError when not even the longest sentence fits. With fsdp, whose passes need all processes, there is one
-    attempt: that of `probe_memory`.
-    """
-    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
-        return probe_memory(trainer, loader)
-    while not all(distributed.all_gather_object(_fits(trainer, loader))):
-        least = loader.longest_sentence()
-        if loader.max_tokens <= least:
-            raise ValueError(
-                f"not even a sentence of {least} tokens fits into the memory of {trainer.device}; choose a smaller "
-                "model, --gradient-checkpointing, or drop the longest sentences in preprocess"
-            )
-        loader.max_tokens = max(least, loader.max_tokens // 2)
-
-
-def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free: later ones have other shapes."""
-    spare = None
-    try:
-        if trainer.device.type == "cuda":
-            size = SPARE_MEMORY * torch.cuda.get_device_properties(trainer.device).total_memory
-            spare = torch.empty(int(size), dtype=torch.uint8, device=trainer.device)
-        for pairs in loader.extreme_micro_batches():
-            trainer.warm_up(loader.batch(pairs, 0))
-        return True
-    except torch.OutOfMemoryError:
-        pass  # outside this block the exception, and with it what its frames hold, is gone
-    del spare
-    trainer.engine.zero_grad()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return False
-
-
-def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
-    """Returns the first of count, count / 2, count / 4, … that `attempt` takes without running out of memory, or 0."""
-    while count:
-        try:
-            attempt(count)
-            return count
-        except torch.OutOfMemoryError:
-            pass  # outside this block the exception, and with it what its frames hold, is gone
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        count //= 2
-    return 0

@@ -44,6 +44,7 @@ class Validator:
     device: torch.device
     precision: str
     metrics: Mapping[str, Metric]
+    languages: tuple[str | None, str | None] = (None, None)  # codes of source and target in a model of several
     beam: int = 4  # of translations, which are made if a metric reads them
     sharded: bool = False  # the model is FSDP's
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # of further splits, by name
@@ -83,17 +84,40 @@ class Validator:
                 return None
             self.hypotheses = hypotheses
         totals = self._totals(sums)
-        with distributed.long_operation():
-            scores = self._scores(totals) if distributed.is_rank_zero() else {}
-        result: dict[str, float] = distributed.broadcast(scores)
-        return result
+        scores, error = None, None
+        try:
+            if distributed.is_rank_zero():
+                with distributed.long_operation():  # metrics may load and run large models
+                    scores = self._scores(totals)
+        except Exception as own:
+            error = own
+        return distributed.broadcast(self._unless_failed(scores, error))
 
     def _share(self, work: Callable[[], T]) -> T | None:
-        """Returns the result of this rank's share of work; None, on all ranks, when one was interrupted."""
-        result = None
-        with contextlib.suppress(StopRequestedError), self.interruptible():
-            result = work()
+        """Returns the result of this rank's share of work, or None on all ranks if a rank was interrupted.
+
+        If a share fails, all ranks leave the validation: with the error of the share, or with PeerError elsewhere.
+        """
+        result, error = None, None
+        try:
+            with self.interruptible():
+                result = work()
+        except StopRequestedError:
+            pass
+        except Exception as own:
+            error = own
+        self._unless_failed(None, error)
         return None if distributed.all_reduce(torch.tensor(int(result is None))) else result
+
+    @staticmethod
+    def _unless_failed(result: T, error: Exception | None) -> T:
+        """Returns the result unless a rank has an error. Every rank must call this method."""
+        failed = distributed.all_reduce(torch.tensor(int(error is not None)))
+        if error is not None:
+            raise error
+        if failed:
+            raise distributed.PeerError("the validation has failed in another process")
+        return result
 
     # --- sums over tokens -------------------------------------------------------------------------------------------
 
@@ -183,7 +207,9 @@ class Validator:
 
         rank, ranks = distributed.rank(), distributed.world_size()
         translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
-        translations = self._share(lambda: translator.translate(self.sources[rank::ranks], beam=self.beam))
+        source, target = self.languages
+        settings: dict[str, Any] = {"beam": self.beam, "source_lang": source, "target_lang": target}
+        translations = self._share(lambda: translator.translate(self.sources[rank::ranks], **settings))
         if translations is None:
             return None
         texts = [translation.text for translation in translations]

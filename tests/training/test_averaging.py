@@ -96,7 +96,8 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     for update, (loss, bleu) in enumerate([(3.0, 20.0), (2.0, 21.0), (2.5, 25.0)], 1):
         scores = {"scores": {"loss": loss, "bleu": bleu}, "maximized": ["bleu"]}
         write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), **scores)
-    write(tmp_path / checkpoint.file_name(4), 4, torch.zeros(1))
+    diverged = {"scores": {"loss": float("nan"), "bleu": float("nan")}, "maximized": ["bleu"]}
+    write(tmp_path / checkpoint.file_name(4), 4, torch.zeros(1), **diverged)
     names = {update: tmp_path / checkpoint.file_name(update) for update in range(1, 5)}
     assert averaging.last_of(tmp_path, 2) == [names[3], names[4]]
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]

@@ -1,12 +1,15 @@
 """The cost estimate of a run, against formulas."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
+from nmtkit.cli import main
 from nmtkit.training import estimate
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.plan import RunPlan, expected_world_size, resolve
@@ -95,6 +98,27 @@ def test_max_tokens_is_a_share_of_the_update_on_a_gpu_and_4096_on_a_cpu(monkeypa
     assert given.max_tokens == 500 and not given.fits_max_tokens
     # the size of an update does not depend on the memory of a device
     assert plan("transformer_base", 2, batch_tokens=None).batch_tokens == 2 * 4096
+
+
+def test_every_process_gets_a_share_of_the_update_unless_max_tokens_is_set() -> None:
+    assert plan("transformer_base", 2, batch_tokens=400).max_tokens == 220  # 10 % above a half
+    assert plan("transformer_base", 2, batch_tokens=400, max_tokens=400).max_tokens == 400
+    assert plan("transformer_base", 4, batch_tokens=25_000).max_tokens == 4096
+    # 25,000 tokens in 7 micro-batches of 4096 for 16 processes: 16 micro-batches have 1563 and 10 % more
+    assert plan("transformer_base", 16, max_tokens=4096).even_max_tokens(4096) == 1719
+    # in 9 micro-batches for 8 processes: 16
+    assert plan("transformer_base", 8, max_tokens=2800).even_max_tokens(2800) == 1719
+
+
+def test_a_dry_run_for_a_gpu_needs_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    flags = ["--arch", "transformer_tiny", "--device", "cuda", "--batch-tokens", "25000"]
+    result = CliRunner().invoke(main, ["train", *flags, "--nproc-per-node", "8", "--vocab-size", "1000", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.split("\n") if line)
+    assert lines["processes"] == "8"
+    refused = CliRunner().invoke(main, ["train", *flags, "--save-dir", str(tmp_path)])
+    assert refused.exit_code == 2
 
 
 def test_a_gpu_multiplies_fp32_in_tf32_and_adds_in_a_fixed_order_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,9 +169,12 @@ def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path
     [
         (["--valid-subset", "valid,valid"], "each once"),
         (["--valid-subset", "valid,valid7"], "valid7"),
-        (["--best-checkpoint-metric", "loss@valid1"], "loss, of the first --valid-subset"),
+        (["--best-checkpoint-metric", "loss@valid1"], "known: loss (first --valid-subset), loss@SUBSET with"),
         (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "loss@other"], "loss@valid1"),
-        (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "odd@valid1"], "odd@valid1:max, or less"),
+        (
+            ["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "odd@valid1"],
+            "higher (odd@valid1:max) or lower (odd@valid1:min)",
+        ),
     ],
 )
 def test_a_wrong_subset_is_named(domain_data: Path, tmp_path: Path, more: list[str], message: str) -> None:

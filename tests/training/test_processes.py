@@ -319,10 +319,10 @@ def test_a_long_operation_beats_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(distributed, "_watchdog", watchdog)
     try:
         time.sleep(0.1)
-        assert store["beat 0"] == "0 0"
+        assert store["beat 0"] == "0 0 0 0"
         with distributed.long_operation():
             time.sleep(0.1)
-            assert int(store["beat 0"].split()[1]) > 1
+            assert int(store["beat 0"].split()[3]) > 1
         last = watchdog.beats
         time.sleep(0.1)
         assert watchdog.beats == last
@@ -335,18 +335,154 @@ class FakeStore(dict[str, bytes]):
         return all(name in self for name in names)
 
 
+def watchdog_of(messages: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> distributed.Watchdog:
+    """Returns a watchdog of rank 0 whose ranks publish updates, steps, whether they wait, and heartbeats."""
+    monkeypatch.setattr(distributed, "world_size", lambda: len(messages))
+    watch = object.__new__(distributed.Watchdog)
+    watch.store, watch.timeout, watch.seen = FakeStore(messages), 60.0, {}
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("messages", "blamed"),
+    [
+        # rank 1 hangs in its forward pass, rank 0 waits in the backward pass of the same update
+        ({"beat 0": b"7 2 0 9", "beat 1": b"7 1 0 9"}, "process 1 hangs after update 7"),
+        # rank 1 hangs in its share of a validation, rank 0 waits for its scores
+        ({"beat 0": b"7 0 1 9", "beat 1": b"7 0 0 9"}, "process 1 hangs after update 7"),
+        # ranks wait for each other in different collectives
+        ({"beat 0": b"7 0 1 9", "beat 1": b"7 0 1 9"}, "processes 0, 1 hang after update 7"),
+    ],
+)
+def test_the_process_with_the_least_progress_hangs(
+    messages: dict[str, bytes], blamed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watchdog_of(messages, monkeypatch)
+    monkeypatch.setattr("time.monotonic", iter([0.0, 61.0]).__next__)
+    assert watch._hanging() is None
+    message = watch._hanging()
+    assert message is not None and message.startswith(f"{blamed}: no sign of life")
+
+
+def test_a_process_that_waits_for_slow_work_of_another_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    # rank 0 scores a validation with a slow metric, or writes a checkpoint; rank 1 waits
+    watch = watchdog_of({"beat 0": b"7 0 0 1", "beat 1": b"7 0 1 1"}, monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for beat in range(200):
+        now[0] += 1
+        watch.store["beat 0"] = b"7 0 0 %d" % beat
+        assert watch._hanging() is None
+
+
+SLOW_METRIC = """
+import time
+from dataclasses import dataclass
+from nmtkit.config import Config
+from nmtkit.training.metrics import METRICS, Metric
+
+@dataclass(frozen=True, kw_only=True)
+class SlowConfig(Config):
+    pass
+
+@METRICS.register("slow", SlowConfig())
+class Slow(Metric):
+    def __init__(self, config):
+        pass
+    def score(self, outputs):
+        time.sleep(20)
+        return 1.0
+"""
+
+
+@pytest.mark.slow
+def test_a_slow_metric_does_not_end_a_run_of_several_processes(mirror_data: Path, tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text(SLOW_METRIC)
+    flags = ["--plugin", tmp_path / "plugin.py", "--metrics", "slow", "--timeout-minutes", 0.1, "--max-update", 2]
+    assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) == 0
+    lines = (tmp_path / "run" / "log.jsonl").read_text().split("\n")
+    (valid,) = [record for record in map(json.loads, filter(None, lines)) if record["kind"] == "valid"]
+    assert valid["slow"] == 1.0 and valid["seconds"] > 20
+
+
+FAILING_METRIC = """
+from dataclasses import dataclass
+from nmtkit.config import Config
+from nmtkit.processes import distributed
+from nmtkit.training.metrics import METRICS, Metric
+
+@dataclass(frozen=True, kw_only=True)
+class FailingConfig(Config):
+    pass
+
+@METRICS.register("failing_metric", FailingConfig())
+class Failing(Metric):
+    def __init__(self, config):
+        pass
+    def count(self, model, batch):
+        if distributed.rank() == 1:
+            raise RuntimeError("the fifth element")
+        return {}
+    def score(self, outputs):
+        return 1.0
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_a_validation_that_fails_on_one_rank_leaves_a_checkpoint(
+    mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], parallel: str
+) -> None:
+    (tmp_path / "plugin.py").write_text(FAILING_METRIC)
+    flags = ["--plugin", tmp_path / "plugin.py", "--metrics", "failing_metric", "--validate-interval-updates", 3]
+    command = train_flags(mirror_data, tmp_path / "run", *flags, "--parallel", parallel, "--save-interval", "none")
+    assert launch(command, 2) != 0
+    said = capfd.readouterr().err
+    assert "rank 1: in a plug-in: RuntimeError: the fifth element" in said
+    assert checkpoint.load(tmp_path / "run" / "last.pt")["update"] == 3
+
+
+READING_GRADIENTS = """
+from dataclasses import dataclass
+from nmtkit.config import Config
+from nmtkit.training.callbacks import CALLBACKS, Callback
+
+@dataclass(frozen=True, kw_only=True)
+class NormsConfig(Config):
+    pass
+
+@CALLBACKS.register("norms", NormsConfig())
+class Norms(Callback):
+    def __init__(self, config):
+        pass
+    def update(self, run):
+        float(next(run.model.parameters()).grad.norm())
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_that_reads_sharded_gradients_on_one_rank_is_told(
+    mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "plugin.py").write_text(READING_GRADIENTS)
+    flags = ["--plugin", tmp_path / "plugin.py", "--callbacks", "norms", "--max-update", 2]
+    assert launch(train_flags(mirror_data, tmp_path / "ddp", *flags), 2) == 0
+    assert launch(train_flags(mirror_data, tmp_path / "fsdp", *flags, "--parallel", "fsdp"), 2) != 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the callback norms reads a sharded parameter or gradient" in said and "every_rank = True" in said
+
+
 def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     watch = object.__new__(distributed.Watchdog)
-    watch.store = store = FakeStore({"beat 0": b"8 1", "beat 1": b"7 1", "beat 2": b"8 1"})
+    watch.store = store = FakeStore({"beat 0": b"8 0 0 1", "beat 1": b"7 2 0 1", "beat 2": b"8 0 0 1"})
     watch.timeout, watch.seen = 60.0, {}
     assert watch._hanging() is None
     now[0] = 59.0
     assert watch._hanging() is None
     now[0] = 61.0
     assert watch._hanging() == "process 1 hangs after update 7: no sign of life for 1 minutes"
-    store["beat 1"] = b"8 2"
-    store["beat 0"] = store["beat 2"] = b"9 2"
+    store["beat 1"] = b"8 0 0 2"
+    store["beat 0"] = store["beat 2"] = b"9 0 0 2"
     assert watch._hanging() is None

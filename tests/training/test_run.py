@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from nmtkit import checkpoint
+from nmtkit.cli import main
 from nmtkit.processes import distributed, folder_lock
 from nmtkit.training import health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 from nmtkit.training.stopping import StopReason
+from nmtkit.training.validation import Validator
 from nmtkit.translation.translator import Translator
 
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1}
@@ -96,8 +98,9 @@ def test_resume_equals_uninterrupted_bit_for_bit(
     parts = checkpoint.load(tmp_path / "parts" / "last.pt")
     assert all(torch.equal(tensor, parts["model"][name]) for name, tensor in whole["model"].items())
     optimizers = [it["training"]["optimizer"]["state"] for it in (whole, parts)]
-    for index, state in optimizers[0].items():
-        assert all(torch.equal(value, optimizers[1][index][name]) for name, value in state.items())
+    assert optimizers[0].keys() == optimizers[1].keys()
+    for parameter, state in optimizers[0].items():
+        assert all(torch.equal(value, optimizers[1][parameter][name]) for name, value in state.items())
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(
@@ -271,7 +274,7 @@ def test_the_optimizer_and_the_schedule_can_be_reset(mirror_data: Path, tmp_path
 
 def test_resuming_with_other_frozen_parameters_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
-    with pytest.raises(ValueError, match=r"resume with the --freeze and --weight-decay-for of before"):
+    with pytest.raises(ValueError, match=r"resume with the same --freeze and --weight-decay-for"):
         train(mirror_data, tmp_path / "run", max_update=2, freeze=("encoder.*",))
 
 
@@ -390,6 +393,68 @@ def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
     assert [path.name for path in tmp_path.rglob("*.pt") if not path.is_symlink()] == ["update_00000002.pt"]
     assert not list(tmp_path.rglob("*.tmp"))
     assert train(mirror_data, tmp_path / "run", max_update=6).updates == 6
+
+
+def test_a_validation_that_fails_leaves_a_checkpoint_and_is_made_first_by_the_resumed_run(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"max_update": 6, "validate_interval_updates": 3, "save_interval": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(Validator, "_scores", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(mirror_data, tmp_path / "run", **settings)
+    saved = checkpoint.load(tmp_path / "run" / "last.pt")
+    assert saved["update"] == 3 and saved["training"]["validation_due"]
+    train(mirror_data, tmp_path / "run", **settings)
+    train(mirror_data, tmp_path / "whole", **settings)
+    scores = [{it["update"]: it["loss"] for it in records(tmp_path / name, "valid")} for name in ("run", "whole")]
+    assert list(scores[0]) == [3, 6] and scores[0] == scores[1]
+
+
+def test_a_dataset_without_a_valid_set_is_trained_on_with_a_notice(
+    mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = mirror_data.parent / "train"
+    flags = ["-s", "xx", "-t", "yy", "--trainpref", str(corpus), "--destdir", str(tmp_path / "data-bin")]
+    main(["preprocess", *flags, "--vocab-size", "320"], standalone_mode=False)
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # which the command has set
+    without = {name: value for name, value in SMALL_RUN.items() if name != "validate_interval"}
+    template = JobTemplate.read(names={"architecture": "transformer_tiny"})
+    config = template.job(TINY | without | {"save_dir": tmp_path / "run", "max_update": 2})
+    caplog.clear()
+    assert Run(config, tmp_path / "data-bin", Lines()).run().updates == 2
+    (notice,) = warned(caplog)
+    assert "no subset 'valid', so this run makes no validation" in notice and "--validpref" in notice
+    assert not records(tmp_path / "run", "valid")
+    # a run that is told to validate does not go on without
+    for names, settings in (
+        ({}, {"patience": 3}),
+        ({}, {"valid_subset": ("valid",), "validate_interval_updates": 5}),
+        ({"lr-scheduler": "plateau"}, {}),
+        ({"metrics": "chrf"}, {}),
+    ):
+        template = JobTemplate.read(names={"architecture": "transformer_tiny", **names})
+        config = template.job(TINY | without | {"save_dir": tmp_path / "other", "max_update": 2} | settings)
+        with pytest.raises(ValueError, match="no subset 'valid'; it has train"):
+            Run(config, tmp_path / "data-bin", Lines())
+
+
+@pytest.mark.parametrize("place", ["nmtkit.training.setup.build_trainer", "nmtkit.training.run.RunSaver.restore"])
+def test_a_run_that_fails_to_start_does_not_keep_its_folder(
+    mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    train(mirror_data, tmp_path / "run", max_update=1)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fail)
+        with pytest.raises(ValueError, match="no such thing") as caught:
+            train(mirror_data, tmp_path / "run", max_update=2)
+    # a notebook keeps the exception, and with it the objects of its frames
+    assert caught.traceback and folder_lock.holder_of(tmp_path / "run") is None
+    assert train(mirror_data, tmp_path / "run", max_update=2).updates == 2
 
 
 # --- signs that something is wrong ------------------------------------------------------------------------------------

@@ -18,11 +18,12 @@ from nmtkit.data.binarized import Dataset
 from nmtkit.layers.packed import IGNORE_INDEX
 from nmtkit.training.config import JobTemplate
 from nmtkit.training.loader import BatchLoader, Position
+from nmtkit.training.memory import fit_max_tokens, largest_that_fits, missing_state_bytes, probe_memory
 from nmtkit.training.meter import DivergedError, Meter, NonfiniteGuard
 from nmtkit.training.parameters import embedding_names, parameter_groups, start_from
 from nmtkit.training.precision import LossScale
 from nmtkit.training.setup import build_trainer, build_transforms
-from nmtkit.training.trainer import Trainer, fit_max_tokens, largest_that_fits, probe_memory, seed_of
+from nmtkit.training.trainer import Trainer, seed_of
 
 CPU = torch.device("cpu")
 TINY = {"d_model": 16, "d_ff": 32, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
@@ -95,6 +96,15 @@ def test_ranks_take_every_micro_batch_once_and_equally_many(mirror_data: Path) -
     assert all((batch.target_output == IGNORE_INDEX).all() for batch in dummies)
     pairs = torch.cat([batch.pairs for batch in counted])
     assert sorted(pairs.tolist()) == sorted(first_update(loader_of(mirror_data)).pairs.tolist())
+
+
+def test_the_idle_share_counts_ranks_without_a_micro_batch(mirror_data: Path) -> None:
+    counts = [len(update) for update in loader_of(mirror_data, 60)._first_micro_batches()]
+    assert min(counts) >= 7
+    assert loader_of(mirror_data, 60, 0, 1).idle_share() == 0
+    assert loader_of(mirror_data, 400, 0, 4).idle_share() == 0.75  # one micro-batch for four ranks
+    five = sum(-(-count // 5) * 5 for count in counts)
+    assert loader_of(mirror_data, 60, 0, 5).idle_share() == pytest.approx((five - sum(counts)) / five)
 
 
 def test_max_sentences_bounds_micro_batches_and_leaves_updates(mirror_data: Path) -> None:
@@ -223,10 +233,11 @@ def test_an_optimizer_of_other_parameters_is_refused_with_one_that_differs(mirro
         sorted(name for name, it in frozen.model.named_parameters() if not it.requires_grad)[i] for i in (0, -1)
     )
     assert one != last
-    with pytest.raises(ValueError, match=rf"other groups .* 4 only there, {one} for one; resume with the --freeze"):
+    message = rf"other groups .* 4 only in the checkpoint, such as {one}; resume with the same --freeze"
+    with pytest.raises(ValueError, match=message):
         frozen.load_state_dict(whole.state_dict(), 0)
     decayed = trainer(mirror_data, weight_decay_for=("encoder.*fc1.weight=0.5",))
-    with pytest.raises(ValueError, match=r"other groups .* of \[.*\] and \[.*\] parameters"):
+    with pytest.raises(ValueError, match=r"other groups .*: groups of \[.*\] and \[.*\] parameters"):
         decayed.load_state_dict(whole.state_dict(), 0)
 
 
@@ -261,6 +272,27 @@ def test_the_largest_micro_batch_that_fits_is_found_by_halving() -> None:
     assert largest_that_fits(attempt, 30) == 30
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "per_weight"), [("adam", 8), ("adamw", 8), ("sgd", 0), ("adafactor", 0), ("muon", None)]
+)
+def test_the_probe_reserves_the_state_that_the_first_update_makes(
+    mirror_data: Path, optimizer: str, per_weight: int | None
+) -> None:
+    names = {"architecture": "transformer_tiny", "optimizer": optimizer}
+    job = JobTemplate.read(names=names).job(TINY | {"precision": "fp32", "device": "cpu", "batch_tokens": 400})
+    one = build_trainer(job, Dataset.open(mirror_data).tokenizer, CPU, resumed=False)
+    before = sum(value.nbytes for entries in one.optimizer.state.values() for value in entries.values())
+    reserved = missing_state_bytes(one)
+    if per_weight is not None:
+        assert reserved == per_weight * sum(weight.numel() for weight in one.model.parameters())
+    one.step(first_update(loader_of(mirror_data)))
+    after = sum(value.nbytes for entries in one.optimizer.state.values() for value in entries.values())
+    # besides, optimizers keep a step counter for each tensor, and Adafactor a number for each row and column
+    small = sum(sum(weight.shape) * 4 + 8 for weight in one.model.parameters())
+    assert reserved <= after - before <= reserved + small
+    assert missing_state_bytes(one) == 0  # as in a resumed run
+
+
 def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = trainer(mirror_data)
     loader = loader_of(mirror_data)
@@ -268,14 +300,14 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
     probe_memory(one, loader)
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert not gradient(one).any()
-    plain = one.warm_up
+    plain = one.trial_pass
 
     def small(batch: Any) -> None:
         if batch.target_tokens > 150:
             raise torch.OutOfMemoryError("too much")
         plain(batch)
 
-    monkeypatch.setattr(one, "warm_up", small)
+    monkeypatch.setattr(one, "trial_pass", small)
     with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
         probe_memory(one, loader)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
@@ -288,7 +320,7 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
     by_tokens, by_sentences = loader.extreme_micro_batches()
     assert len(by_sentences) >= len(by_tokens) and loader.tokens_of(by_tokens) >= loader.tokens_of(by_sentences)
     before = [parameter.clone() for parameter in one.model.parameters()]
-    plain, tried = one.warm_up, []
+    plain, tried = one.trial_pass, []
 
     def small(batch: Any) -> None:
         tried.append((batch.target_tokens, batch.source.layout.sentences))
@@ -296,13 +328,13 @@ def test_max_tokens_is_lowered_until_tokens_and_sentences_fit(
             raise torch.OutOfMemoryError("too much")
         plain(batch)
 
-    monkeypatch.setattr(one, "warm_up", small)
+    monkeypatch.setattr(one, "trial_pass", small)
     fit_max_tokens(one, loader)
     assert loader.max_tokens in (100, 50)
     assert len({sentences for _, sentences in tried}) > 2
     assert all(torch.equal(old, new) for old, new in zip(before, one.model.parameters(), strict=True))
     assert not gradient(one).any()
-    monkeypatch.setattr(one, "warm_up", lambda batch: small(replace(batch, target_tokens=1_000)))
+    monkeypatch.setattr(one, "trial_pass", lambda batch: small(replace(batch, target_tokens=1_000)))
     with pytest.raises(ValueError, match=r"not even a sentence of \d+ tokens fits"):
         fit_max_tokens(one, loader)
 
@@ -319,7 +351,7 @@ def test_max_tokens_is_lowered_where_only_the_most_sentences_do_not_fit(
         if batch.source.layout.sentences >= len(by_sentences):
             raise torch.OutOfMemoryError("too much")
 
-    monkeypatch.setattr(one, "warm_up", small)
+    monkeypatch.setattr(one, "trial_pass", small)
     before = loader.max_tokens
     fit_max_tokens(one, loader)
     assert loader.max_tokens == before // 2

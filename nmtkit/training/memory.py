@@ -1,0 +1,100 @@
+"""Probes before the first update how many tokens fit into the memory of a GPU."""
+
+from collections.abc import Callable
+
+import torch
+
+from nmtkit.processes import distributed
+from nmtkit.training.loader import BatchLoader, Pairs
+from nmtkit.training.optimizers import state_bytes
+from nmtkit.training.trainer import Trainer
+
+SPARE_MEMORY = 0.05  # share of the memory of a GPU that an automatic --max-tokens leaves free
+
+
+def trial(trainer: Trainer, loader: BatchLoader, pairs: Pairs) -> None:
+    """Makes a forward and a backward pass on `pairs`, with memory reserved for the optimizer state."""
+    reserved = torch.empty(missing_state_bytes(trainer), dtype=torch.uint8, device=trainer.device)
+    trainer.trial_pass(loader.batch(pairs, 0))
+    del reserved
+
+
+def missing_state_bytes(trainer: Trainer) -> int:
+    """Returns the bytes of optimizer state that the first update will allocate. A resumed run has the state already."""
+    component = trainer.job.components["optimizer"]
+    expected = state_bytes(component.name, component.config, trainer.optimizer.param_groups)
+    values = [value for entries in trainer.optimizer.state.values() for value in entries.values()]
+    return max(0, expected - sum(value.nbytes for value in values if isinstance(value, torch.Tensor)))
+
+
+def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
+    """Tries the largest micro-batch. Raises ValueError if it does not fit, with a --max-tokens that fits."""
+    pairs = loader.largest_micro_batch()
+    message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
+    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
+        try:  # only once, because every pass needs all processes
+            return trial(trainer, loader, pairs)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(f"{message}; try half of it") from error
+    fitting = largest_that_fits(lambda count: trial(trainer, loader, pairs[:count]), len(pairs))
+    if fitting == 0:
+        raise ValueError(
+            f"not even one sentence pair fits into the memory of {trainer.device}, because the model needs it; "
+            "choose a smaller model, or --optimizer adafactor"
+        )
+    if fitting < len(pairs):
+        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} would")
+
+
+def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
+    """Halves `loader.max_tokens` until the micro-batches fit into the memory of every process, with some memory spare.
+
+    Tries the micro-batch with the most tokens and the micro-batch with the most sentences. Raises ValueError if not
+    even the longest sentence fits. With fsdp, every pass needs all processes, so `probe_memory` makes a single attempt.
+    """
+    if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
+        return probe_memory(trainer, loader)
+    while not all(distributed.all_gather_object(_fits(trainer, loader))):
+        longest = loader.longest_sentence()
+        if loader.max_tokens <= longest:
+            raise ValueError(
+                f"not even a sentence of {longest} tokens fits into the memory of {trainer.device}; choose a smaller "
+                "model, --gradient-checkpointing, or drop the longest sentences in preprocess"
+            )
+        loader.max_tokens = max(longest, loader.max_tokens // 2)
+
+
+def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
+    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free, because later micro-batches vary."""
+    spare = None
+    try:
+        if trainer.device.type == "cuda":
+            size = SPARE_MEMORY * torch.cuda.get_device_properties(trainer.device).total_memory
+            spare = torch.empty(int(size), dtype=torch.uint8, device=trainer.device)
+        for pairs in loader.extreme_micro_batches():
+            trial(trainer, loader, pairs)
+        return True
+    except torch.OutOfMemoryError:
+        pass  # After this block, the exception and the tensors of its frames are freed.
+    del spare
+    trainer.engine.zero_grad()
+    _empty_cache()
+    return False
+
+
+def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
+    """Returns the first of count, count / 2, count / 4, … for which `attempt` does not run out of memory, else 0."""
+    while count:
+        try:
+            attempt(count)
+            return count
+        except torch.OutOfMemoryError:
+            pass  # After this block, the exception and the tensors of its frames are freed.
+        _empty_cache()
+        count //= 2
+    return 0
+
+
+def _empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,83 @@
+"""Facts about a run: what it is made of, and what a resumed run must have in common with the run it continues."""
+
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import nmtkit
+from nmtkit.data.binarized import Dataset
+from nmtkit.plugins import source_digests
+from nmtkit.training.config import JobConfig
+from nmtkit.training.plan import RunPlan
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Returns 12 hexadecimal digits that identify the contents of all files of a dataset."""
+    return dataset.fingerprint[:12]
+
+
+def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns by name the facts that a resumed run must have in common with the run it continues."""
+    settings = job.tables()["architecture"]
+    return {
+        "architecture": settings.pop("name"),
+        **settings,
+        "tokenizer": dataset.tokenizer.fingerprint[:12],
+        "dataset": fingerprint(dataset),
+        "languages": [dataset.source_lang, dataset.target_lang],
+        "optimizer": job.components["optimizer"].name,
+        "seed": job.run.seed,
+        "batch tokens": job.run.batch_tokens,
+        **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
+        "overfit batches": job.run.overfit_batches,
+    }
+
+
+def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
+    """Returns the command, data, settings, versions and device of a run, in plain types."""
+    gpu = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else None
+    return {
+        "command": _command(),
+        "data": str(data.absolute()),
+        "dataset": fingerprint(dataset),
+        "languages": [
+            dataset.source_language or dataset.source_lang,
+            dataset.target_language or dataset.target_lang,
+        ],
+        "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
+        "torch": str(torch.__version__),  # its own class is a subclass of str, which a checkpoint cannot hold
+        "python": platform.python_version(),
+        "device": gpu or f"{plan.device.type} of {platform.node()}",
+        "precision": plan.precision,
+        "processes": plan.world_size,
+        "plugin sources": source_digests(plan.job.plugins),
+        "settings": plan.job.tables(),
+    }
+
+
+def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns the plug-ins whose source differs between the facts of two runs."""
+    old, new = (facts.get("plugin sources", {}) for facts in (before, now))
+    return [name for name in new if name in old and old[name] != new[name]]
+
+
+def _command() -> str:
+    """Returns the command line that started this process, or the script that called `nmtkit.train`."""
+    program = Path(sys.argv[0])
+    ours = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
+    return shlex.join(["nmtkit", *sys.argv[1:]] if ours else ["python", *sys.argv])
+
+
+def _commit() -> str | None:
+    """Returns the git commit of the source tree of nmtkit, or None if nmtkit is not in a source tree."""
+    root = Path(nmtkit.__file__).parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    result = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return result.stdout.strip() or None
