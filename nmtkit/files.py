@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,6 +68,17 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(f"cannot write {path}: {error}") from error
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
+    """Raises ValueError if an output would overwrite one of the inputs, or another output. Keys are flags."""
+    taken = {os.path.realpath(path): "which this command reads" for path in inputs if path is not None}
+    for flag, path in outputs.items():
+        if path is None:
+            continue
+        if os.path.realpath(path) in taken:
+            raise ValueError(f"{flag} {path} would overwrite a file {taken[os.path.realpath(path)]}; give another name")
+        taken[os.path.realpath(path)] = f"that {flag} writes"
 
 
 def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:

@@ -1,4 +1,4 @@
-"""`nmtkit attention`: a web page of the attention weights of every head in one sentence."""
+"""`nmtkit attention`: a page with the attention weights of every head over one sentence."""
 
 from pathlib import Path
 
@@ -10,20 +10,26 @@ from nmtkit.cli.command import Command, stderr
 @click.command(cls=Command)
 @click.argument("sentence")
 @click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
-@click.option("--target", metavar="TEXT", help="A translation to look at instead of the model's own.")
+@click.option("--target", metavar="TEXT", help="Translation to show instead of the model's own.")
 @click.option(
-    "--beam", type=click.IntRange(1, 1000), default=4, metavar="N", help="Beam of that translation.  [default: 4]"
+    "--beam",
+    type=click.IntRange(1, 1000),
+    default=4,
+    metavar="N",
+    help="Beam of the model's own translation.  [default: 4]",
 )
 @click.option(
     "--output",
     type=Path,
     default=Path("attention.html"),
     metavar="FILE",
-    help="The page to write.  [default: attention.html]",
+    help="Page to write.  [default: attention.html]",
 )
-@click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a model of several.")
-@click.option("--target-lang", metavar="CODE", help="Language of its translation, for a model of several.")
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a model of several languages.")
+@click.option("--target-lang", metavar="CODE", help="Language of the translation, for a model of several languages.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
 def command(
     sentence: str,
     path: Path,
@@ -34,21 +40,23 @@ def command(
     target_lang: str | None,
     plugins: tuple[str, ...],
 ) -> None:
-    """Show every layer and head of a model at work on SENTENCE, as one self-contained HTML page.
+    """Write an HTML page that shows the attention weights of every layer and head of a model over SENTENCE.
 
     \b
     nmtkit attention --path averaged.pt "A dog runs across the meadow."
     nmtkit attention --path averaged.pt "A dog." --target "Ein Hund."
     """
-    from nmtkit.files import atomic_write
+    from nmtkit.files import atomic_write, check_outputs
     from nmtkit.models import from_checkpoint
+    from nmtkit.pages.attention import page
     from nmtkit.plugins import load_plugins
-    from nmtkit.translation.attention import attend, page
+    from nmtkit.translation.attention import attend
 
+    check_outputs({"--output": output}, [path, *map(Path, plugins)])
     load_plugins(plugins)
     model, tokenizer = from_checkpoint(path)
     attention = attend(model, tokenizer, sentence, target, beam, source_lang, target_lang)
     with atomic_write(output) as file:
-        file.write(page(attention, f"Attention in {path}").encode())
+        file.write(page(attention, f"Attention in {path}").encode(errors="backslashreplace"))
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)
     stderr.print(f"wrote {output}: {heads} heads", markup=False, soft_wrap=True)

@@ -51,7 +51,21 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         set_up_logging(ctx.meta)
         with errors_in_one_line(ctx):
+            check_encoding(ctx)
             return super().invoke(ctx)
+
+
+def check_encoding(ctx: click.Context) -> None:
+    """Raises ValueError, naming the flag or argument, for text whose bytes are not UTF-8. Paths may be any bytes."""
+    for parameter in ctx.command.params:
+        value = ctx.params.get(parameter.name or "")
+        for text in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(text, str):
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    name = parameter.opts[-1] if parameter.param_type_name == "option" else parameter.make_metavar(ctx)
+                    raise ValueError(f"{name} is not UTF-8: {os.fsencode(text)!r}") from None
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """The page of attention heads, as a real browser shows it (skipped where there is no chromium)."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ from nmtkit import checkpoint, models
 from nmtkit.cli import main
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.translation.attention import Attention, attend, page
+from nmtkit.pages.attention import page
+from nmtkit.translation.attention import Attention, attend
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SENTENCE = "a dog </script> runs <b>fast</b> & {{title}}"
@@ -176,3 +179,25 @@ def test_kinds_that_a_model_lacks_are_left_out(attention):
     partial = Attention(attention.source, attention.target, {"cross": attention.weights["cross"]})
     text = page(partial, "Attention")
     assert '"name":"cross"' in text and '"name":"encoder"' not in text
+
+
+def test_the_page_does_not_replace_the_checkpoint(model_and_tokenizer, tmp_path, monkeypatch):
+    model, tokenizer, config = model_and_tokenizer
+    path = tmp_path / "model.pt"
+    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    before = path.read_bytes()
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["attention", "--path", "model.pt", "a dog", "--output", str(path)])
+    assert result.exit_code == 2 and path.read_bytes() == before
+    assert f"--output {path} would overwrite a file which this command reads" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [[b"caf\xe9"], [b"a dog", b"--target", b"caf\xe9"]])
+def test_bytes_that_are_not_utf_8_are_named(model_and_tokenizer, tmp_path, arguments):
+    model, tokenizer, config = model_and_tokenizer
+    path = tmp_path / "model.pt"
+    checkpoint.save(path, models.to_checkpoint(model, "transformer_tiny", config, tokenizer, [], 0))
+    command = [sys.executable, "-m", "nmtkit", "attention", "--path", path, *arguments]
+    result = subprocess.run(command, capture_output=True, check=False, env=os.environ | {"PYTHONUTF8": "1"})
+    name = "SENTENCE" if len(arguments) == 1 else "--target"
+    assert result.returncode == 2 and result.stderr.decode() == f"nmtkit: error: {name} is not UTF-8: b'caf\\xe9'\n"

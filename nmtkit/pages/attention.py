@@ -1,0 +1,81 @@
+"""The page of attention heads: a self-contained HTML page with the weights of every head over one sentence pair.
+
+The appendix of "Attention Is All You Need" prints such weights for a few heads. This page shows all heads.
+"""
+
+import base64
+import html
+import json
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.pages.document import asset
+
+SPACE_SYMBOL = "▁"  # SentencePiece's sign for a space
+
+# name of the attention -> title, explanation
+TITLES = {
+    "encoder": ("Encoder self-attention", "The source tokens that each source token attends to."),
+    "decoder": ("Decoder self-attention", "The target tokens so far that the decoder attends to as it writes a token."),
+    "cross": ("Cross-attention", "The source tokens that the decoder attends to as it writes a token."),
+}
+
+
+class Attention(Protocol):
+    """The pieces of a sentence and of its translation, both with the end of the sentence, and the weights of heads."""
+
+    @property
+    def source(self) -> list[str]: ...
+    @property
+    def target(self) -> list[str]: ...
+    @property
+    def weights(self) -> dict[str, list[npt.NDArray[np.float32]]]: ...  # name -> layers of heads x queries x keys
+
+
+def page(attention: Attention, title: str) -> str:
+    """Returns the HTML page. The page contains all its data and requests nothing from a network."""
+    keys = {"encoder": attention.source, "decoder": ["start", *attention.target[:-1]], "cross": attention.source}
+    data = {
+        "tokens": {"source": _labels(attention.source, -1), "target": _labels(attention.target, -1)},
+        "kinds": [
+            {
+                "name": name,
+                "title": TITLES[name][0],
+                "about": TITLES[name][1],
+                "queries": "source" if name == "encoder" else "target",
+                "keys": _labels(keys[name], 0 if name == "decoder" else -1),
+                "keysAreSource": name != "decoder",
+                "layers": [_encoded(layer) for layer in attention.weights[name]],
+            }
+            for name in TITLES
+            if name in attention.weights
+        ],
+    }
+    template = asset("attention.html").replace("{{style}}", asset("style.css"))
+    # escaped, so that no token can end the script element that contains the data
+    encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return template.replace("{{title}}", html.escape(title)).replace("{{data}}", encoded)
+
+
+def _encoded(layer: npt.NDArray[np.float32]) -> dict[str, Any]:
+    heads, queries, keys = layer.shape
+    weights = base64.b64encode(np.ascontiguousarray(layer, dtype="<f4").tobytes()).decode()
+    return {"heads": heads, "queries": queries, "keys": keys, "weights": weights}
+
+
+def _labels(pieces: list[str], special: int) -> list[dict[str, Any]]:
+    """Returns the label of each piece: its text without the space symbol, and whether a word begins with the piece.
+
+    `special` is the index of the piece that stands for the start or the end of the sentence.
+    """
+    special %= len(pieces)
+    return [
+        {
+            "text": piece if index == special else piece.replace(SPACE_SYMBOL, "") or "␣",
+            "begins": index == special or piece.startswith(SPACE_SYMBOL) or index == 0,
+            "special": index == special,
+        }
+        for index, piece in enumerate(pieces)
+    ]
