@@ -16,7 +16,8 @@ from nmtkit.cli import imports
 from nmtkit.cli.command import Command, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, changed_flags, check_flags, derive, flag_of, option, split_settings
-from nmtkit.documents import Document, ReadOptions, format_of, read_document
+from nmtkit.documents import Document, ReadOptions, check_text, format_of, notice, read_document
+from nmtkit.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.files import atomic_write
 from nmtkit.plugins import load_plugins
 from nmtkit.search.options import SearchOptions
@@ -121,6 +122,8 @@ def command(
     format = document_format(config, inputs)
     check_combination(config, search, devices, facts_of(format, inputs), data is not None)
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
+    if format is None:
+        check_lines(inputs, config.input_format)
     document = None if format is None else open_document(format, inputs, config, paths[0], search.target_lang)
     load_plugins(plugins)
     text: TextOptions = derived(TextOptions, given)
@@ -173,6 +176,19 @@ def open_document(
         languages = languages_of(checkpoint)
         language = None if languages is None else languages[1]
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
+
+
+def check_lines(files: Sequence[Path], format: str | None) -> None:
+    """Raises ValueError for a file that is not text, and warns of files of other formats unless `format` is text."""
+    for path in files:
+        if not path.is_file():  # a pipe cannot be read twice
+            continue
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+        if path.suffix.lower() not in COMPRESSIONS:
+            check_text(head, str(path))
+        if format is None and (message := notice(head, str(path))) is not None:
+            logger.warning("%s", message)
 
 
 def warn_of_paragraphs(document: Document) -> None:

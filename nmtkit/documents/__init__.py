@@ -1,14 +1,17 @@
-"""Documents: files that hold text between what is no text. A format is a class with `read`, `segments` and `render`."""
+"""Document formats: files that hold translatable text among other content."""
 
 from pathlib import PurePath
 
 from nmtkit.documents.gettext_po import Catalogue
 from nmtkit.documents.interface import Document, ReadOptions
+from nmtkit.documents.recognition import check_text, notice
 from nmtkit.documents.subtitles import SubRip, WebVTT
 from nmtkit.documents.web import WebPage
 from nmtkit.documents.xliff import Xliff
 
-__all__ = ["EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "format_of", "read_document"]
+__all__ = [
+    "EXTENSIONS", "FORMATS", "Document", "ReadOptions", "WebPage", "check_text", "format_of", "notice", "read_document",
+]  # fmt: skip
 
 FORMATS: dict[str, type[Document]] = {"html": WebPage, "srt": SubRip, "vtt": WebVTT, "po": Catalogue, "xliff": Xliff}
 EXTENSIONS = {
@@ -25,12 +28,13 @@ EXTENSIONS = {
 
 
 def format_of(name: str) -> str | None:
-    """Returns the format that the extension of a file's name stands for; None for text."""
+    """Returns the format for the extension of a file name, or None for text."""
     return EXTENSIONS.get(PurePath(name).suffix.lower())
 
 
 def read_document(data: bytes, format: str, name: str, options: ReadOptions | None = None) -> Document:
-    """Reads a file that is called `name`. Raises ValueError, with name and line, for what is none of this format."""
+    """Reads the file called `name`. Raises ValueError, with name and line, if the file is not of the format."""
+    check_text(data, name)
     try:
         return FORMATS[format].read(data, options or ReadOptions())
     except ValueError as error:

@@ -88,6 +88,19 @@ def test_its_lines_are_translated_where_text_is_asked_for(folder):
     assert result.stdout.count("\n") == PAGE.count("\n") and result.stderr == ""
 
 
+def test_a_format_without_a_reader_is_told_and_a_binary_file_is_refused(folder):
+    (folder / "texts.json").write_text('{"a": "the dog"}\n')
+    result = run(folder, "--input", folder / "texts.json")
+    assert result.exit_code == 0
+    assert "texts.json looks like JSON, which has no reader here" in result.stderr.replace("\n", " ")
+    assert run(folder, "--input", folder / "texts.json", "--input-format", "text").stderr == ""
+    (folder / "paper.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\n")
+    (folder / "site.html").write_bytes(b"PK\x03\x04" + bytes(40))
+    for name, kind in (("paper.pdf", "a PDF file"), ("site.html", "a ZIP archive")):
+        result = run(folder, "--input", folder / name)
+        assert result.exit_code == 2 and f"{name} is {kind}, not text" in result.stderr.replace("\n", " ")
+
+
 def test_text_goes_to_a_file_too(folder):
     lines = "a dog runs .\n\nthe cat\n"
     assert run(folder, "--output", folder / "text.de", text=lines.encode()).stdout == ""

@@ -1,0 +1,76 @@
+"""Recognition of files that are not text, and of formats that have no reader here."""
+
+import codecs
+import re
+from pathlib import PurePath
+
+HEAD = 4096  # bytes of a file that are looked at
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # text files may be compressed
+
+_SIGNATURES = (
+    (rb"PK\x03\x04.{26}(?:mimetype|\[Content_Types\]\.xml|word/|xl/|ppt/)", "an office document or an e-book"),
+    (rb"PK(?:\x03\x04|\x05\x06)", "a ZIP archive"),
+    (rb"%PDF-", "a PDF file"),
+    (rb"\{\\rtf", "an RTF file"),
+    (rb"\x1f\x8b", "a gzip file"),
+    (rb"BZh[1-9]", "a bzip2 file"),
+    (rb"\xfd7zXZ\0", "an xz file"),
+    (rb"\x28\xb5\x2f\xfd", "a zstd file"),
+    (rb"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (rb"Rar!\x1a\x07", "a RAR archive"),
+    (rb".{257}ustar", "a tar archive"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP", "an image"),
+    (rb"ID3|OggS|fLaC|RIFF....WAVE|....ftyp|\x1aE\xdf\xa3", "an audio or video file"),
+    (rb"\xd0\xcf\x11\xe0", "an office document"),
+    (rb"SQLite format 3\0", "a database"),
+)
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # BOM_UTF32_LE begins with BOM_UTF16_LE
+
+# Formats of text that are not translated as such, by extension.
+STRUCTURED = {
+    ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".arb": "JSON", ".ipynb": "Jupyter", ".xml": "XML",
+    ".resx": "XML", ".ts": "Qt or TypeScript", ".tmx": "TMX", ".ttml": "TTML", ".dfxp": "TTML", ".svg": "SVG",
+    ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".ini": "INI", ".properties": "Java properties",
+    ".strings": "Apple strings", ".md": "Markdown", ".markdown": "Markdown", ".rst": "reStructuredText",
+    ".adoc": "AsciiDoc", ".tex": "LaTeX", ".csv": "CSV", ".tsv": "TSV", ".ass": "ASS", ".ssa": "SSA", ".sbv": "SBV",
+    ".sub": "SUB", ".php": "PHP", ".vue": "Vue", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
+}  # fmt: skip
+
+# Formats with a reader, by their first characters.
+_KNOWN = (
+    (r"\s*(?:<!--.*?-->\s*)?<(?:!doctype html|html)\b", "html"),
+    (r"WEBVTT(?:\s|$)", "vtt"),
+    (r"\s*\d+\s*\n\d+:\d\d:\d\d[,.]\d+\s+-->", "srt"),
+    (r"(?:#[^\n]*\n|\s)*+msgid\s+\"", "po"),
+    (r"\s*(?:<\?xml[^>]*+>\s*)?(?:<!--.*?-->\s*)?<(?:\w+:)?xliff\b", "xliff"),
+)
+_STRUCTURED = ((r"\s*[\[{]\s*(?:[\[{\"]|\Z)", "JSON"), (r"\s*<\?xml\b", "XML"))
+
+
+def check_text(data: bytes, name: str) -> None:
+    """Raises ValueError, with the kind of the file, if its first bytes are not text."""
+    head = data[:HEAD]
+    kind = next((kind for pattern, kind in _SIGNATURES if re.match(pattern, head, re.DOTALL)), None)
+    if kind is None and b"\0" in head and not head.startswith(_MARKS):
+        kind = "a binary file"
+    if kind is not None:
+        raise ValueError(f"{name} is {kind}, not text; extract its text first, or convert it to a format that is read")
+
+
+def notice(data: bytes, name: str) -> str | None:
+    """Returns a notice for a file that is read as lines of text and looks like another format, or None."""
+    path = PurePath(name)
+    suffix = path.with_suffix("").suffix if path.suffix.lower() in COMPRESSIONS else path.suffix
+    text = data[:HEAD].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")
+    known = next((kind for pattern, kind in _KNOWN if re.match(pattern, text, re.DOTALL | re.IGNORECASE)), None)
+    if known is not None:
+        return f"{name} looks like {known}, but it is read as lines; to translate only its text, add --input-format {known}"
+    kind = STRUCTURED.get(suffix.lower()) or next(
+        (kind for pattern, kind in _STRUCTURED if re.match(pattern, text)), None
+    )
+    if kind is None:
+        return None
+    return (
+        f"{name} looks like {kind}, which has no reader here: its lines are translated, markup and keys too; add "
+        "--input-format text if they are plain text"
+    )
