@@ -13,14 +13,14 @@ _SIGNATURES = (
     (rb"%PDF-", "a PDF file"),
     (rb"\{\\rtf", "an RTF file"),
     (rb"\x1f\x8b", "a gzip file"),
-    (rb"BZh[1-9]", "a bzip2 file"),
+    (rb"BZh[1-9]1AY", "a bzip2 file"),
     (rb"\xfd7zXZ\0", "an xz file"),
     (rb"\x28\xb5\x2f\xfd", "a zstd file"),
     (rb"7z\xbc\xaf\x27\x1c", "a 7z archive"),
     (rb"Rar!\x1a\x07", "a RAR archive"),
     (rb".{257}ustar", "a tar archive"),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP", "an image"),
-    (rb"ID3|OggS|fLaC|RIFF....WAVE|....ftyp|\x1aE\xdf\xa3", "an audio or video file"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", "an image"),
+    (rb"ID3[\x02-\x04]\0|OggS\0|fLaC\0|RIFF....WAVE|....ftyp|\x1aE\xdf\xa3", "an audio or video file"),
     (rb"\xd0\xcf\x11\xe0", "an office document"),
     (rb"SQLite format 3\0", "a database"),
 )
@@ -64,10 +64,11 @@ def notice(data: bytes, name: str) -> str | None:
     text = data[:HEAD].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")
     known = next((kind for pattern, kind in _KNOWN if re.match(pattern, text, re.DOTALL | re.IGNORECASE)), None)
     if known is not None:
-        return f"{name} looks like {known}, but it is read as lines; to translate only its text, add --input-format {known}"
-    kind = STRUCTURED.get(suffix.lower()) or next(
-        (kind for pattern, kind in _STRUCTURED if re.match(pattern, text)), None
-    )
+        return (
+            f"{name} looks like {known}, but is read as lines; to translate only its text, add --input-format {known}"
+        )
+    by_content = (kind for pattern, kind in _STRUCTURED if re.match(pattern, text))
+    kind = STRUCTURED.get(suffix.lower()) or next(by_content, None)
     if kind is None:
         return None
     return (

@@ -49,7 +49,18 @@ def test_a_file_that_is_not_text_is_refused_in_every_format(format, data, kind):
 
 @pytest.mark.parametrize(
     "data",
-    ["<p>Grün</p>".encode(), "\ufeffGrün".encode(), "Grün".encode("utf-16"), "Grün".encode("utf-32"), b"", b"\xfc"],
+    [
+        "<p>Grün</p>".encode(),
+        "\ufeffGrün".encode(),
+        "Grün".encode("utf-16"),
+        "Grün".encode("utf-32"),
+        b"",
+        b"ID3 tags",
+        b"PK is a name",
+        b"OggS",
+        b"GIF8 and {x}",
+        b"\xfc",
+    ],
 )
 def test_text_is_not_refused(data):
     check_text(data, "x")
@@ -64,11 +75,11 @@ def test_text_is_not_refused(data):
         ("a.md.gz", b"\x1f\x8b\x08", "Markdown, which has no reader here"),
         ("a.TEX", b"\\section{x}", "LaTeX, which has no reader here"),
         ("a.txt", b"<?xml version='1.0'?><a/>", "XML, which has no reader here"),
-        ("a.txt", b"\xef\xbb\xbf<!DOCTYPE html><p>x", "html, but it is read as lines; to translate only its text, add"),
-        ("a.txt", b"WEBVTT\n\n00:01.000", "vtt, but it is read as lines"),
-        ("a.txt", b"1\r\n00:00:01,000 --> 00:00:02,000\r\nx", "srt, but it is read as lines"),
-        ("a.txt", b"# c\n#, fuzzy\nmsgid \"\"\n", "po, but it is read as lines"),
-        ("a.txt", b"<?xml version='1.0'?>\n<xliff version='1.2'>", "xliff, but it is read as lines"),
+        ("a.txt", b"\xef\xbb\xbf<!DOCTYPE html><p>x", "html, but is read as lines; to translate only its text, add"),
+        ("a.txt", b"WEBVTT\n\n00:01.000", "vtt, but is read as lines"),
+        ("a.txt", b"1\r\n00:00:01,000 --> 00:00:02,000\r\nx", "srt, but is read as lines"),
+        ("a.txt", b"# c\n#, fuzzy\nmsgid \"\"\n", "po, but is read as lines"),
+        ("a.txt", b"<?xml version='1.0'?>\n<xliff version='1.2'>", "xliff, but is read as lines"),
         ("a.txt", b"[one] {two}\n", None),
         ("a.txt", b"{name} is here\n", None),
         ("a.en", b"1 dog\n", None),
