@@ -1,4 +1,4 @@
-"""`nmtkit average-checkpoints`: several checkpoints in, one with the mean of their weights out."""
+"""`nmtkit average-checkpoints`: writes a checkpoint with the mean of the weights of several checkpoints."""
 
 from pathlib import Path
 
@@ -9,15 +9,20 @@ from nmtkit.cli.command import Command
 
 @click.command(cls=Command)
 @click.argument("inputs", type=Path, nargs=-1, required=True, metavar="FOLDER | FILE…")
-@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="The newest N checkpoints of the folder.")
-@click.option("--best", type=click.IntRange(1, 10_000), metavar="N", help="The N with the best validation score.")
+@click.option("--last", type=click.IntRange(1, 10_000), metavar="N", help="Average the newest N of the folder.")
+@click.option(
+    "--best",
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    help="Average the N best of the folder.",
+)
 @click.option(
     "--best-checkpoint-metric",
     default="loss",
     metavar="NAME",
-    help="The score that --best goes by: loss, bleu, or another that validations had.  [default: loss]",
+    help="Validation score that --best compares: loss, bleu or another score of the log.  [default: loss]",
 )
-@click.option("--output", type=Path, required=True, metavar="FILE", help="The checkpoint to write.")
+@click.option("--output", type=Path, required=True, metavar="FILE", help="Checkpoint to write.")
 def command(
     inputs: tuple[Path, ...], last: int | None, best: int | None, best_checkpoint_metric: str, output: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""`nmtkit inspect`: what a checkpoint or a dataset is."""
+"""`nmtkit inspect`: describes a checkpoint or a dataset."""
 
 import dataclasses
 import json
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 @click.argument("path", type=Path, metavar="FILE")
-@click.option("--verify", is_flag=True, help="Recompute checksums; of a dataset, decode its first pairs too.")
+@click.option("--verify", is_flag=True, help="Recompute checksums; for a dataset, also decode the first pairs.")
 @click.option(
     "--format",
     type=click.Choice(["text", "json", "toml"]),
     default="text",
-    help="Output; toml: of a checkpoint, a config that trains the same again.  [default: text]",
+    help="Output; toml: the config of a checkpoint's run, which repeats the run.  [default: text]",
 )
 def command(path: Path, verify: bool, format: str) -> None:
-    """Describe FILE, a checkpoint or a dataset folder: sizes, config, how it was made, and how to use it.
+    """Describe a checkpoint or a dataset folder: sizes, config, origin, and commands that use it.
 
     \b
     nmtkit inspect checkpoints/last.pt
@@ -35,7 +35,7 @@ def command(path: Path, verify: bool, format: str) -> None:
 
     if format == "toml" and path.exists():
         if verify:
-            raise ValueError("--verify says what it verified, which has no place in --format toml; give one of them")
+            raise ValueError("--verify and --format toml cannot be combined: a config cannot show what was verified")
         click.echo(config_of(path), nl=False)
         return
     described = inspect(path)
@@ -43,7 +43,10 @@ def command(path: Path, verify: bool, format: str) -> None:
         from nmtkit import checkpoint
 
         checkpoint.load(path)
-        described.verified = ["checksum right: weights, tokenizer and settings are as saved", "all weights are finite"]
+        described.verified = [
+            "checksum right: weights, tokenizer and settings are as saved",
+            "all weights are finite",
+        ]
     elif verify:
         from nmtkit.data.binarized import verify as recompute
 
@@ -55,7 +58,7 @@ def command(path: Path, verify: bool, format: str) -> None:
 
 
 def show(described: "Description") -> None:
-    """Facts in two columns, numbers with thousands set apart."""
+    """Prints the facts in two columns, then the commands."""
     click.echo(f"{described.path} is an nmtkit {described.kind}.")
     for title, facts in described.sections.items():
         click.echo("\n" + click.style(title, bold=True))

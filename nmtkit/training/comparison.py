@@ -1,6 +1,6 @@
-"""Several runs side by side: how their settings differ, their best scores, speed, time and state.
+"""Summaries of runs for comparison: settings that differ, best scores, speed, time and state.
 
-All of it is read from their folders' logs, so that runs which are still running can be compared, and no code is run.
+Everything comes from the logs in the folders of the runs, so unfinished runs can be compared, and no code is run.
 """
 
 import math
@@ -14,42 +14,42 @@ from nmtkit.processes.folder_lock import described, holder_of
 from nmtkit.training.differences import flat
 from nmtkit.training.report import latest_records, read_lines
 
-SCORES = ("loss", "ppl", "bleu")  # of validations, first in this order
-NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation's record that are none
-# settings of where and how, not of what is trained
+SCORES = ("loss", "ppl", "bleu")  # validation scores that come first, in this order
+NO_SCORES = ("update", "epoch", "seconds", "time")  # numbers of a validation record that are not scores
+# settings that do not change the trained model
 OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "callbacks", "log_interval")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A validation score, and the update after which the model had it. Several seeds: their mean and deviation."""
+    """A validation score and its update. For several seeds, the mean of both, with the standard deviation."""
 
     value: float
     update: int
-    deviation: float | None = None  # of several runs, with N - 1
+    deviation: float | None = None  # standard deviation over several runs, with N - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """Facts of a run, read from its folder."""
+    """Facts about a run, read from its folder."""
 
     name: str
-    state: str  # running, finished, stopped, failed; new where there is no log yet
-    reason: str  # why it ended, or where it runs
-    update: int  # the last one logged
-    updates: int | None  # of the whole run, where that is known
-    settings: dict[str, Any]  # by name; see differences.flat
-    dataset: str  # its data's fingerprint
+    state: str  # running, finished, stopped, failed; new if the log is empty
+    reason: str  # why the run ended, or where it is running
+    update: int  # last update in the log
+    updates: int | None  # updates of the whole run, if known
+    settings: dict[str, Any]  # by name, as differences.flat returns them
+    dataset: str  # fingerprint of the dataset
     best: dict[str, Score]  # by metric
     last: dict[str, Score]
-    tokens_per_second: float | None  # target tokens; the median of the log's lines
-    seconds: float  # between the first and last line of each start and resume
-    runs: int = 1  # seeds, where this is a mean
+    tokens_per_second: float | None  # target tokens; median over the log lines
+    seconds: float  # sum over each start or resume of the time from its first to its last record
+    runs: int = 1  # number of runs that this is the mean of
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
 def summarize(folder: Path) -> RunSummary:
-    """Raises OSError or ValueError for a folder that holds no run."""
+    """Reads the summary of the run in a folder. Raises OSError or ValueError for a folder without a run."""
     log = folder / "log.jsonl"
     if not log.is_file():
         if not folder.is_dir():
@@ -80,7 +80,7 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the state of a run and its reason: running while its folder is locked, else as its log ends."""
+    """Returns the state of a run and its reason: running while the folder is locked, else from the end of the log."""
     holder = holder_of(folder)
     if holder:
         return "running", described(holder)
@@ -89,11 +89,11 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
         return "new", ""
     if decisive[-1]["kind"] == "end":
         return decisive[-1]["state"], decisive[-1]["reason"]
-    return "stopped", "killed, or its machine went down"
+    return "stopped", "killed, or the machine went down"
 
 
 def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
-    """Returns by metric the best score of any validation and its update; of equals the first."""
+    """Returns the best score of each metric with its update: the first one if several are equal."""
     best: dict[str, Score] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
@@ -114,7 +114,7 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the seconds between the first and the last line of each part of a log, from start or resume on."""
+    """Returns the sum over each start or resume of the seconds from its first to its last record."""
     total, first, last = 0.0, None, None
     for record in records:
         if record["kind"] in ("start", "resume"):
@@ -127,11 +127,11 @@ def _between(first: float | None, last: float | None) -> float:
     return max(0.0, last - first) if first is not None and last is not None else 0.0
 
 
-# --- beside each other ------------------------------------------------------------------------------------------------
+# --- comparisons -----------------------------------------------------------------------------------------------------
 
 
 def differing(runs: Sequence[RunSummary]) -> list[str]:
-    """Returns the names of settings that differ among the runs that have them, but for where and how these ran."""
+    """Returns the names of settings that differ among the runs that have them, except the settings in `OWN`."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in OWN)
     values = {name: [run.settings[name] for run in runs if name in run.settings] for name in names}
     found = [name for name, own in values.items() if any(value != own[0] for value in own)]
@@ -139,14 +139,14 @@ def differing(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def setting(run: RunSummary, name: str) -> Any:
-    """Returns a setting's value, empty where a run has none: an architecture has its own settings."""
+    """Returns the value of a setting, or an empty text if the run's components do not have the setting."""
     if name == "dataset":
         return Path(run.settings.get("data", "")).name + f" ({run.dataset})"
     return run.settings.get(name, "")
 
 
 def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Returns a row for all runs that differ in nothing but the seed: means of scores, speeds and times."""
+    """Merges runs that differ in the seed only into one row with the means of scores, speeds and times."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
@@ -176,7 +176,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
 
 
 def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
-    """Returns means and deviations of the metrics that all runs have."""
+    """Returns means and standard deviations of the metrics that all runs have."""
     result = {}
     for name in scores[0]:
         own = [of_run[name] for of_run in scores if name in of_run]
@@ -188,14 +188,14 @@ def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Returns what several names of runs share: the parts, between slashes and commas, that all of them have."""
+    """Returns the parts, between slashes and commas, that all names have: "runs/lr=0.1" for several seeds."""
     parts = [name.replace("/", ",/").split(",") for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts[1:])]
     return ",".join(shared).replace(",/", "/") or names[0]
 
 
 def as_plain(run: RunSummary, columns: Sequence[str]) -> dict[str, Any]:
-    """Returns a run in plain types, for JSON."""
+    """Returns a summary in plain types, for JSON."""
 
     def scores(of: Mapping[str, Score]) -> dict[str, Any]:
         return {

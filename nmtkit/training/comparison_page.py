@@ -1,4 +1,4 @@
-"""Several runs on one page of HTML that needs no network: a table, and curves of all runs in each chart."""
+"""Writes an HTML page that compares runs: a table, and charts with a curve for each run. It needs no network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from nmtkit.training.report import CURVES, LOGARITHMIC, points
 
 
 def write(path: Path, runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes the page: `rows` are those of the table under `header`. Raises OSError."""
+    """Writes the page with a table of `header` and `rows`. Raises OSError."""
     with atomic_write(path) as file:
         file.write(html(runs, header, rows).encode())
 

@@ -1,13 +1,13 @@
-"""Settings that differ: of a run and the one it resumes, or between several runs."""
+"""Differences between the settings of two runs, or of a run before and after a resume."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nmtkit.training.config import Tables, kind_of
 
-Row = tuple[str, Any, Any]  # setting, before, now
+Row = tuple[str, Any, Any]  # name of the setting, value before, value now
 
-# what a run may do otherwise each time it is resumed, and says in its own way or by its paths
+# settings that may change at every resume; the log shows them in other ways
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
@@ -15,7 +15,10 @@ EXPECTED_CHANGES = (
 
 
 def flat(tables: Tables) -> dict[str, Any]:
-    """Returns all settings by name, which no two tables share; the name of a component has that of its table."""
+    """Returns all settings by name. The name of a component is stored under the title of its table.
+
+    Settings of different tables never have the same name.
+    """
     return {
         table if name == "name" else name: value
         for table, settings in tables.items()
@@ -24,21 +27,21 @@ def flat(tables: Tables) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
-    """Returns which of the values `now` were others, or none, `before`."""
+    """Returns the values of `now` that `before` does not have or has otherwise."""
     return [(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
 
 def changed_settings(before: Tables, now: Tables) -> list[Row]:
-    """Returns what a resumed run sets otherwise, without settings that are expected to change.
+    """Returns the settings that a resumed run changes, without `EXPECTED_CHANGES`.
 
-    Of components that were not there before, the list of names says so.
+    Settings of added components are left out, because the list of component names shows the addition.
     """
     shared = {table: own for table, own in now.items() if table in before and kind_of(table) != "callbacks"}
     return [row for row in changes(flat(before), flat(shared)) if row[0] not in EXPECTED_CHANGES]
 
 
 def shown(value: Any) -> str:
-    """Returns a setting's value as a flag has it."""
+    """Returns the value of a setting as its flag would show it."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "on", False: "off"}[value]
     if isinstance(value, list | tuple):
@@ -47,7 +50,7 @@ def shown(value: Any) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Returns lines in three columns, under headings."""
+    """Returns a text table of three columns with headings."""
     cells = [
         ("setting", "before", "now"),
         *((name, shown(old), shown(new)) for name, old, new in rows),

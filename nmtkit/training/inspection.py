@@ -1,6 +1,6 @@
-"""The facts of a checkpoint or a dataset in plain types, for people and for scripts.
+"""Describes a checkpoint or a dataset in plain types.
 
-Reading a checkpoint this way builds no model and loads no plug-in, so that it works where the architecture is unknown.
+This builds no model and loads no plug-in, so it also works for an architecture that is not installed.
 """
 
 import shlex
@@ -22,7 +22,7 @@ Section = dict[str, Any]
 
 @dataclass
 class Description:
-    """A file in facts by name under titles, with commands to go on with by purpose, and what was verified if asked."""
+    """Facts about a file, grouped under titles; commands by purpose; and results of `--verify`."""
 
     kind: str  # checkpoint or dataset
     path: Path
@@ -32,7 +32,7 @@ class Description:
 
 
 def inspect(path: Path) -> Description:
-    """Describes a path. Raises OSError, or ValueError for what is neither checkpoint nor dataset or damaged."""
+    """Describes a checkpoint or a dataset. Raises OSError, or ValueError for other or damaged files."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     return of_dataset(path) if path.is_dir() else of_checkpoint(path)
@@ -50,7 +50,7 @@ def of_checkpoint(path: Path) -> Description:
             "architecture": contents["architecture"],
             "updates": contents["update"],
             "bytes": path.stat().st_size,
-            "training state": "kept: training can go on from here" if training else "none: for translating only",
+            "training state": "kept: training can continue" if training else "none: for translation only",
         },
         "Parameters": parameters(contents["model"]),
         "Vocabulary": vocabulary(tokenizer),
@@ -70,7 +70,7 @@ def of_checkpoint(path: Path) -> Description:
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
-    """Returns the numbers in each part of the model, tied weights counted where they first appear; then all of them."""
+    """Returns the parameter count of each part of the model and of all parts. Tied weights count in the first part."""
     parts: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
     for name, first in checkpoint.tied_to(model).items():
@@ -99,7 +99,7 @@ def vocabulary(tokenizer: Tokenizer) -> Section:
 
 
 def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
-    """Returns how the run was set up: its data and components, and those of its settings that are not the default."""
+    """Returns facts about a run: data, components, and the settings that differ from the defaults."""
     tables = facts["settings"]
     default = to_dict(RunConfig())
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
@@ -129,14 +129,14 @@ def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
 
 
 def config_of(path: Path) -> str:
-    """Returns a config file that starts the run a checkpoint is of again, an averaged checkpoint too.
+    """Returns the text of a config file that repeats the run of a checkpoint, which may be averaged.
 
-    It leaves out --save-dir: the run's own folder is taken. Raises OSError, or ValueError for a checkpoint that does
-    not say how it was made.
+    The config has no save_dir, because the run's own folder is in use. Raises OSError, or ValueError for a checkpoint
+    without the facts of its run.
     """
     facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})
     if not facts:
-        raise ValueError(f"{path} does not say which run it is of; --format toml is for checkpoints of `nmtkit train`")
+        raise ValueError(f"{path} holds no facts about its run; --format toml is for checkpoints of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
     lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
@@ -172,7 +172,7 @@ def of_dataset(path: Path) -> Description:
 
 
 def longest(side: Side) -> int:
-    """Returns the tokens of the longest sentence. Reads piece by piece: a side may be larger than memory."""
+    """Returns the length of the longest sentence in tokens. Reads in parts, because a side may exceed memory."""
     step = 1 << 20
     return max(
         (int(side.lengths[start : start + step].max()) for start in range(0, len(side.lengths), step)), default=0
@@ -180,7 +180,7 @@ def longest(side: Side) -> int:
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
-    """Counts the pairs of each training corpus, read and dropped, over all parts of the dataset."""
+    """Returns the counts of read, written and dropped pairs of each training corpus, over all shards."""
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:

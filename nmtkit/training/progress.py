@@ -1,4 +1,4 @@
-"""The log of a run: records in a JSON-lines file, and for people lines, in a terminal with a live one below them."""
+"""The log of a run: records in a JSON Lines file, and text lines on stderr, with a live line in a terminal."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 class Lines:
-    """Shows a run to people as lines in the log; in a terminal, lines of updates are cut to its `width`."""
+    """Shows a run as lines of text. Lines of updates are cut to `width` columns."""
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
@@ -27,7 +27,7 @@ class Lines:
         """Called after every update."""
 
     def note(self, text: str) -> None:
-        """Called when the run does something else than updates."""
+        """Called with a text when the run does something other than updates."""
 
     def record(self, record: Record) -> None:
         """Called with every record of the log file."""
@@ -39,7 +39,7 @@ class Lines:
 
 
 class LiveLine(Lines):
-    """Beside the lines of the log, which stay, one that is rewritten after every update: progress, speed, time left."""
+    """Shows a live line below the lines of the log: progress, speed and time left after every update."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console.width)
@@ -66,7 +66,7 @@ class LiveLine(Lines):
 
 
 class RunLog:
-    """Appends records to `folder/log.jsonl`, with their Unix time, and shows them."""
+    """Appends records with their Unix time to `folder/log.jsonl`, and shows them."""
 
     def __init__(self, folder: Path, display: Lines) -> None:
         self.path = folder / "log.jsonl"
@@ -82,12 +82,12 @@ class RunLog:
                 file.write(json.dumps(finite, ensure_ascii=False) + "\n")
         except OSError as error:
             if not self._warned:
-                log.warning("cannot write %s (%s); training goes on without it", self.path, error.strerror)
+                log.warning("cannot write %s (%s); training continues without the log", self.path, error.strerror)
             self._warned = True
 
 
 def _plain(value: Any) -> Any:
-    """Rounds floats to six digits, and replaces NaN and infinity, which JSON does not have, by None."""
+    """Rounds floats to six digits, and replaces NaN and infinity by None, because JSON has neither."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -98,9 +98,9 @@ def _plain(value: Any) -> Any:
 
 
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
-    """Returns the lines that people see of a record, none for those that only the file gets.
+    """Returns the text lines of a record, or no lines for a record that only the file shows.
 
-    With a `width` in columns, an update has one line of it: fields that do not fit are left out from the end.
+    An update has one line, which leaves out the last fields that do not fit into `width` columns.
     """
     if record["kind"] == "train":
         shown = fields(record)
@@ -111,12 +111,12 @@ def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
 
 
 def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns three lines for each sentence."""
+    """Returns three lines for each sentence: source, translation and reference."""
     return [f"  {name:<12} {row[name]}" for row in rows for name in ("source", "translation", "reference")]
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
-    """Returns the fields of a record as texts, those of `order` first, then the most important first."""
+    """Returns the fields of a record as texts: first the fields of `order`, then the others by importance."""
     shown = []
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
@@ -130,14 +130,14 @@ def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
 
 
 def shown_scores(record: Mapping[str, Any]) -> list[str]:
-    """Returns the scores of a validation as texts, perplexity left out."""
+    """Returns the scores of a validation as texts, without perplexity."""
     scores = {name: value for name, value in record.items() if isinstance(value, float) and name not in NO_SCORES}
     return fields(scores)
 
 
-LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # fields of the live line, before the others
+LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-HIDDEN = ("nll",)  # numbers that another one says better
+HIDDEN = ("nll",)  # numbers that are not shown, because another number tells the same
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
     "loss": lambda value: f"loss {value:.3f}",
@@ -159,7 +159,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
 
 
 def fitting(shown: list[str], width: int) -> str:
-    """Returns a line of as many fields, from the first, as fit into `width` columns."""
+    """Returns a line of the first fields that fit into `width` columns, separated by two spaces."""
     text = shown[0]
     for field in shown[1:]:
         if len(text) + 2 + len(field) > width:
@@ -169,7 +169,7 @@ def fitting(shown: list[str], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration in at most two units: 3.2 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    """Returns a duration in one or two units: 3.2 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
     whole = round(seconds)
     for size, unit, part, part_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

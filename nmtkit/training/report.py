@@ -1,4 +1,4 @@
-"""A run on one page of HTML that needs no network: curves, what validations translated, the resolved config."""
+"""Writes the HTML page of a run: curves, translations of validations and the resolved config. It needs no network."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from nmtkit.training.progress import shown_scores
 from nmtkit.training.report_validation import Example
 
 CURVES = {
-    # title -> (field, kind of record) of each line in it
+    # title -> (field, kind of record) of each curve
     "loss": (("loss", "train"), ("loss", "valid")),
     "perplexity": (("ppl", "train"), ("ppl", "valid")),
     "BLEU": (("bleu", "valid"),),
@@ -23,14 +23,14 @@ CURVES = {
     "gradient norm": (("norm", "train"),),
 }
 KINDS = ("train", "valid")
-LOGARITHMIC = ("perplexity",)  # falls by orders of magnitude at first
+LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
-# numbers of a record that are not drawn
+# numbers of a record without a curve
 UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll", "skipped")
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a run's log in the order written, without what was cut off when a run was killed."""
+    """Returns the records of a log in their order. A last record that was cut off by a kill is left out."""
     records = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # U+2028 in a sentence ends no line
         try:
@@ -43,11 +43,12 @@ def read_lines(log: Path) -> list[dict[str, Any]]:
 
 
 def read_records(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a run's log; of an update that was made again after a restart, the last."""
+    """Returns the latest records of a log."""
     return latest_records(read_lines(log))
 
 
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the last record of each kind and update: a resumed run may repeat updates."""
     latest = {(record["kind"], record.get("update", 0)): record for record in records}
     return list(latest.values())
 
@@ -61,7 +62,7 @@ def write(folder: Path, config: str, best: Sequence[Example] = (), worst: Sequen
 
 
 def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
-    """Writes the translations of a validation, in the order of its set. Raises OSError."""
+    """Writes the translations of a validation, in the order of its subset. Raises OSError."""
     path = folder / "validation" / f"update_{update:08d}.txt"
     path.parent.mkdir(exist_ok=True)
     with atomic_write(path) as file:
@@ -69,7 +70,7 @@ def write_translations(folder: Path, update: int, lines: Sequence[str]) -> None:
 
 
 def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, str], ...]]:
-    """Returns `CURVES` and, by name, whatever else the records have in numbers: metrics, counts of a criterion."""
+    """Returns `CURVES` and one chart for each other number of the records: metrics and counts of the criterion."""
     drawn = {field for lines in CURVES.values() for field, _ in lines}
     more: dict[str, dict[str, None]] = {}
     for record in records:

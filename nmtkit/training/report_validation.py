@@ -1,4 +1,4 @@
-"""Validations on the page of a run: sentences as they change, scores by length, best and worst translations."""
+"""Sections about validations on the page of a run: scores by length, translations over time, best and worst."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -10,7 +10,7 @@ Example = tuple[str, str, str, float]  # source, translation, reference, chrF
 
 
 def html(records: Sequence[Mapping[str, Any]], best: Sequence[Example], worst: Sequence[Example]) -> str:
-    """Returns the sections, empty where there is nothing to show. `records` are those of the log, oldest first."""
+    """Returns the HTML of all sections that have content. `records` are the log records, oldest first."""
     valid = sorted((record for record in records if record["kind"] == "valid"), key=lambda record: record["update"])
     parts = []
     if valid and valid[-1].get("by_length"):
@@ -24,7 +24,7 @@ def html(records: Sequence[Mapping[str, Any]], best: Sequence[Example], worst: S
 
 
 def _by_length(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a table with a bar for each score, as long as its share of the largest."""
+    """Returns a table of scores by length, with bars in proportion to the scores."""
     scores = [name for name in ("loss", "bleu") if all(row.get(name) is not None for row in rows)]
 
     def bar(row: Mapping[str, Any], name: str) -> Html:
@@ -43,7 +43,7 @@ def _title(score: str) -> str:
 
 
 def _followed(valid: Sequence[Mapping[str, Any]]) -> str:
-    """Returns for each sentence its source, its reference, and its translations where they change."""
+    """Returns source and reference of each sentence, and a row for each update at which its translation changes."""
     parts = []
     for index, sentence in enumerate(valid[-1]["followed"]):
         rows: list[tuple[int, str]] = []
