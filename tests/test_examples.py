@@ -160,7 +160,7 @@ def test_an_archive_that_changed_or_is_not_the_published_one_is_refused(site):
     (folder / "data/archives/train.tgz").unlink()
     server.files["train.tgz"] = tar_of({**TRAIN, "extra": b"1"})
     changed = download(folder)
-    assert changed.returncode == 1 and "when first fetched" in changed.stderr
+    assert changed.returncode == 1 and "at the first download" in changed.stderr
 
     server.files["test.tgz"] = tar_of({**SGM, "extra": b"1"})
     (folder / "data/archives/train.tgz").unlink()

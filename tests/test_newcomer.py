@@ -105,7 +105,7 @@ MISTAKES = {
     "a missing import": ("gru", ("from nmtkit.layers.packed import Packed\n", ""),
         "in a plug-in: NameError: name 'Packed' is not defined.*\n" + PLACE.format("gru.py") + "Packed"),
     "an unregistered name": ("gru", (r'register\("gru"', 'register("gruu"'),
-        "unknown architecture 'gru'; did you mean 'gruu'.*known: .*Add --plugin FILE"),
+        "unknown architecture 'gru'; did you mean 'gruu'.*known: .*add --plugin FILE"),
     "a clash of flags": ("focal_loss", ("focal_gamma", "encoder_layers"),
         "architecture transformer_tiny and criterion focal_loss both declare --encoder-layers; rename one"),
 }  # fmt: skip

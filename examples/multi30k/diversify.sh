@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Data diversification (Nguyen et al. 2020): makes data-bin-diversified, which holds the training set three times: as it is,
-# with its English translated by the baseline, and with its German translated back by a baseline of the other direction. Pairs that
-# come out the same twice stand there once. Both baselines are trained, if they are not there.
+# Data diversification (Nguyen et al. 2020): makes data-bin-diversified, which contains the training set three times: the
+# original, the English text with translations by the baseline, and the German text with translations by a baseline of the
+# other direction. Equal pairs occur once. If a baseline is missing, the script trains it.
 #
-#   ./diversify.sh               # run it again to resume; ./run.sh diversified does so, too
+#   ./diversify.sh               # run it again to resume; ./run.sh diversified calls it
 #
-# MULTI30K=/path/to/files as for prepare.sh; --workers 2, --precision bf16 and other flags go to `nmtkit generate`.
+# MULTI30K=/path/to/files as in prepare.sh. Other flags are passed to `nmtkit generate`: --workers 2, --precision bf16.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -13,7 +13,7 @@ folder=${MULTI30K:-data}
 ./prepare.sh
 [[ -e runs/baseline/averaged.pt ]] || ./run.sh baseline
 if [[ -e data-bin-diversified/manifest.json ]]; then
-    echo "data-bin-diversified is there already"
+    echo "data-bin-diversified exists already"
     exit
 fi
 if [[ ! -e data-bin-de-en/manifest.json ]]; then

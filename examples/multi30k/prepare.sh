@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Multi30k, task 1, English-German, to data-bin: 29,000 training, 1,014 valid and 1,000 test (2016, Flickr) pairs.
+# Makes data-bin from Multi30k, task 1, English-German: 29,000 training, 1,014 valid and 1,000 test (2016, Flickr) pairs.
 #
-#   ./prepare.sh                          # fetches the six files, 1.3 MB
-#   MULTI30K=/path/to/files ./prepare.sh  # takes them from a folder: train.en.gz, val.en.gz, test_2016_flickr.en.gz, …
+#   ./prepare.sh                          # downloads the six files, 1.3 MB
+#   MULTI30K=/path/to/files ./prepare.sh  # uses a folder with train.en.gz, val.en.gz, …
 #
-# More flags go to `nmtkit preprocess`.
+# Other flags are passed to `nmtkit preprocess`.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -27,7 +27,7 @@ for side in en de; do
     done
 done
 if [[ -e data-bin/manifest.json ]]; then
-    echo "data-bin is there already"
+    echo "data-bin exists already"
     exit
 fi
 nmtkit preprocess --source-lang en --target-lang de --trainpref "$folder/train" --validpref "$folder/val" \

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Trains a recipe, averages its last checkpoints and scores: on the valid set, where choices are made, and on the test
-# set only when asked, once for a recipe that is reported.
+# Trains a recipe, averages its last checkpoints and computes scores: on the valid set, and with --test also on the test
+# set. Choose between recipes on the valid set, and use the test set once for the recipe that you report.
 #
 #   ./run.sh baseline              # baseline.toml; run it again to resume
 #   ./run.sh baseline --test       # also test_2016
-#   ./run.sh diversified           # what it starts from is made first, if it is not there
-#   DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline    # on other data, to runs/$RUN
+#   ./run.sh diversified           # first trains the baselines if they are missing
+#   DATA=data-bin-de-en RUN=baseline-de-en ./run.sh baseline    # other data, results in runs/$RUN
 #
-# BEAM=5 and LENPEN=1.4 (the baseline's best of 0.6, 1, 1.2, 1.4 and 2 on the valid set) and AVERAGE checkpoints, else
-# all that the recipe keeps, may be set; more flags go to `nmtkit train`.
+# Variables: BEAM (5), LENPEN (1.4, the best of 0.6, 1, 1.2, 1.4 and 2 for the baseline on the valid set) and AVERAGE (the
+# number of averaged checkpoints, by default all that the recipe keeps). Other flags are passed to `nmtkit train`.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-recipe=${1:?give the name of a TOML file here, baseline say}
+recipe=${1:?give the name of a TOML file in this folder, such as baseline}
 shift
 subsets=(valid)
 if [[ ${1:-} == --test ]]; then

@@ -1,4 +1,4 @@
-"""Cross-entropy that counts easy words less: (1 - p)^gamma * -log p (Lin et al. 2017, equation 4)."""
+"""Cross-entropy with less weight on easy words: (1 - p)^gamma * -log p (Lin et al. 2017, equation 4)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One GRU reads the sentence, another writes its translation (after Sutskever et al. 2014)."""
+"""A GRU encodes the sentence, and a second GRU decodes its translation (after Sutskever et al. 2014)."""
 
 from dataclasses import dataclass
 

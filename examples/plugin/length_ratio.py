@@ -1,4 +1,4 @@
-"""Words of the translations per word of the references: below 1, the model stops too early."""
+"""Ratio of the words in translations to the words in references. Below 1, translations are too short."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class LengthRatioConfig(Config):
 
 @METRICS.register("length_ratio", LengthRatioConfig())
 class LengthRatio(Metric):
-    translates = True  # `score` reads translations; a metric of the loss's counts, as accuracy, does not
+    translates = True  # `score` reads translations, unlike metrics that read counts of the loss, such as accuracy
 
     def __init__(self, config: LengthRatioConfig) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Lion: steps by the sign of an interpolated momentum (Chen et al. 2023, algorithm 2). Wants a tenth of Adam's rate."""
+"""Lion: steps by the sign of an interpolated momentum (Chen et al. 2023, algorithm 2); a tenth of Adam's rate."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ from nmtkit.training.optimizers import OPTIMIZERS, ParameterGroups
 class LionConfig(Config):
     lion_beta1: float = option(0.9, "Share of the momentum in a step.", min=0, below=1)
     lion_beta2: float = option(0.99, "Decay rate of the momentum.", min=0, below=1)
-    weight_decay: float = option(0.0, "Share of a weight taken off per update and unit of learning rate.", min=0)
+    weight_decay: float = option(0.0, "Share of a weight to subtract per update, times the learning rate.", min=0)
 
 
-@OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)  # every number is treated without looking at others
+@OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)  # a step on a part of a tensor needs no other part
 class Lion(torch.optim.Optimizer):
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": config.weight_decay})  # groups may have their own
+        super().__init__(groups, {"lr": 0.0, "weight_decay": config.weight_decay})  # a group may have its own
         self.beta1, self.beta2 = config.lion_beta1, config.lion_beta2
 
     @torch.no_grad()

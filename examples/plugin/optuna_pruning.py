@@ -1,4 +1,4 @@
-"""Searches a learning rate and a dropout with Optuna, and gives up runs that do worse than others at the same update.
+"""Searches for a learning rate and a dropout with Optuna, and stops runs that are worse than others at the same update.
 
 python examples/plugin/optuna_pruning.py data-bin
 """
@@ -13,7 +13,7 @@ from nmtkit.training.callbacks import Callback, RunState
 
 
 class OptunaPruning(Callback):
-    """Reports the loss of each validation to a trial, and stops the run when the study's pruner says so."""
+    """Reports the loss of each validation to a trial, and stops the run if the pruner of the study decides so."""
 
     def __init__(self, trial: optuna.Trial) -> None:
         self.trial = trial
@@ -27,7 +27,7 @@ class OptunaPruning(Callback):
 
 
 def search(data: str, trials: int, **settings: Any) -> optuna.Study:
-    """Returns the study of `trials` runs, which are in folders of their own, with `settings` in common."""
+    """Trains `trials` runs with common `settings`, each in its own folder, and returns the study."""
 
     def objective(trial: optuna.Trial) -> float:
         tried = {

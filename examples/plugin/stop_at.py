@@ -1,4 +1,4 @@
-"""Ends a run as soon as a validation is good enough."""
+"""Ends a run as soon as the perplexity of a validation is low enough."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
 @dataclass(frozen=True, kw_only=True)
 class StopAtConfig(Config):
-    stop_at_ppl: float = option(5.0, "Perplexity of a validation that ends the run.", min=1)
+    stop_at_ppl: float = option(5.0, "End the run at a validation with this perplexity or less.", min=1)
 
 
 @CALLBACKS.register("stop_at", StopAtConfig())

@@ -1,4 +1,4 @@
-"""Replaces some source pieces by random ones of the vocabulary (Wang et al. 2018, SwitchOut, on one side)."""
+"""Replaces some source pieces by random pieces of the vocabulary (Wang et al. 2018, SwitchOut, on one side)."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transforms import TRANSFORMS, Transform
 
 Ids = npt.NDArray[np.integer]
-FIRST = 3  # ids below are <unk>, the beginning and the end of a sentence
+FIRST = 3  # smaller ids are <unk>, bos and eos
 
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchOutConfig(Config):
-    switchout: float = option(0.1, "Share of source pieces replaced.", min=0, max=1)
+    switchout: float = option(0.1, "Share of source pieces to replace.", min=0, max=1)
 
 
 @TRANSFORMS.register("switchout", SwitchOutConfig())
 class SwitchOut(Transform):
-    level = "ids"  # "text": transform gets and returns lines
+    level = "ids"  # with "text", `transform` takes and returns lines
 
     def __init__(self, config: SwitchOutConfig, tokenizer: Tokenizer) -> None:
         self.share, self.size = config.switchout, tokenizer.source_size

@@ -1,4 +1,4 @@
-"""Warm-up, one rate for most of the run, and a straight line to zero at its end (Hägele et al. 2024, section 2)."""
+"""Warm-up, a constant rate for most of the run, and linear decay to zero at the end (Hägele et al. 2024, section 2)."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo
 class WSDConfig(Config):
     lr: float = option(5e-4, "Learning rate between warm-up and decay.", above=0)
     warmup_updates: int = option(1000, "Updates of linear warm-up.", min=0)
-    decay_share: float = option(0.2, "Share of the run in which the rate falls.", above=0, max=1)
+    decay_share: float = option(0.2, "Share of the run with a falling rate.", above=0, max=1)
 
 
 @LR_SCHEDULERS.register("warmup_stable_decay", WSDConfig())
 class WarmupStableDecay(LRScheduler):
     def __init__(self, config: WSDConfig, run: RunInfo) -> None:
         if run.max_update is None:
-            raise ValueError("warmup_stable_decay must know where the run ends; give --max-update or --max-epoch")
+            raise ValueError("warmup_stable_decay needs the length of the run; give --max-update or --max-epoch")
         self.config, self.end = config, run.max_update
 
     def lr(self, update: int) -> float:

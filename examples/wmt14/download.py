@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetches and unpacks the WMT 2014 texts of corpora.toml. Run it again after an interruption: it resumes.
+"""Downloads and unpacks the WMT 2014 texts in corpora.toml. After an interruption, run it again to resume.
 
     python download.py en-de en-fr --folder data
 
@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 
 CHUNK = 1 << 20
-ATTEMPTS = 8  # in a row without a single new byte
+ATTEMPTS = 8  # consecutive attempts without a new byte
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("pairs", nargs="+", choices=["en-de", "en-fr"])
     parser.add_argument("--folder", type=Path, default=Path("data"))
     parser.add_argument("--corpora", type=Path, default=Path(__file__).with_name("corpora.toml"))
-    parser.add_argument("--accept-counts", action="store_true", help="warn of unexpected line counts, and go on")
+    parser.add_argument("--accept-counts", action="store_true", help="only warn of unexpected line counts")
     arguments = parser.parse_args()
     corpora = tomllib.loads(arguments.corpora.read_text())
     try:
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def fetch(archive: dict[str, str], folder: Path) -> Path:
-    """Fetches the archive into `folder` unless it is there, and records or compares its checksums."""
+    """Downloads the archive into `folder` if it is missing, and records or compares its checksums."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / archive["url"].rsplit("/", 1)[-1]
     record_path = folder / "downloads.json"
@@ -67,7 +67,7 @@ def fetch(archive: dict[str, str], folder: Path) -> Path:
     known = record.setdefault(path.name, {"url": archive["url"], "fetched": time.strftime("%Y-%m-%d"), **sums})
     if known["sha256"] != sums["sha256"]:
         raise ValueError(
-            f"{path}: SHA-256 {sums['sha256']}, but {known['sha256']} when first fetched, {known['fetched']}"
+            f"{path}: SHA-256 {sums['sha256']}, but {known['sha256']} at the first download on {known['fetched']}"
         )
     write_whole(record_path, json.dumps(record, indent=2).encode())
     print(f"{path.name}: {sums['bytes']:,} bytes, SHA-256 {sums['sha256']}")
@@ -75,7 +75,7 @@ def fetch(archive: dict[str, str], folder: Path) -> Path:
 
 
 def resume(url: str, part: Path) -> None:
-    """Fetches `url` into `part`, from the byte at which an earlier attempt ended."""
+    """Downloads `url` into `part`, starting at the byte where an earlier attempt stopped."""
     attempts = 0
     while True:
         before = part.stat().st_size if part.is_file() else 0
@@ -105,11 +105,11 @@ def fetch_rest(url: str, part: Path, start: int) -> bool:
         response = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
         if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{start}":
-            return True  # nothing is left to fetch
+            return True  # the file is complete
         raise
     with response:
         if response.status != 206:
-            start = 0  # the server knows no ranges, and sends the whole file
+            start = 0  # the server does not support ranges and sends the whole file
         length = response.headers.get("Content-Length")
         total = start + int(length) if length else None
         with part.open("r+b" if start else "wb") as file:
@@ -132,7 +132,7 @@ def checksum(path: Path, algorithm: str) -> str:
 
 
 def unpack(archive: Path, texts: list[dict], folder: Path) -> None:
-    """Writes the members of the texts into `folder`, except those that are there."""
+    """Writes the texts of the archive into `folder`, except texts that exist."""
     wanted = {}
     for text in texts:
         for language, member in text["members"].items():
@@ -149,7 +149,7 @@ def unpack(archive: Path, texts: list[dict], folder: Path) -> None:
                 continue
             content = tar.extractfile(entry)
             if content is None:
-                raise ValueError(f"{archive}: {entry.name} is no file")
+                raise ValueError(f"{archive}: {entry.name} is not a file")
             partial = target.with_name(target.name + ".part")
             with content, partial.open("wb") as file:
                 if entry.name.endswith(".sgm"):
@@ -164,7 +164,7 @@ def unpack(archive: Path, texts: list[dict], folder: Path) -> None:
 
 
 def segments(sgm: bytes) -> list[bytes]:
-    """Returns the sentences of one of WMT's SGM files, as sacreBLEU does: runs of white space become one space."""
+    """Returns the sentences of an SGM file. Runs of white space become one space, as in sacreBLEU."""
     return [b" ".join(text.split()) for text in re.findall(rb"<seg[^>]*>(.*?)</seg>", sgm, flags=re.DOTALL)]
 
 
@@ -177,12 +177,12 @@ def check_lines(text: dict, folder: Path, accept: bool) -> None:
             continue
         message = f"{path} has {lines:,} lines; {text['lines']:,} were counted by {text['counted_by']}"
         if not accept:
-            raise ValueError(f"{message}. Remove it to unpack it again, or go on with --accept-counts")
+            raise ValueError(f"{message}. Remove the file to unpack it again, or continue with --accept-counts")
         print(f"warning: {message}", file=sys.stderr)
 
 
 def count_lines(path: Path) -> int:
-    r"""Counts lines that end at \n alone: these corpora have \r inside lines, which other tools take for line ends."""
+    r"""Counts the lines of a text. Only \n ends a line, because lines of these corpora contain \r."""
     lines, last = 0, b"\n"
     with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
         while chunk := file.read(CHUNK):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints the cost of each config of Tables 2 and 3 beside the paper's figures. Trains nothing and needs no data.
+"""Prints the cost of each config of Tables 2 and 3 and the figures of the paper, without training and without data.
 
-    python dry_run.py                      # all of configs/ and of table3.sweep.toml
+    python dry_run.py                      # all configs, and all rows of table3.sweep.toml
     python dry_run.py configs/en-de-base.toml
 
 Vocabularies are 37,000 pieces, for English-French 32,000. `nmtkit train --config FILE --dry-run` says more of one.
@@ -19,7 +19,7 @@ from nmtkit.training.plan import resolve
 from nmtkit.training.sweep import read
 
 HERE = Path(__file__).parent
-# Table 2, training cost: time x GPUs x 9.5 TFLOP/s. The matrix products alone, which we count, take less.
+# Table 2, training cost: time x GPUs x 9.5 TFLOP/s. Matrix products alone, which this script counts, need fewer FLOP.
 PAPER_FLOP = {"base": 3.3e18, "big": 2.3e19}
 PAPER_PARAMETERS = {"base": 65, "big": 213}  # millions, at 37,000 pieces
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What follows training: averages the last 5 (base) or 20 (big) checkpoints as section 6.1 does, translates
-# newstest2014 with beam 4 and length penalty 0.6, and scores. ./evaluate.sh en-de base
+# Runs after training: averages the last 5 (base) or 20 (big) checkpoints as in section 6.1, translates newstest2014 with
+# beam 4 and length penalty 0.6, and computes scores. ./evaluate.sh en-de base
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -9,14 +9,14 @@ target=${pair#en-} folder=runs/$pair-$size
 case $size in
     base) last=5 ;;
     big) last=20 ;;
-    *) echo "evaluate.sh: no size $size; there are base and big" >&2; exit 2 ;;
+    *) echo "evaluate.sh: unknown size $size; give base or big" >&2; exit 2 ;;
 esac
 
 nmtkit average-checkpoints "$folder" --last "$last" --output "$folder/averaged.pt"
 nmtkit generate "data-bin/$pair" --gen-subset test --path "$folder/averaged.pt" --beam 4 --lenpen 0.6 \
     --max-len-a 1 --max-len-b 50 > "$folder/newstest2014.$target"
 nmtkit score --data "data-bin/$pair" --sys "$folder/newstest2014.$target" --confidence | tee "$folder/score.txt"
-if python3 -c 'import sacremoses' 2> /dev/null; then # the paper's own way of counting, for comparison with its table
+if python3 -c 'import sacremoses' 2> /dev/null; then # BLEU as in the table of the paper
     nmtkit score --data "data-bin/$pair" --sys "$folder/newstest2014.$target" --metric tokenized-bleu |
         tee "$folder/score-tokenized.txt"
 fi

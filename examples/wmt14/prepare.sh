@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# From an empty disk to data-bin/PAIR: fetch, unpack, count, train the joint vocabulary, binarize.
+# Makes data-bin/PAIR: downloads, unpacks and counts the texts, learns the joint vocabulary, and binarizes.
 #
-#   ./prepare.sh en-de      # 37,000 pieces, as in section 5.1
+#   ./prepare.sh en-de      # 37,000 pieces, see section 5.1
 #   ./prepare.sh en-fr      # 32,000
 #
-# Run it again after an interruption. More flags go to `nmtkit preprocess`: ./prepare.sh en-de --workers 8
+# After an interruption, run it again. Other flags are passed to `nmtkit preprocess`: ./prepare.sh en-de --workers 8
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -13,12 +13,12 @@ shift
 case $pair in
     en-de) vocabulary=37000 corpora="europarl-v7 commoncrawl news-commentary-v9" ;;
     en-fr) vocabulary=32000 corpora="europarl-v7 commoncrawl news-commentary-v9 un-2000 giga-fren" ;;
-    *) echo "prepare.sh: no recipe for $pair; there are en-de and en-fr" >&2; exit 2 ;;
+    *) echo "prepare.sh: unknown pair $pair; give en-de or en-fr" >&2; exit 2 ;;
 esac
 
 python3 download.py "$pair" --folder data
 if [[ -e data-bin/$pair/manifest.json ]]; then
-    echo "data-bin/$pair is there already"
+    echo "data-bin/$pair exists already"
     exit
 fi
 prefixes=$(for corpus in $corpora; do printf ',%s' "data/$pair/$corpus"; done)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One number of Table 2: train, average, translate newstest2014, score.
+# Reproduces a number of Table 2: trains, averages, translates newstest2014, and computes scores.
 #
 #   ./run.sh en-de base                               # all GPUs of this machine
-#   CUDA_VISIBLE_DEVICES=0 ./run.sh en-de big         # one GPU; the same updates, in more micro-batches
-#   ./run.sh en-de base --max-tokens 12800            # more flags go to `nmtkit train`
+#   CUDA_VISIBLE_DEVICES=0 ./run.sh en-de big         # one GPU; the same updates
+#   ./run.sh en-de base --max-tokens 12800            # other flags are passed to `nmtkit train`
 #
-# Run it again after an interruption: training resumes. For several machines, see slurm.sh.
+# After an interruption, run it again to resume. For several machines, see slurm.sh.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains one number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
+# Reproduces a number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
 #
 # An update has 25,000 tokens on any number of GPUs. max_tokens is 25,000 / GPUs and 10 percent more, so that the update has
 # one micro-batch for each GPU. A requeued job resumes from its newest checkpoint.

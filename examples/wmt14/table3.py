@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Prints the finished rows of Table 3 beside the paper's: means over seeds of the last validation (newstest2013).
+"""Prints the finished rows of Table 3 and of the paper: means over seeds of the last validation (newstest2013).
 
-nmtkit sweep table3.sweep.toml                 # trains them: all rows, three seeds
-nmtkit sweep table3.sweep.toml --only 'base*'  # some of them
-python table3.py                               # of runs/table3
+nmtkit sweep table3.sweep.toml                 # trains all rows with three seeds
+nmtkit sweep table3.sweep.toml --only 'base*'  # trains some rows
+python table3.py                               # prints the runs in runs/table3
 """
 
 import argparse
@@ -13,7 +13,7 @@ from nmtkit.checkpoint import load
 from nmtkit.training.comparison import RunSummary, summarize
 from nmtkit.training.inspection import parameters
 
-# Vaswani et al. 2017, Table 3: perplexity and BLEU on newstest2013, millions of parameters where the paper gives them.
+# Vaswani et al. 2017, Table 3: perplexity and BLEU on newstest2013, and millions of parameters if the paper has them.
 PAPER = {
     "base": (4.92, 25.8, 65),
     "A_heads_1": (5.29, 24.9, None),
@@ -36,14 +36,14 @@ PAPER = {
     "E_learned_positions": (4.92, 25.7, None),
     "big": (4.33, 26.4, 213),
 }
-SEEDS_FOR_A_FINDING = 3  # of the base; with fewer, a difference may be noise
+SEEDS_FOR_A_FINDING = 3  # seeds of the base; with fewer seeds, a difference may be noise
 
 
 def main() -> None:
     here = Path(__file__).parent
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", type=Path, default=here / "runs/table3", help="folder of the sweep")
-    parser.add_argument("--no-paper", action="store_true", help="for a sweep that is not the paper's")
+    parser.add_argument("--no-paper", action="store_true", help="do not print the figures of the paper")
     arguments = parser.parse_args()
     print_table(arguments.runs, {} if arguments.no_paper else PAPER)
 
@@ -54,11 +54,11 @@ def in_order(rows) -> list[str]:
 
 
 def print_table(folder: Path, paper: dict) -> None:
-    """Prints a line for each row: several seeds as mean and half range, and a star beyond the range of the base."""
+    """Prints each row: mean and half range over seeds, and a star if the mean is outside the range of the base."""
     found = [summarize(log.parent) for log in sorted(folder.glob("*/log.jsonl"))]
     results = [result_of(run) for run in found if run.state == "finished"]
     if not results:
-        print(f"nothing is done in {folder}")
+        print(f"{folder} has no finished run")
         return
     base = [result for result in results if result["row"] == "base"]
     print(f"{'row':<20} {'updates':>8} {'M param.':>8} {'paper':>6} {'ppl':>14} {'paper':>6} {'BLEU':>14} {'paper':>6}")
@@ -71,8 +71,8 @@ def print_table(folder: Path, paper: dict) -> None:
             f" {spread(of_row, 'bleu', 1) + mark(of_row, base, 'bleu'):>14} {shown(bleu):>6}"
         )
     if len(base) >= SEEDS_FOR_A_FINDING:
-        print(f"* is farther from the mean of the base than its {len(base)} seeds are from each other.")
-    print("BLEU is sacreBLEU's, of beam 4 and length penalty 0.6; perplexity is per piece.")
+        print(f"* differs from the mean of the base by more than its {len(base)} seeds differ from each other.")
+    print("BLEU: sacreBLEU, beam 4, length penalty 0.6. Perplexity: per subword piece.")
 
 
 def result_of(run: RunSummary) -> dict:
@@ -83,7 +83,7 @@ def result_of(run: RunSummary) -> dict:
 
 
 def mark(of_row: list[dict], base: list[dict], name: str) -> str:
-    """Returns a star for a mean beyond the range of the base's seeds, and nothing while these are too few to tell."""
+    """Returns a star for a mean outside the range of the base. Returns an empty text if the base has too few seeds."""
     values = [result[name] for result in base]
     if len(values) < SEEDS_FOR_A_FINDING:
         return ""
