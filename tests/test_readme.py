@@ -112,17 +112,6 @@ def test_the_readme_is_short() -> None:
     assert README.count("\n") <= 130
 
 
-@pytest.mark.parametrize("name", ["docs/gpus.md"])
-def test_shown_commands_for_several_machines_give_every_process_work(name: str) -> None:
-    page = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line for line in page.splitlines() if line.startswith("torchrun") and "nmtkit train" in line]
-    assert lines
-    for line in lines:
-        flags = {flag: int(value) for flag, value in re.findall(r"--(\S+) (\d+)\b", line)}
-        processes = flags["nnodes"] * flags["nproc-per-node"]
-        assert math.ceil(flags["batch-tokens"] / flags["max-tokens"]) % processes == 0, line
-
-
 @pytest.mark.parametrize("gpus", [8, 16, 24])
 def test_the_slurm_script_gives_every_process_work(gpus: int) -> None:
     script = (ROOT / "examples/wmt14/slurm.sh").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Reproduces a number of Table 2 on several machines of a Slurm cluster: sbatch slurm.sh en-de big
 #
-# An update has 25,000 tokens on any number of GPUs. max_tokens is 25,000 / GPUs and 10 percent more, so that the update has
+# An update has 25,000 tokens on any number of GPUs. max_tokens is 25,000 / GPUs and 4 percent more, so that the update has
 # one micro-batch for each GPU. A requeued job resumes from its newest checkpoint.
 #SBATCH --job-name=nmtkit-wmt14
 #SBATCH --nodes=2
@@ -19,7 +19,7 @@ pair=${1:?give en-de or en-fr} size=${2:?give base or big}
 shift 2
 gpus=${SLURM_GPUS_ON_NODE:-8}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-max_tokens=$((27500 / (gpus * SLURM_NNODES)))
+max_tokens=$((26000 / (gpus * SLURM_NNODES)))
 
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node "$gpus" \
     --rdzv-backend c10d --rdzv-endpoint "$head:29500" --rdzv-id "$SLURM_JOB_ID" \
