@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 import click
@@ -106,6 +106,19 @@ def tidied(text: str) -> str:
     if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
         words = words[0].upper() + words[1:] + "."
     return words + bracket + default.replace(" ", NO_BREAK)
+
+
+def parsed_known_flags(
+    command: click.Command, info_name: str | None, arguments: Sequence[str], parent: click.Context | None
+) -> click.Context:
+    """Parses the flags that `command` has, and ignores all others. These may be flags of components still to choose."""
+    first = Command(
+        name=command.name,
+        params=[parameter for parameter in command.params if isinstance(parameter, click.Option)],
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        add_help_option=False,
+    )
+    return first.make_context(info_name, list(arguments), parent, resilient_parsing=True)
 
 
 def message_options() -> list[click.Option]:

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import click
 
 from nmtkit.cli import imports
-from nmtkit.cli.command import Command, standard_input, stderr
+from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
-from nmtkit.config import COMMAND_LINE, Config, changed_flags, check_flags, derive, flag_of, option, split_settings
+from nmtkit.config import (
+    COMMAND_LINE,
+    Config,
+    changed_flags,
+    check_flags,
+    check_no_collisions,
+    derive,
+    flag_of,
+    option,
+    split_settings,
+)
 from nmtkit.documents import Document, ReadOptions, check_text, format_of, notice, read_document
 from nmtkit.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.files import atomic_write
@@ -80,7 +90,35 @@ class GenerateConfig(Config):
     workers: int = option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
 
 
-@click.command(cls=Command)
+class GenerateCommand(Command):
+    """The generate command, which has the flags of the logits processors that --logits-processors names."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        known = parsed_known_flags(self, info_name, args, parent)
+        processors: list[click.Option] = []
+        with errors_in_one_line(known):
+            if names := known.params["logits_processors"]:
+                load_plugins(known.params["plugins"])
+                for name, preset in processor_presets(names).items():
+                    processors += flags(preset, f"Logits processor {name}")
+        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *processors])
+        return full.make_context(info_name, args, parent, **extra)
+
+
+def processor_presets(names: Sequence[str]) -> dict[str, Any]:
+    """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and for equal flags."""
+    with imports():
+        from nmtkit.search.logits_processors import LOGITS_PROCESSORS
+    presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
+    parts = (GenerateConfig, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
+    own = {f"nmtkit generate ({part.__name__})": part() for part in parts}
+    check_no_collisions(own | {f"logits processor {name}": preset for name, preset in presets.items()})
+    return presets
+
+
+@click.command(cls=GenerateCommand)
 @click.argument("data", required=False, type=Path)
 @click.option(
     "--path",
@@ -132,7 +170,11 @@ def command(
         if text.split_sentences is None:
             warn_of_paragraphs(document)
     options: TranslatorOptions = derived(TranslatorOptions, given)
-    generate(data, paths, document or inputs, config, search, devices, options, text)
+    presets = processor_presets(search.logits_processors) if search.logits_processors else {}
+    processors = {
+        name: derive(preset, split_settings(given, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
+    }
+    generate(data, paths, document or inputs, config, search, devices, options, text, processors)
 
 
 for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
@@ -229,6 +271,7 @@ def generate(
     devices: DeviceOptions,
     options: TranslatorOptions,
     text: TextOptions,
+    processors: Mapping[str, Any],
 ) -> None:
     """Translates the subset of `data`, or the lines of files (standard input where there are none), or a document."""
     with imports():
@@ -253,6 +296,7 @@ def generate(
         translator = Translator.load(
             paths, device, devices.precision, devices.engine, config.workers, **dataclasses.asdict(options)
         )
+        translator.processor_configs = dict(processors)
         pipeline = translator.pipeline(search, text, config.source_tag)
         decoder = distribute(translator.batch_decoder(pipeline.search))
         if decoder is None:  # this rank has done its share

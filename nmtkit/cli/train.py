@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from nmtkit.cli.command import Command, errors_in_one_line, message_of, stderr
+from nmtkit.cli.command import Command, errors_in_one_line, message_of, parsed_known_flags, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import FlagRule, check_flags
 from nmtkit.plugins import plugins_for
@@ -83,13 +83,7 @@ class TrainCommand(Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         arguments = list(args)  # make_context empties the list that it gets
-        first = Command(
-            name=self.name,
-            params=[parameter for parameter in self.params if isinstance(parameter, click.Option)],
-            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-            add_help_option=False,
-        )
-        known = first.make_context(info_name, list(args), parent, resilient_parsing=True)
+        known = parsed_known_flags(self, info_name, args, parent)
         with errors_in_one_line(known):
             template = chosen(known)
         names = {flag.name: flag for flag in name_flags()}  # new options, because a plug-in may have registered names

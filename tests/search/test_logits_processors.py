@@ -2,18 +2,22 @@
 
 import itertools
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from builders import tiny_transformer
+from builders import save_ending_transformer, tiny_transformer
+from click.testing import CliRunner
 from torch import Tensor
 
+from nmtkit.cli import main
 from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.layers.packed import Packed
 from nmtkit.search.constraints import Constraints, RequiredPhrase
 from nmtkit.search.decoding import beam_search
-from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorState
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 from nmtkit.search.options import SearchOptions
 
 SOURCES = [[3, 5, 4, EOS], [6, EOS], [5, 5, 3, 6, EOS]]
@@ -133,3 +137,74 @@ def test_scores_above_zero_are_refused() -> None:
 def test_unknown_words_stay_forbidden() -> None:
     found = beam_search([model()], Packed.from_lists(SOURCES), options(beam=4), processors=[Bigrams()])
     assert all(UNK not in hypothesis.tokens for hypotheses in found for hypothesis in hypotheses)
+
+
+PLUGIN = """
+from dataclasses import dataclass
+
+import torch
+
+from nmtkit.config import Config, option
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForbidConfig(Config):
+    forbidden_word: str = option("dog", "word that no translation may hold")
+
+
+@LOGITS_PROCESSORS.register("forbid", ForbidConfig())
+class Forbid(LogitsProcessor):
+    def __init__(self, config, tokenizer):
+        self.pieces = set(tokenizer.encode_target([config.forbidden_word]).ids[:-1].tolist())
+
+    def start(self, source, max_length, beams):
+        return ForbidState(beams, self.pieces)
+
+
+class ForbidState(LogitsProcessorState):
+    def __init__(self, beams, pieces):
+        super().__init__(beams)
+        self.pieces = list(pieces)
+
+    def step(self, tokens, log_probs):
+        log_probs[:, self.pieces] = -torch.inf
+        return log_probs
+
+    def reorder(self, beam_index):
+        pass
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "forbid.py").write_text(PLUGIN)
+    yield tmp_path / "forbid.py"
+    LOGITS_PROCESSORS.entries.pop("forbid", None)
+
+
+def generate(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["generate", *arguments], input="all human beings are born free\n")
+
+
+def test_generate_has_the_flags_of_the_processors_that_it_is_given(tmp_path: Path, plugin: Path) -> None:
+    path = save_ending_transformer(tmp_path / "model.pt")
+    base = ["--path", str(path), "--plugin", str(plugin), "--beam", "2", "--max-len-a", "0", "--max-len-b", "8"]
+    free = generate(*base)
+    assert free.exit_code == 0, free.output
+    word = free.stdout.split()[0]
+    chosen = [*base, "--logits-processors", "forbid", "--forbidden-word", word]
+    assert word in free.stdout.split() and word not in generate(*chosen).stdout.split()
+    assert word not in generate(*chosen, "--workers", "2").stdout.split()
+    assert word not in generate(*chosen, "--sampling", "--nbest", "1").stdout.split()
+    page = generate(*base, "--logits-processors", "forbid", "--help")
+    assert "Logits processor forbid" in page.stdout and "--forbidden-word TEXT" in page.stdout
+
+
+def test_an_unknown_processor_and_the_flag_of_one_that_is_not_chosen_are_refused(tmp_path: Path, plugin: Path) -> None:
+    path = save_ending_transformer(tmp_path / "model.pt")
+    base = ["--path", str(path), "--plugin", str(plugin)]
+    unknown = generate(*base, "--logits-processors", "forbit")
+    assert unknown.exit_code == 2 and "did you mean 'forbid'?" in unknown.stderr
+    alone = generate(*base, "--forbidden-word", "dog")
+    assert alone.exit_code == 2 and "--forbidden-word" in alone.stderr
