@@ -21,6 +21,7 @@ import click
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import FlagRule, check_flags
+from nmtkit.plugins import source_digests
 
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary
@@ -243,7 +244,7 @@ def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
     from nmtkit.data.binarized import Dataset
     from nmtkit.training import comparison
     from nmtkit.training.differences import flat
-    from nmtkit.training.setup import fingerprint
+    from nmtkit.training.run_facts import fingerprint
 
     job = sweep.job(run)
     if not (job.run.save_dir / "log.jsonl").is_file():
@@ -253,6 +254,8 @@ def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
     if summary.state != "finished" or any(
         summary.settings.get(name) != value for name, value in wanted.items() if value is not None
     ):
+        return False
+    if summary.plugin_sources != source_digests(job.plugins):
         return False
     assert job.data is not None
     with contextlib.suppress(OSError, ValueError):  # of a missing or damaged dataset, which `nmtkit train` explains

@@ -109,7 +109,7 @@ def read_texts(
         split = dataset[subset]
         references[f"{data} ({subset})"] = split.references()
         sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
-        target_lang = dataset.target_lang
+        target_lang = dataset.target_language or dataset.target_lang
     if stream is not None:
         name = Path("standard input")
         systems[str(name)] = translations_of(lines_of(stream.read(), name), name)

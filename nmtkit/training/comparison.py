@@ -40,6 +40,7 @@ class RunSummary:
     updates: int | None  # updates of the whole run, if known
     settings: dict[str, Any]  # by name, as differences.flat returns them
     dataset: str  # fingerprint of the dataset
+    plugin_sources: dict[str, str]  # digest of the source of each plug-in
     best: dict[str, Score]  # by metric
     last: dict[str, Score]
     tokens_per_second: float | None  # target tokens; median over the log lines
@@ -71,6 +72,7 @@ def summarize(folder: Path) -> RunSummary:
         updates=trained[-1].get("updates") if trained else None,
         settings=flat(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
+        plugin_sources=latest.get("plugin sources", {}),
         best=best_scores(valid),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,
@@ -167,6 +169,7 @@ def _mean(runs: Sequence[RunSummary]) -> RunSummary:
         updates=runs[0].updates,
         settings=runs[0].settings | {"seed": seeds},
         dataset=runs[0].dataset,
+        plugin_sources=runs[0].plugin_sources,
         best=_mean_scores([run.best for run in runs]),
         last=_mean_scores([run.last for run in runs]),
         tokens_per_second=statistics.fmean(speeds) if speeds else None,

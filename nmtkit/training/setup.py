@@ -166,7 +166,7 @@ def _build_validator(
             precision=plan.precision,
             metrics=metrics,
             languages=(dataset.source_language, dataset.target_language),
-            target_lang=dataset.target_lang,
+            target_lang=dataset.target_language or dataset.target_lang,
             beam=config.valid_beam,
             sharded=config.parallel == "fsdp" and plan.world_size > 1,
             interruptible=stop.interrupting,

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.cli.sweep import Runner
+from nmtkit.plugins import plugin_module
 from nmtkit.training import sweep as sweeps
 
 BASE = """
@@ -187,7 +188,7 @@ def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported
     stopped = f"train --config {file} --seed 2 --max-update 3 --save-dir {folder}/base,seed=2"
     assert CliRunner().invoke(main, stopped.split()).exit_code == 0
     result = sweep(file)
-    assert result.exit_code == 1
+    assert result.exit_code == 1, result.stderr
     assert len(within_this_process) == 4
     assert "failed: broken,seed=1: --freeze nothing.* matches no parameter" in result.stderr
     (row,) = [line for line in result.stdout.splitlines() if line.startswith("base")]
@@ -220,6 +221,21 @@ def test_a_finished_run_of_another_dataset_is_not_taken_for_this_one(
     again = sweep(file)
     assert again.exit_code == 1 and "finished before" not in again.stderr
     assert "failed: seed=1:" in again.stderr and "dataset" in again.stderr
+
+
+def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
+    mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
+) -> None:
+    (tmp_path / "mine.py").write_text("LOSS = 1\n")
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
+    file.write_text(file.read_text().replace("[run]", '[run]\nplugin = ["mine.py"]'))
+    assert sweep(file).exit_code == 0
+    assert "finished before" in sweep(file).stderr
+    (tmp_path / "mine.py").write_text("LOSS = 2\n")
+    sys.modules.pop(plugin_module(str(tmp_path / "mine.py")))  # as in a new process
+    within_this_process.clear()
+    assert "finished before" not in sweep(file).stderr
+    assert len(within_this_process) == 1  # whose training warns of the change
 
 
 def test_a_run_that_the_system_killed_has_failed(
