@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from trees import PRETERMINAL
 
 from nmtkit.config import Config, option
 from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Tokenizer
@@ -19,6 +18,8 @@ from nmtkit.layers.packed import Packed
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 # N rows of a search, V target vocabulary
+
+PRETERMINAL = "XX"  # as in trees.py; a plug-in cannot import the scripts beside it
 
 
 @dataclass(frozen=True, kw_only=True)
