@@ -17,10 +17,9 @@ import pytest
 from builders import write_corpus
 from click.testing import CliRunner, Result
 
-from nmtkit import checkpoint
+from nmtkit import checkpoint, plugins
 from nmtkit.cli import main
 from nmtkit.cli.sweep import Runner
-from nmtkit.plugins import plugin_module
 from nmtkit.training import sweep as sweeps
 
 BASE = """
@@ -232,7 +231,8 @@ def test_a_finished_run_of_other_plug_in_code_is_not_taken_for_this_one(
     assert sweep(file).exit_code == 0
     assert "finished before" in sweep(file).stderr
     (tmp_path / "mine.py").write_text("LOSS = 2\n")
-    sys.modules.pop(plugin_module(str(tmp_path / "mine.py")))  # as in a new process
+    for loaded in (sys.modules, plugins._digests):  # as in a new process
+        loaded.pop(plugins.plugin_module(str(tmp_path / "mine.py")))
     within_this_process.clear()
     assert "finished before" not in sweep(file).stderr
     assert len(within_this_process) == 1  # whose training warns of the change
