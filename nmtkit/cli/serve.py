@@ -1,6 +1,7 @@
 """`nmtkit serve`: translation over HTTP."""
 
 import dataclasses
+import importlib
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.cli.generate import derived
 from nmtkit.config import changed_flags, check_flags, flag_of
 from nmtkit.search.options import SearchOptions
-from nmtkit.serving.config import OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
+from nmtkit.serving.config import CPU_MAX_TOKENS, OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
 
@@ -21,19 +22,19 @@ from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOpt
     multiple=True,
     required=True,
     metavar="[SRC-TGT=]FILE",
-    help="Checkpoint; repeat it for more language pairs, and with one pair for an ensemble.",
+    help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
 def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> None:
-    """Translate over HTTP, by LibreTranslate's interface.
+    """Translate over HTTP, with the interface of LibreTranslate.
 
     \b
     nmtkit serve --path averaged.pt
     nmtkit serve --path en-de=en-de.pt --path de-en=de-en.pt --precision int8
     curl localhost:5000/translate -d 'q=A dog runs.' -d source=en -d target=de
 
-    The languages are those that the checkpoint was trained for, unless they are given. SIGTERM ends it when what is
-    running is finished; SIGHUP, or a checkpoint that changes, has it load the models anew. Needs nmtkit[serve].
+    Without SRC-TGT, the languages are read from the checkpoint. SIGTERM stops the server after the running requests.
+    SIGHUP, or a changed checkpoint file, makes it reload the models. Needs nmtkit[serve].
     """
     given = on_command_line(flags)
     config: ServeConfig = derived(ServeConfig, given)
@@ -41,9 +42,8 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     devices: DeviceOptions = derived(DeviceOptions, given)
     check_combination(config, search, devices)
     try:
-        import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
+        for package in ("prometheus_client", "pydantic", "python_multipart", "starlette", "uvicorn"):
+            importlib.import_module(package)
     except ImportError as error:
         raise ImportError(f"nmtkit serve needs {error.name}; install it: pip install 'nmtkit[serve]'") from error
     from nmtkit.serving.server import run
@@ -55,12 +55,18 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):
     command.params += flags(part)
+for flag in command.params:
+    if isinstance(flag, click.Option) and flag.name == "max_tokens":
+        flag.help = (
+            "Source tokens of a batch. Smaller batches shorten the wait of short requests; larger batches translate "
+            f"more lines per second.  [default: {CPU_MAX_TOKENS} on a CPU, 16384 on a GPU]"
+        )
 command.params += [flag for flag in flags(TextOptions, "Text") if flag.name not in OWN_TEXT_FIELDS]
 command.params += [flag for flag in flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]
 
 
 def check_combination(config: ServeConfig, search: SearchOptions, devices: DeviceOptions) -> None:
-    """Raises ValueError for flags that do not go together, naming them."""
+    """Raises ValueError for flags that exclude each other."""
     given = given_flags()
     search_flags = {flag_of(field) for field in dataclasses.fields(search)}
     on = (given - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
@@ -68,4 +74,4 @@ def check_combination(config: ServeConfig, search: SearchOptions, devices: Devic
         on.discard("--workers")
     check_flags(RULES, given, on)
     if config.workers is not None and devices.device not in ("auto", "cpu"):
-        raise ValueError(f"--workers are CPU processes; leave out --device {devices.device}")
+        raise ValueError(f"--workers are CPU processes; omit --device {devices.device}")

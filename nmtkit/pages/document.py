@@ -1,15 +1,15 @@
-"""HTML documents in the style of all pages."""
+"""Renders HTML pages from the Jinja templates of this folder. A page is one file, or a server adds the style sheet."""
 
 import importlib.resources
 from collections.abc import Sequence
 from functools import cache
-from html import escape
+from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
+Html = Markup  # HTML that templates do not escape
 Cell = str | int | float
-
-
-class Html(str):
-    """HTML, which is not escaped again."""
 
 
 @cache
@@ -18,38 +18,30 @@ def asset(name: str) -> str:
     return importlib.resources.files("nmtkit.pages").joinpath(name).read_text(encoding="utf-8")
 
 
-def document(title: str, *body: str, linked: bool = False) -> str:
-    """Returns a page with its title as its heading; `body` is HTML.
-
-    The style sheet and the script of charts are inside, unless a server has it `linked`, as static/style.css.
-    """
-    links = '<link rel="stylesheet" href="static/style.css"><link rel="icon" href="static/icon.svg">'
-    style = links if linked else f"<style>\n{asset('style.css')}</style>"
-    script = f"<script>\n{asset('charts.js')}</script>" if any("<polyline" in part for part in body) else ""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n{style}\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
-        + "\n".join(filter(None, body))
-        + f"\n</main>\n{script}</body>\n</html>\n"
-    )
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.globals["asset"] = lambda name: Markup(asset(name))
+    environment.tests["html"] = lambda value: isinstance(value, Markup)
+    return environment
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], wide: bool = False) -> str:
-    """Returns a table. Text is escaped, unless it is Html; numbers stand right. A `wide` one scrolls sideways."""
-    numbers = [bool(rows) and not isinstance(value, str) for value in rows[0]] if rows else []
-    titles = "".join(
-        f"<th{' class=number' * number}>{escape(title)}</th>"
-        for title, number in zip(head, numbers or [False] * len(head), strict=True)
-    )
-    lines = ["<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows]
-    box = f'<div class="table{" wide" * wide}"><table>\n'
-    return box + "\n".join([f"<tr>{titles}</tr>"] * bool(head) + lines) + "\n</table></div>"
+def render(template: str, **values: Any) -> str:
+    """Returns a template of this folder, filled with `values`, which are escaped unless they are `Html`."""
+    return _environment().get_template(template).render(**values)
 
 
-def _cell(value: Cell) -> str:
-    if isinstance(value, Html):
-        return f"<td>{value}</td>"
-    if isinstance(value, str):
-        return f'<td dir="auto">{escape(value)}</td>'
-    return f'<td class="number">{value:,}</td>'
+def document(title: str, *body: str, lead: str = "") -> str:
+    """Returns a page of its own with style sheet and scripts inside; `title` is also its heading, `body` is HTML."""
+    parts = [Html(part) for part in body if part]
+    return render("document.html", title=title, lead=lead, body=parts)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], wide: bool = False) -> Html:
+    """Returns a table. Columns of numbers are right-aligned. A `wide` table scrolls sideways."""
+    numeric = [not isinstance(value, str) for value in rows[0]] if rows else [False] * len(head)
+    module: Any = _environment().get_template("macros.html").module
+    return module.table(head, rows, numeric, wide)

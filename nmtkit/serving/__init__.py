@@ -1,5 +1,5 @@
 """Translation over HTTP: `nmtkit serve`.
 
-One process speaks HTTP, holds the queue and knows no model (`app`, `fair_queue`, `pool`); another loads the models and
-forks the workers that translate (`model_process`). Texts and JSON messages pass between them, nothing else.
+One process serves HTTP and holds the queue; it loads no model (`app`, `fair_queue`, `pool`). A second process loads the
+models and forks the workers (`model_process`). They exchange text in JSON messages.
 """

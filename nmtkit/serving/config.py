@@ -1,4 +1,4 @@
-"""Settings of `nmtkit serve`, and which of the search's settings a service has."""
+"""Settings of `nmtkit serve`, and the search and text options that it accepts."""
 
 import re
 from dataclasses import dataclass
@@ -8,13 +8,15 @@ from nmtkit.config import Config, FlagRule, option
 from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.translation.options import GLOSSARY_RULE
 
-# Those of SearchOptions that are the same for every request.
+CPU_MAX_TOKENS = 1024  # source tokens of a batch on a CPU; a new request waits for the batch under way
+
+# Fields of SearchOptions that are flags of the server; they hold for all requests.
 SEARCH_FIELDS = (
     *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "diverse_groups", "diversity"),
     *("unkpen", "replace_unknown"),
 )
 
-# Those of TextOptions that are not the operator's: each request says its format, and each pair has a language.
+# Fields of TextOptions that are not flags: the request gives its format, the language pair gives the language.
 OWN_TEXT_FIELDS = ("markup", "split_sentences")
 
 RULES = (
@@ -24,68 +26,79 @@ RULES = (
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
 )
 
+WEBLATE_PLACEHOLDER = re.compile(r"\[X[0-9]{1,9}X\]")  # stands for a variable in the texts that Weblate sends
+
 _PAIR = re.compile(r"([A-Za-z]\w*)-([A-Za-z]\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(Config):
-    """Where a service listens, how many processes translate, and what it refuses."""
+    """Address, processes and limits of the server."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every network", metavar="ADDRESS")
-    port: int = option(5000, "port to listen on; 0: any that is free", min=0, max=65_535)
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 listens on all networks", metavar="ADDRESS")
+    port: int = option(5000, "port to listen on; 0 chooses a free port", min=0, max=65_535)
     workers: int | None = option(
-        None, "CPU processes of one thread each; none is one per core, or with --threads a single one", min=1, max=1024
+        None,
+        "number of CPU processes, with one thread each; default: one per core, or one if --threads is given",
+        min=1,
+        max=1024,
     )
-    char_limit: int = option(100_000, "characters of a request; more are refused", min=1, max=10**9)
-    batch_limit: int = option(1000, "lines of a request, over all texts of its q; more are refused", min=1, max=10**7)
+    char_limit: int = option(100_000, "most characters of a request; longer requests are refused", min=1, max=10**9)
+    batch_limit: int = option(
+        1000, "most lines of a request, over all its texts; longer requests are refused", min=1, max=10**7
+    )
     max_queue: int = option(
-        10_000, "lines that wait; a request that would make more of them is answered 429", min=1, max=10**8
+        10_000, "most waiting lines; a request that would exceed them is answered 429", min=1, max=10**8
     )
     timeout: float = option(60.0, "seconds that a request may take, its upload included", above=0, max=86_400)
-    api_keys: Path | None = option(None, "file of keys, one per line, one of which each request must give as api_key")
+    api_keys: Path | None = option(
+        None, "file of API keys, one per line; each request must give one of them as api_key"
+    )
     split_sentences: bool = option(
         False,
-        "cut lines into sentences by the rules of each pair's source language, and put them together again with the "
-        "white space between them",
+        "split lines into sentences by the rules of the source language of each pair, and join the translations with "
+        "the same white space",
     )
-    disable_web_ui: bool = option(False, "no translator at /; the interface and its page /docs stay")
+    disable_web_ui: bool = option(False, "do not serve the translator page at /; the interface and /docs stay")
     public_url: str | None = option(
         None,
-        "what links in answers begin with, such as https://example.org/translator; none is the Host of each request",
+        "address of the server in links, such as https://example.org/translator; default: the Host of each request",
         metavar="URL",
     )
     cors_origin: tuple[str, ...] = option(
-        (), "origins of web pages that may read answers, such as https://example.org; * is all", metavar="URL,…"
+        (), "origins whose web pages may read answers, such as https://example.org; * allows all", metavar="URL,…"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.public_url is not None and not re.match(r"https?://[^/\s]+", self.public_url):
-            raise ValueError(f"--public-url {self.public_url!r} is no address, as https://example.org/translator")
+            raise ValueError(
+                f"--public-url {self.public_url!r} is not an address such as https://example.org/translator"
+            )
 
 
 @dataclass(frozen=True)
 class ModelPath:
-    """A checkpoint to serve; `pair` is None where the checkpoint itself says it."""
+    """A checkpoint to serve. `pair` is None if the checkpoint names its languages."""
 
     path: str
     pair: tuple[str, str] | None = None
 
     @staticmethod
     def parse(text: str) -> "ModelPath":
-        """Reads `averaged.pt` or `en-de=averaged.pt`."""
+        """Parses `averaged.pt` or `en-de=averaged.pt`."""
         name, equals, path = text.partition("=")
         match = _PAIR.fullmatch(name)
         return ModelPath(path, (match[1], match[2])) if equals and match else ModelPath(text)
 
 
 def read_api_keys(path: Path) -> list[bytes]:
-    """Returns the keys of a file: lines not empty, not beginning with #. Raises ValueError without any."""
+    """Returns the keys of a file. Lines that begin with # are comments. Raises ValueError if there is no key."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8; write one key per line") from error
     keys = [line.encode() for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise ValueError(f"{path} holds no key; write one per line, or leave out --api-keys")
+        raise ValueError(f"{path} contains no key; write one key per line, or omit --api-keys")
     return keys

@@ -1,30 +1,49 @@
-"""Contents of requests: texts, web pages, files; each as segments, and again with their translations."""
+"""The content of a request (a text, a web page, an uploaded document): its lines out, their translations in."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
 from starlette.datastructures import UploadFile
 
-from nmtkit.documents import EXTENSIONS, Document, ReadOptions, WebPage, format_of, read_document
+from nmtkit.documents import EXTENSIONS as DOCUMENT_EXTENSIONS
+from nmtkit.documents import Document, ReadOptions, WebPage, format_of, read_document
 from nmtkit.documents.encoding import Encoding
-from nmtkit.serving.fair_queue import Found
+from nmtkit.serving.fair_queue import Result
 from nmtkit.serving.reading import Refusal
 
-FILES = (".txt", *EXTENSIONS)  # extensions of those that are translated
+EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # of uploaded files
 
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
+_SIGNATURES = {  # first bytes of files that users rename, and the kind of these files
+    b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
+    b"PK\x05\x06": "a zip archive",
+    b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ\x00": "an xz archive",
+    b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a rar archive",
+    b"%PDF-": "a PDF file",
+    b"{\\rtf": "an RTF file",
+    b"\xd0\xcf\x11\xe0": "an old Office file (.doc, .xls, …)",
+    b"\x89PNG": "an image",
+    b"\xff\xd8\xff": "an image",
+    b"GIF8": "an image",
+    b"\x7fELF": "a program",
+}
+_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks of text that may hold zero bytes
 
 
-class Text:
-    """A text, its lines, and the white space around them, which comes out as it went in."""
+class PlainText:
+    """A text: its lines, and the white space around the lines, which a translation keeps."""
 
     protects = False
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.parts: list[str] = []  # white space and lines in turn
+        self.parts: list[str] = []  # for each line or line end: white space before, text, white space after
         for part in _NEWLINE.split(text):
             line = part.strip()
             before, _, after = part.partition(line) if line else (part, "", "")
@@ -35,55 +54,64 @@ class Text:
     def segments(self) -> list[str]:
         return [self.parts[index] for index in self.indices]
 
-    def translated(self, lines: Sequence[Found]) -> Found:
-        """Returns the text with `lines` in place of its own, and their alignments, if all have one, as that of all."""
+    def rendered(self, lines: Sequence[Result]) -> Result:
+        """Returns the text with its lines replaced by `lines`, and the alignment of the text if all lines have one."""
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]
-        before = [(0, 0)]  # characters before each part, of the source and of the translation
+        offsets = [(0, 0)]  # code points before each part in the source and in the translation
         for old, new in zip(self.parts, parts, strict=True):
-            before.append((before[-1][0] + len(old), before[-1][1] + len(new)))
+            offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
         for index, line in zip(self.indices, lines, strict=True):
-            source, target = before[index]
+            source, target = offsets[index]
             links += [[a + source, b + source, c + target, d + target] for a, b, c, d in line.get("alignment", ())]
-        aligned = all("alignment" in line for line in lines)
-        return {"text": "".join(parts), **({"alignment": links} if aligned else {})}
+        result: Result = {"text": "".join(parts)}
+        if all("alignment" in line for line in lines):
+            result["alignment"] = links
+        return result
 
     def encoded(self, text: str) -> bytes:
         return text.encode()
 
 
-Content = Text | Document
+Content = PlainText | Document
 
 
-def rendered(document: Document, translations: Sequence[Found]) -> Found:
-    return {"text": document.render([translation["text"] for translation in translations])}
+def rendered(content: Content, lines: Sequence[Result]) -> Result:
+    """Returns the content with its segments replaced by `lines`."""
+    if isinstance(content, PlainText):
+        return content.rendered(lines)
+    return {"text": content.render([line["text"] for line in lines])}
 
 
 def web_page(text: str, target: str) -> Document:
     return WebPage(text, Encoding(), ReadOptions(target))
 
 
-async def upload(fields: Mapping[str, Any], char_limit: int) -> tuple[str, bytes]:
-    """Returns the extension and the bytes of an uploaded file. Raises Refusal for one that is not translated here."""
-    file = fields.get("file")
+async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
+    """Returns the extension and the bytes of an uploaded file. Raises Refusal for a file of an unknown format."""
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(file.filename).suffix.lower()
-    if extension not in FILES:
-        raise Refusal(400, f"Invalid request: file format not supported; known: {', '.join(FILES)}")
+    if extension not in EXTENSIONS:
+        raise Refusal(400, f"Invalid request: this file format is not supported; supported: {', '.join(EXTENSIONS)}")
     data = await file.read()
-    if len(data) > 4 * char_limit:  # no encoding has more bytes for a character
-        raise Refusal(413, f"Invalid request: request exceeds text limit ({char_limit})")
+    if len(data) > 4 * char_limit:  # a character has at most four bytes in every encoding
+        raise Refusal(413, f"Invalid request: the file exceeds the text limit ({char_limit} characters)")
     return extension, data
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Reads an uploaded file. Raises Refusal, with the line, for what is none of its format."""
+    """Reads an uploaded file. Raises Refusal, with the line, if the file is not of the format of its extension."""
+    kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
+    if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
+        kind = "a binary file"
+    if kind is not None:
+        raise Refusal(400, f"Invalid request: the file is {kind}, not a {extension} file")
     format = format_of(f"file{extension}")
     try:
         if format is None:
-            return Text(data.decode("utf-8-sig"))
+            return PlainText(data.decode("utf-8-sig"))
         return read_document(data, format, "the file", ReadOptions(target))
     except UnicodeDecodeError as error:
         raise Refusal(400, "Invalid request: the file is not UTF-8") from error

@@ -1,7 +1,7 @@
-"""Tells the language of a text, by the package py3langid (BSD; 142 languages in a file of 5 MB that comes with it).
+"""Detects the language of a text with py3langid (BSD license; 142 languages in a file of 5 MB within the package).
 
-On English and German captions cut to three words it is right as often as lingua, whose models are 96 MB, in a quarter
-of the time, and more often than langdetect; it asks no network for anything.
+On English and German captions cut to three words it is as accurate as lingua, whose models take 96 MB, in a quarter of
+the time, and more accurate than langdetect. It needs no network.
 """
 
 import re
@@ -11,14 +11,14 @@ from typing import Any
 
 
 class Detector:
-    """Tells apart those languages of `codes` that the package knows. Raises ImportError without the package."""
+    """Chooses among the languages of `codes` that py3langid knows. Raises ImportError without py3langid."""
 
     def __init__(self, codes: Collection[str]) -> None:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
         self.identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         known = set(self.identifier.nb_classes)
-        self.codes: dict[str, str] = {}  # served, by the package's own: pt for pt-BR, en for en_XX
+        self.codes: dict[str, str] = {}  # py3langid's code -> served code, such as pt -> pt-BR, en -> en_XX
         for code in sorted(codes):
             language = re.split("[-_]", code)[0]
             if language in known:
@@ -27,9 +27,9 @@ class Detector:
             self.identifier.set_languages(sorted(self.codes))
 
     def detect(self, texts: Sequence[str]) -> list[tuple[str, float]]:
-        """Returns the languages that all texts together may be in, with the confidence in each, in percent, best first.
+        """Returns served languages and their confidence in percent for all texts together, most likely first.
 
-        Empty where there is no letter, or where the package knows none of the languages.
+        Returns an empty list for texts without letters, and if py3langid knows none of the served languages.
         """
         text = "\n".join(texts)
         if not self.codes or not any(char.isalpha() for char in text):
@@ -39,7 +39,7 @@ class Detector:
 
 @lru_cache(maxsize=2)
 def detector(codes: frozenset[str]) -> Detector | None:
-    """Returns a detector of these languages, None without the package."""
+    """Returns a detector of these languages, or None without py3langid."""
     try:
         return Detector(codes)
     except ImportError:

@@ -1,98 +1,108 @@
-"""Lines of all waiting requests, and the batches made of them.
+"""The lines of all waiting requests, and the batches made of them.
 
-Self-clocked fair queueing (Golestani 1994): the next line of every request has a finishing time, that of the request's
-last line, or the queue's own time where it is its first, and the line's cost. The least is served first, and the
-least of a batch becomes the queue's. So a short request goes into the next batch whatever waits, and a long one gets
-its share however many short ones come. Of the lines that are next, a batch takes those nearest in length to the first.
+The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the finishing time of its
+previous line (or the queue's time, for the first line) plus the cost of its next line. The request with the least
+finishing time is served first, and that time becomes the queue's time. A short request therefore enters the next
+batch however many lines wait, and a long request gets its share however many short requests arrive. Among the lines
+that are next, a batch takes the lines whose length is nearest to the first line.
 """
 
 import asyncio
 import heapq
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-SIMILAR = 4  # times longer or shorter than the line that a batch begins with: a short line waits for no long one
-SHORT = 16  # tokens; lines up to here are similar
-CHOICE = 2  # batches of lines among which those nearest in length to the first are chosen
-MAX_DEATHS = 3  # workers that may die over one line alone
+SIMILAR = 4  # a batch holds lines at most this many times longer or shorter than its first line
+SHORT = 16  # tokens; lines up to this length count as similar
+CHOICE = 2  # a batch is chosen from the lines of this many batches
+MAX_DEATHS = 3  # workers that may die while translating one line alone
 
-Pair = tuple[str, str]
-Found = dict[str, Any]  # a translation: its text, and where asked for and possible its alignment and quality
+Pair = tuple[str, str]  # codes of the source and the target language
+
+
+class Result(TypedDict):
+    """A translation of a line or of a text."""
+
+    text: str
+    alignment: NotRequired[list[list[Any]]]  # start and end in the source, start and end in `text`, in code points
+    quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with one for each line
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Properties that all lines of a batch share."""
+class BatchKey:
+    """Settings of a translation. All lines of a batch have the same."""
 
     pair: Pair
-    alternatives: int
+    alternatives: int = 0
     html: bool = False
     alignment: bool = False
-    protect: bool = False  # placeholders, whatever the operator says of them
+    protect: bool = False  # protect placeholders and numbers, even if the server runs without --protect-spans
+    placeholders: bool = False  # protect the placeholders of Weblate
     quality: bool = False
 
 
-class QueueFull(Exception):  # noqa: N818  # as queue.Full
-    """Too many lines wait."""
+class QueueFull(Exception):  # noqa: N818  # named like queue.Full
+    """The queue has no room for the lines of a request."""
 
 
 class TranslationError(Exception):
-    """A line cannot be translated; the message is for whoever asked."""
+    """A line cannot be translated. The message is for the client."""
 
 
 @dataclass(eq=False)
-class Job:
-    """The lines of one request. `done` has the translations of each line, best first."""
+class TranslationJob:
+    """The lines of one request. `done` gets the translations of each line, best first."""
 
-    kind: Kind
-    texts: Sequence[str]
-    done: "asyncio.Future[list[list[Found]]]"
-    results: list[list[Found]] = field(init=False)
-    missing: int = field(init=False)
-    pending: list[int] = field(init=False)  # indices of lines that wait, in ascending order of cost
-    costs: list[int] = field(init=False)  # theirs
+    key: BatchKey
+    lines: Sequence[str]
+    done: "asyncio.Future[list[list[Result]]]"
+    results: list[list[Result]] = field(init=False)
+    missing: int = field(init=False)  # lines without a result
+    waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
+    costs: list[int] = field(init=False)  # costs of the waiting lines
     number: int = 0
-    arrived: int = 0  # the queue's time when it came
-    served: int = 0  # finishing time of its last line that was taken
+    start: int = 0  # the queue's time at arrival
+    finish_time: int = 0  # of the line taken last
 
     def __post_init__(self) -> None:
-        costs = [tokens_of(text) for text in self.texts]
-        self.pending = sorted(range(len(costs)), key=costs.__getitem__)
-        self.costs = [costs[index] for index in self.pending]
-        self.results = [[] for _ in self.texts]
-        self.missing = len(self.texts)
+        costs = [estimated_tokens(line) for line in self.lines]
+        self.waiting = sorted(range(len(costs)), key=costs.__getitem__)
+        self.costs = [costs[index] for index in self.waiting]
+        self.results = [[] for _ in self.lines]
+        self.missing = len(self.lines)
 
     @property
-    def time(self) -> int:
-        """Finishing time of its next line, the longest that waits."""
-        return self.served + self.costs[-1]
+    def next_finish_time(self) -> int:
+        """Finishing time of the next line, which is the longest waiting line."""
+        return self.finish_time + self.costs[-1]
+
+    def __lt__(self, other: "TranslationJob") -> bool:
+        return self.order < other.order
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """At equal times, those that have had nothing come first."""
-        return self.time, self.served > self.arrived, self.number
+        """Sort key: at equal times, jobs of which no line has been taken come first."""
+        return self.next_finish_time, self.finish_time > self.start, self.number
 
-    def __lt__(self, other: "Job") -> bool:
-        return self.order < other.order
+    def take(self, row: int) -> "QueuedLine":
+        """Removes the line at this row of `waiting` and returns it."""
+        line = QueuedLine(self, self.waiting.pop(row), self.costs.pop(row))
+        self.finish_time += line.cost
+        return line
 
-    def take(self, row: int) -> "Item":
-        """Takes the line of this row of `pending`."""
-        item = Item(self, self.pending.pop(row), self.costs.pop(row))
-        self.served += item.cost
-        return item
+    def put_back(self, line: "QueuedLine") -> None:
+        row = bisect_right(self.costs, line.cost)
+        self.waiting.insert(row, line.index)
+        self.costs.insert(row, line.cost)
+        self.finish_time -= line.cost
 
-    def put_back(self, item: "Item") -> None:
-        row = bisect_right(self.costs, item.cost)
-        self.pending.insert(row, item.index)
-        self.costs.insert(row, item.cost)
-        self.served -= item.cost
-
-    def finish(self, index: int, found: list[Found]) -> None:
-        self.results[index] = found
+    def finish(self, index: int, result: list[Result]) -> None:
+        self.results[index] = result
         self.missing -= 1
         if not self.missing and not self.done.done():
             self.done.set_result(self.results)
@@ -103,107 +113,117 @@ class Job:
 
 
 @dataclass(eq=False)
-class Item:
-    """One line of a job; `deaths` counts the workers that died while they had it alone."""
+class QueuedLine:
+    """One line of a job. `deaths` counts the workers that died while translating this line alone."""
 
-    job: Job
+    job: TranslationJob
     index: int
     cost: int
     deaths: int = 0
 
     @property
     def text(self) -> str:
-        return self.job.texts[self.index]
+        return self.job.lines[self.index]
 
 
-Batch = list[Item]
+Batch = list[QueuedLine]
 
 
-def tokens_of(text: str) -> int:
-    """Returns about how many tokens a line has: a piece has some four bytes of UTF-8."""
-    return len(text.encode()) // 4 + 2
+def estimated_tokens(line: str) -> int:
+    """Returns an estimate of a line's tokens: four bytes of UTF-8 each."""
+    return len(line.encode()) // 4 + 2
 
 
 class FairQueue:
-    """Jobs with lines that wait; at most `limit` lines."""
+    """Jobs with waiting lines. All jobs together hold at most `limit` lines."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.jobs: list[Job] = []
-        self.again: deque[Batch] = deque()  # of workers that died, in halves
-        self.size = self.tokens = 0  # lines that wait, without these, and their tokens
+        self.jobs: list[TranslationJob] = []
+        self.retries: deque[Batch] = deque()  # batches of dead workers, cut in halves
+        self.size = self.tokens = 0  # waiting lines and their tokens, without `retries`
         self.time = 0
         self.numbers = count()
 
-    def add(self, job: Job) -> None:
-        """Raises QueueFull where too many lines would wait; a job that comes to an empty queue is always taken."""
-        if self.size and self.size + len(job.pending) > self.limit:
+    def add(self, job: TranslationJob) -> None:
+        """Adds a job. An empty queue takes a job of any size. Raises QueueFull if too many lines would wait."""
+        if self.size and self.size + len(job.waiting) > self.limit:
             raise QueueFull
-        job.arrived = job.served = self.time
+        job.start = job.finish_time = self.time
         job.number = next(self.numbers)
-        self.size += len(job.pending)
+        self.size += len(job.waiting)
         self.tokens += sum(job.costs)
         self.jobs.append(job)
 
-    def drop(self, job: Job) -> None:
-        """Takes out what waits of a job that nobody asks for any more."""
-        self.size -= len(job.pending)
+    def drop(self, job: TranslationJob) -> None:
+        """Removes the waiting lines of a job whose client no longer waits."""
+        self.size -= len(job.waiting)
         self.tokens -= sum(job.costs)
-        job.pending, job.costs = [], []
+        job.waiting, job.costs = [], []
 
     def give_back(self, batch: Batch) -> None:
-        """Takes the lines of a worker that died: they are translated again, before all others, in two batches.
+        """Takes back the lines of a dead worker, to be translated again in two batches before all other lines.
 
-        So a line that kills workers is alone in the end; when three more have died, its request is answered with an
-        error, and no other.
+        Halving isolates a line that kills workers. After `MAX_DEATHS` deaths of workers that had this line alone, its
+        request fails. No other request fails.
         """
         if len(batch) == 1:
             batch[0].deaths += 1
             if batch[0].deaths >= MAX_DEATHS:
                 batch[0].job.fail("a line of this text cannot be translated")
         half = len(batch) // 2
-        self.again.extend(part for part in (batch[:half], batch[half:]) if part)
+        self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
-    def next_batch(self, max_tokens: int, max_lines: int) -> Batch:
-        """Returns lines of one kind and of similar length, of about `max_tokens` together; none if none wait."""
-        while self.again:
-            batch = [item for item in self.again.popleft() if not item.job.done.done()]
-            if batch:
+    def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> Batch:
+        """Returns lines with one key and of similar length, together about `max_tokens`; empty if no line is waiting.
+
+        Only lines of at most `longest` tokens are taken.
+        """
+        for _ in range(len(self.retries)):
+            batch = [line for line in self.retries.popleft() if not line.job.done.done()]
+            if batch and max(line.cost for line in batch) <= longest:
                 return batch
-        self.jobs = [job for job in self.jobs if job.pending]
-        if not self.jobs:
+            if batch:
+                self.retries.append(batch)
+        self.jobs = [job for job in self.jobs if job.waiting]
+        jobs = [job for job in self.jobs if job.costs[-1] <= longest]
+        if not jobs:
             return []
-        heapq.heapify(self.jobs)
-        self.time = max(self.time, self.jobs[0].time)
-        first, *others = self._candidates(CHOICE * max_tokens, CHOICE * max_lines)
-        others.sort(key=lambda item: abs(item.cost - first.cost))  # stable: of equal ones those that are next
+        heapq.heapify(jobs)
+        self.time = max(self.time, jobs[0].next_finish_time)
+        first, *others = _candidates(jobs, CHOICE * max_tokens, CHOICE * max_lines)
+        others.sort(key=lambda line: abs(line.cost - first.cost))  # stable: equal lines stay in the order of service
         batch, width = [first], first.cost
-        for item in others:
-            width = max(width, item.cost)
+        for line in others:
+            width = max(width, line.cost)
             if len(batch) < max_lines and width * (len(batch) + 1) <= max_tokens:
-                batch.append(item)
+                batch.append(line)
             else:
-                item.job.put_back(item)
+                line.job.put_back(line)
         self.size -= len(batch)
-        self.tokens -= sum(item.cost for item in batch)
+        self.tokens -= sum(line.cost for line in batch)
         return batch
 
-    def _candidates(self, max_tokens: int, max_lines: int) -> Batch:
-        """Takes the lines that are next, as far as they can go together with the first; all jobs have lines."""
-        kind, first = self.jobs[0].kind, self.jobs[0].costs[-1]
-        longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
-        found: Batch = []
-        tokens = 0
-        waiting, aside = self.jobs, []
-        while waiting and tokens < max_tokens and len(found) < max_lines:
-            job = waiting[0]
-            row = bisect_right(job.costs, longest) - 1
-            if job.kind == kind and row >= 0 and job.costs[row] >= shortest:
-                found.append(job.take(row))
-                tokens += found[-1].cost
-                if job.pending:
-                    heapq.heapreplace(waiting, job)
-                    continue
-            aside.append(heapq.heappop(waiting))
-        self.jobs = waiting + aside
-        return found
+
+def _candidates(jobs: list[TranslationJob], max_tokens: int, max_lines: int) -> Batch:
+    """Takes the lines that are next and that may share a batch with the very next line.
+
+    `jobs` is a heap of jobs with waiting lines. The jobs stay in the list, but not as a heap.
+    """
+    key, first = jobs[0].key, jobs[0].costs[-1]
+    longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0
+    lines: Batch = []
+    tokens = 0
+    skipped: list[TranslationJob] = []
+    while jobs and tokens < max_tokens and len(lines) < max_lines:
+        job = jobs[0]
+        row = bisect_right(job.costs, longest) - 1
+        if job.key == key and row >= 0 and job.costs[row] >= shortest:
+            lines.append(job.take(row))
+            tokens += lines[-1].cost
+            if job.waiting:
+                heapq.heapreplace(jobs, job)
+                continue
+        skipped.append(heapq.heappop(jobs))
+    jobs += skipped
+    return lines

@@ -1,4 +1,4 @@
-"""English names of languages, for GET /languages. A code that is not here is its own name."""
+"""English names of languages for /languages."""
 
 NAMES = {
     "af": "Afrikaans", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
@@ -20,4 +20,5 @@ NAMES = {
 
 
 def name_of(code: str) -> str:
+    """Returns the name of a language, or the code itself if the name is unknown."""
     return NAMES.get(code, code)

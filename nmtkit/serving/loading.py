@@ -15,6 +15,7 @@ from nmtkit.models import languages_of
 from nmtkit.plugins import load_plugins
 from nmtkit.search import ctranslate2
 from nmtkit.search.options import SearchOptions
+from nmtkit.serving.config import CPU_MAX_TOKENS
 from nmtkit.text.sentences import is_language
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
@@ -22,7 +23,6 @@ from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]
 
-CPU_MAX_TOKENS = 1024  # source tokens of a batch: a request that comes meanwhile waits for no more
 GUESS = 2  # times as many tokens as the server takes a batch to have: up to that a worker leaves it whole
 
 

@@ -1,4 +1,8 @@
-"""JSON messages over sockets between the server and its workers: four bytes of length, then UTF-8."""
+"""JSON messages over sockets between the server and its workers: four bytes of length, then UTF-8.
+
+`nmtkit.processes.workers` exchanges pickles through pipes instead. Here the server reads with asyncio, and JSON keeps
+whatever a client sends plain data.
+"""
 
 import asyncio
 import json
@@ -19,7 +23,7 @@ def send(connection: socket.socket, message: Any) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Returns the next message, None when the other side has closed or is gone."""
+    """Returns the next message, or None if the connection has been closed."""
     head = _exactly(connection, LENGTH.size)
     body = None if head is None else _exactly(connection, LENGTH.unpack(head)[0])
     return None if body is None else json.loads(body)
@@ -40,7 +44,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes | None:
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
-    """Returns the next message, None when the other side has closed or is gone."""
+    """Returns the next message, or None if the connection has been closed."""
     try:
         head = await reader.readexactly(LENGTH.size)
         return json.loads(await reader.readexactly(LENGTH.unpack(head)[0]))

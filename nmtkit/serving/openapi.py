@@ -1,126 +1,127 @@
-"""The OpenAPI document of the service, and a page that shows it without asking any other server for anything."""
+"""The OpenAPI document of the service, generated from `interface`, and the same as a page for people."""
 
 import json
+import shlex
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import nmtkit
-from nmtkit.pages import document as pages
-from nmtkit.serving.contents import FILES
+from nmtkit.pages.document import render
+from nmtkit.serving.fair_queue import Pair
+from nmtkit.serving.interface import ENDPOINTS, JSON, MULTIPART, STATUSES, Endpoint, Failure
 
 Json = dict[str, Any]
 
 
-def document(pairs: Sequence[tuple[str, str]], needs_key: bool, detects: bool) -> Json:
-    """Returns the OpenAPI 3.1 document."""
-    sources, targets = sorted({source for source, _ in pairs}), sorted({target for _, target in pairs})
-    example = next(iter(pairs), ("", ""))
-    key: Json = {"api_key": _text("one of the server's keys")}
-    languages: Json = {
-        "source": _text("language of the text", enum=sources, example=example[0]),
-        "target": _text("language to translate to", enum=targets, example=example[1]),
-    }
-    q = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}], "description": "text, or texts"}
-    translation = {
-        "q": q,
-        **languages,
-        "format": _text("format of the text", enum=["text", "html"]),
-        "alternatives": {"type": "integer", "minimum": 0, "maximum": 10, "description": "further translations"},
-        "alignment": {
-            "type": "boolean",
-            "description": "also links of words: start, end in the text, start, end in its translation; in characters",
-        },
-        "quality": {
-            "type": "boolean",
-            "description": "also, for each line of a text that is not empty, how sure the model is of its translation",
-        },
-        **key,
-    }
-    links = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
-    required = ["api_key"] if needs_key else []
-    upload = {"file": {"type": "string", "format": "binary", "description": ", ".join(FILES)}, **languages, **key}
-    paths = {
-        "/translate": {"post": _operation(
-            "Translate text", {"translatedText": q, "alternatives": {"type": "array"}, "alignment": links,
-             "quality": {"type": "array", "items": _quality()}},
-            _body(translation, ["q", "source", "target", *required], "application/json",
-                  "application/x-www-form-urlencoded"))},
-        "/translate_file": {"post": _operation(
-            "Translate a file", {"translatedFileUrl": _text("where the translation can be fetched for ten minutes")},
-            _body(upload, ["file", "source", "target", *required], "multipart/form-data"))},
-        "/detect": {"post": _operation(
-            "Tell the language of a text; 501 where no detector is installed", {},
-            _body({"q": _text("text"), **key}, ["q", *required], "application/json"))},
-        "/languages": {"get": _operation("Languages and what they can be translated to", {})},
-        "/health": {"get": _operation("Whether the server can translate", {"status": _text("ok")})},
-        "/metrics": {"get": _operation("Figures for Prometheus", None)},
-    }  # fmt: skip
+def document(pairs: Sequence[Pair], needs_key: bool) -> Json:
+    """Returns the OpenAPI 3.1 document of a server for these language pairs."""
+    definitions: Json = {}
+    paths: Json = {}
+    for endpoint in ENDPOINTS:
+        operation: Json = {"summary": endpoint.summary, "responses": _responses(endpoint, definitions)}
+        if endpoint.fields is not None:
+            schema = _fields_schema(endpoint, pairs, needs_key, definitions)
+            content = {media_type: {"schema": schema} for media_type in endpoint.media_types}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths[endpoint.path] = {method.lower(): operation for method in endpoint.methods}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "nmtkit", "version": nmtkit.__version__, "description": "Translation by own models."},
+        "info": {"title": "nmtkit", "version": nmtkit.__version__, "description": "Machine translation."},
         "paths": paths,
+        "components": {"schemas": definitions},
     }
 
 
-def _quality() -> Json:
-    """Returns the schema of the quality of a line."""
-    numbers = ("score", "mean_probability", "min_probability", "length_ratio", "copied")
-    flags: Json = {"type": "array", "items": {"enum": ["uncertain", "too_short", "too_long", "copied"]}}
-    return {"type": "object", "properties": {**{name: {"type": "number"} for name in numbers}, "flags": flags}}
+def _fields_schema(endpoint: Endpoint, pairs: Sequence[Pair], needs_key: bool, definitions: Json) -> Json:
+    """Returns the schema of a request, with the served languages."""
+    schema = _schema(endpoint.fields, definitions)
+    properties, example = schema["properties"], dict(endpoint.example)
+    for side, name in enumerate(("source", "target")):
+        if name in properties and pairs:
+            codes = sorted({pair[side] for pair in pairs})
+            properties[name]["enum"] = [*codes, "auto"] if name == "source" else codes
+            example[name] = pairs[0][side]
+    key = properties.pop("api_key")
+    if needs_key:
+        properties["api_key"] = key
+        schema["required"].append("api_key")
+        example["api_key"] = "KEY"
+    return {**schema, "examples": [example]}
 
 
-def _text(description: str, **more: Any) -> Json:
-    return {"type": "string", "description": description, **more}
+def _responses(endpoint: Endpoint, definitions: Json) -> Json:
+    if endpoint.answer is None:
+        content: Json = {"text/plain": {"example": endpoint.answer_example}}
+    else:
+        content = {JSON: {"schema": _schema(endpoint.answer, definitions), "example": endpoint.answer_example}}
+    failure = {JSON: {"schema": _schema(Failure, definitions)}}
+    failures = {str(status): {"description": STATUSES[status], "content": failure} for status in endpoint.statuses}
+    return {"200": {"description": "success", "content": content}, **failures}
 
 
-def _body(properties: Json, required: list[str], *types: str) -> Json:
-    schema = {"type": "object", "properties": properties, "required": required}
-    return {"required": True, "content": {type: {"schema": schema} for type in types}}
+def _schema(type: Any, definitions: Json) -> Json:
+    """Returns the JSON schema of a type. Adds the schemas that it refers to to `definitions`."""
+    schema = TypeAdapter(type).json_schema(ref_template="#/components/schemas/{model}")
+    definitions |= schema.pop("$defs", {})
+    return schema
 
 
-def _operation(summary: str, answer: Json | None, body: Json | None = None) -> Json:
-    schema = {"type": "object", "properties": answer}
-    content = {"text/plain": {}} if answer is None else {"application/json": {"schema": schema}}
-    wrong = {"application/json": {"schema": {"type": "object", "properties": {"error": _text("what is wrong")}}}}
-    responses: Json = {"200": {"description": "the answer", "content": content}}
-    if body is not None:
-        for status, meaning in (
-            ("400", "invalid request"), ("403", "no valid API key"), ("413", "too large"),
-            ("429", "too much waits: try again after Retry-After seconds"), ("504", "it took too long"),
-        ):  # fmt: skip
-            responses[status] = {"description": meaning, "content": wrong}
-    return {"summary": summary, "responses": responses, **({"requestBody": body} if body else {})}
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
-def page(contents: Json) -> str:
-    """Returns the document as a web page, whose style sheet the server has."""
-    sections = []
-    for path, operations in contents["paths"].items():
-        for method, operation in operations.items():
-            sections.append(
-                f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation['summary'])}.</p>"
-            )
-            types = operation.get("requestBody", {}).get("content", {})
-            if types:
-                schema = next(iter(types.values()))["schema"]
-                rows = [_field(name, value, name in schema["required"]) for name, value in schema["properties"].items()]
-                sections.append(f'<p class="soft">As {escape(" or ".join(types))}:</p>')
-                sections.append(pages.table(["field", "", "meaning", "values"], rows))
-    fields = contents["paths"]["/translate"]["post"]["requestBody"]["content"]["application/json"]["schema"][
-        "properties"
+def page(contents: Json, base_url: str) -> str:
+    """Returns the OpenAPI document as a web page. Its curl commands ask the server at `base_url`."""
+    routes = [
+        {
+            "path": path,
+            "methods": [method.upper() for method in operations],
+            "summary": operation["summary"],
+            "command": command(f"{base_url}{path}", operation.get("requestBody")),
+            "fields": _field_rows(operation.get("requestBody")),
+            "media_types": list(operation.get("requestBody", {}).get("content", ())),
+            "answer": _shown(next(iter(operation["responses"]["200"]["content"].values()))["example"]),
+            "errors": [(status, each["description"]) for status, each in operation["responses"].items()][1:],
+        }
+        for path, operations in contents["paths"].items()
+        for operation in [next(iter(operations.values()))]
     ]
-    languages = {name: fields[name]["example"] for name in ("source", "target")}
-    body = json.dumps({"q": "…", **languages}, ensure_ascii=False)
-    return pages.document(
-        "nmtkit: interface",
-        '<p class="lead">LibreTranslate’s interface. <a href="openapi.json">openapi.json</a> is for programs.</p>',
-        f"<pre>curl …/translate -H 'Content-Type: application/json' -d '{escape(body)}'</pre>",
-        *sections,
-        linked=True,
-    )
+    return render("interface.html", routes=routes, version=contents["info"]["version"])
 
 
-def _field(name: str, value: Json, required: bool) -> tuple[str, str, str, str]:
-    values = ", ".join(value.get("enum", []))
-    return pages.Html(f"<code>{escape(name)}</code>"), "required" * required, value.get("description", ""), values
+def command(url: str, body: Json | None) -> str:
+    """Returns a curl command for the example of a request."""
+    words = [shlex.quote(url)]
+    if body is not None:
+        media_type, content = next(iter(body["content"].items()))
+        example = content["schema"]["examples"][0]
+        if media_type == MULTIPART:
+            words += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in example.items()]
+        else:
+            words.append(f"-H {shlex.quote(f'Content-Type: {media_type}')}")
+            words.append(f"-d {shlex.quote(json.dumps(example, ensure_ascii=False))}")
+    return " \\\n  ".join([f"curl {words[0]}", *words[1:]])
+
+
+def _field_rows(body: Json | None) -> list[Json]:
+    if body is None:
+        return []
+    schema = next(iter(body["content"].values()))["schema"]
+    return [
+        {"name": name, "required": name in schema["required"], "about": field["description"], "values": _values(field)}
+        for name, field in schema["properties"].items()
+    ]
+
+
+def _values(field: Json) -> str:
+    """Returns the allowed values of a field in words."""
+    if "enum" in field:
+        return ", ".join(field["enum"])
+    if "minimum" in field:
+        return f"{field['minimum']} to {field['maximum']}"
+    return "true, false" if field.get("type") == "boolean" else ""
+
+
+def _shown(example: Any) -> str:
+    return example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, indent=2)

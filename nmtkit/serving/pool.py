@@ -1,4 +1,4 @@
-"""The workers as the server sees them: it hands them batches, replaces those that die, and loads new models."""
+"""The server's side of the workers: it hands batches to workers, replaces dead workers, and loads new models."""
 
 import asyncio
 import contextlib
@@ -10,25 +10,25 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from nmtkit.serving import messages
-from nmtkit.serving.fair_queue import Batch, FairQueue, Found, Job, Kind, Pair
+from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, TranslationJob
 
-RESTART_SECONDS = 1.0  # between two tries to start what has ended
-STREAM_SHARE = 2  # batches of `max_tokens` that a worker which takes sentences as they come has in hand
-STREAM_PARTS = 16  # pieces that such a batch goes out in
-FEW_LINES = 8  # fewer are not shared out between workers: a step costs as much as eight lines besides its own
-ABANDONED_SECONDS = 1.0  # that a worker may go on with lines that nobody waits for any more
-GATHER_SECONDS = 0.004  # that a batch waits for the next line, while other workers are busy and it is less than a share
-GATHER_SHARE = 0.2  # of the time of the last batch, for which it waits at most
+RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
+STREAM_SHARE = 2  # a streaming worker (GPU) holds tokens of this many batches of `max_tokens`
+STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
+FEW_LINES = 8  # fewer lines are not shared between workers: a search step costs as much as eight additional lines
+ABANDONED_SECONDS = 1.0  # time until a worker is ended whose clients have all gone
+GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
+GATHER_SHARE = 0.2  # the same limit, as a share of the time of the last batch
 
 logger = logging.getLogger("nmtkit")
 
 
 class ModelProcess:
-    """The process that has loaded the models; `start` makes one. It ends when it is closed."""
+    """The process that loads the models and forks the workers. `start` creates it, `close` ends it."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         self.process, self.control = process, control
@@ -40,7 +40,7 @@ class ModelProcess:
 
     @staticmethod
     async def start(settings: Mapping[str, Any]) -> "ModelProcess":
-        """Starts a process and waits until it has loaded the models. Raises ValueError for what it cannot load."""
+        """Starts a process and waits for its models. Raises ValueError if a model cannot be loaded."""
         ours, theirs = socket.socketpair()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "nmtkit.serving.model_process", str(theirs.fileno()),
@@ -66,7 +66,7 @@ class ModelProcess:
         return self
 
     async def new_worker(self) -> "Worker":
-        """Starts a worker. Raises OSError where this process has ended."""
+        """Starts a worker. Raises OSError if the process has ended."""
         ours, theirs = socket.socketpair()
         async with self.asking:
             try:
@@ -86,53 +86,64 @@ class ModelProcess:
 
 
 class Worker:
-    """A process that translates batches, in order or as they come."""
+    """A process that translates batches: one after another on a CPU, several at once on a GPU ("streaming")."""
 
     def __init__(
         self, parent: ModelProcess, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.parent, self.pid, self.reader, self.writer = parent, pid, reader, writer
-        self.in_hand: dict[int, Batch] = {}
-        self.begun = 0.0  # when it got its last batch
+        self.batches: dict[int, Batch] = {}  # batches under way, by id
+        self.sent_at = 0.0  # time of the last batch
         self.task: asyncio.Task[None] | None = None
         self.retired = self.ended = False
 
     @property
-    def batch_tokens(self) -> int:
-        """Most tokens of the batch that it can take now; 0 while it should get none."""
-        if not self.parent.streams:
-            return 0 if self.in_hand else self.parent.max_tokens
-        tokens = sum(item.cost for batch in self.in_hand.values() for item in batch)
-        return self.parent.max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * self.parent.max_tokens else 0
+    def is_abandoned(self) -> bool:
+        """Whether no client waits for any line of this worker. A streaming worker is never abandoned."""
+        return bool(self.batches) and not self.parent.streams and all(map(is_abandoned, self.batches.values()))
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether all it does is for requests that have ended. One that takes lines as they come goes on."""
-        items = [item for batch in self.in_hand.values() for item in batch]
-        return bool(items) and not self.parent.streams and all(item.job.done.done() for item in items)
+    def capacity(self) -> tuple[int, float]:
+        """Returns the most tokens of the next batch, and the most tokens of a line in this batch; 0 tokens if full.
 
-    def end_if_abandoned(self, begun: float) -> None:
-        """Ends the process if it still has the batch that it began then, and nobody waits for that."""
-        if self.begun == begun and self.abandoned and not self.ended:
+        A CPU worker that translates a long line, part by part, also takes batches of short lines and translates these
+        between the parts. A line is long if it alone exceeds the tokens of a batch.
+        """
+        max_tokens = self.parent.max_tokens
+        batches = list(self.batches.values())
+        if self.parent.streams:
+            tokens = sum(line.cost for batch in batches for line in batch)
+            return (max_tokens // STREAM_PARTS if tokens < STREAM_SHARE * max_tokens else 0), math.inf
+        if not batches:
+            return max_tokens, math.inf
+        has_one_long_line = len(batches) == 1 and len(batches[0]) == 1 and batches[0][0].cost > max_tokens
+        return (max_tokens if has_one_long_line and not is_abandoned(batches[0]) else 0), max_tokens
+
+    def end_if_abandoned(self, sent_at: float) -> None:
+        """Kills the process if it is abandoned and has received no batch since `sent_at`."""
+        if self.sent_at == sent_at and self.is_abandoned and not self.ended:
             self.ended = True
             os.kill(self.pid, signal.SIGKILL)
 
 
+def is_abandoned(batch: Batch) -> bool:
+    """Returns whether no client waits for any line of the batch."""
+    return all(line.job.done.done() for line in batch)
+
+
 class Pool:
-    """Translates lines of many requests with the workers there are. Use as an asynchronous context manager."""
+    """Translates the lines of many requests with all workers. Use it as an asynchronous context manager."""
 
     def __init__(self, settings: Mapping[str, Any], max_queue: int) -> None:
         self.settings = settings
         self.queue = FairQueue(max_queue)
         self.models: ModelProcess | None = None
         self.workers: list[Worker] = []
-        self.deaths = self.reloads = self.batches = 0
-        self.numbers = 0
+        self.death_count = self.reload_count = self.batch_count = 0
         self.closing = False
-        self.background: set[asyncio.Task[Any]] = set()
-        self.dispatch_planned: asyncio.TimerHandle | None = None
-        self.waiting_since = math.inf  # when the first line came that no batch has been made of since
-        self.batch_seconds = 0.0  # that the last one took
+        self.background: set[asyncio.Task[None]] = set()
+        self.planned_dispatch: asyncio.TimerHandle | None = None
+        self.waiting_since = math.inf  # arrival of the first line after the last dispatch
+        self.batch_seconds = 0.0  # duration of the last batch
         self.reloading, self.adding = asyncio.Lock(), asyncio.Lock()
 
     async def __aenter__(self) -> "Pool":
@@ -161,14 +172,14 @@ class Pool:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def translate(self, kind: Kind, texts: Sequence[str]) -> list[list[Found]]:
-        """Returns the translations of each text, best first. When it is cancelled, what waits is forgotten.
+    async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[Result]]:
+        """Returns the translations of each line, best first. Cancelling this call drops the waiting lines.
 
-        Raises QueueFull where too many lines wait, and TranslationError.
+        Raises QueueFull if too many lines wait, and TranslationError.
         """
-        if not texts:
+        if not lines:
             return []
-        job = Job(kind, texts, asyncio.get_running_loop().create_future())
+        job = TranslationJob(key, lines, asyncio.get_running_loop().create_future())
         self.queue.add(job)
         self._plan_dispatch()
         try:
@@ -179,107 +190,108 @@ class Pool:
                 self._end_abandoned_later()
 
     def _plan_dispatch(self) -> None:
-        """Hands out batches soon: at once if all workers are idle, else when a share of the lines has come in.
+        """Schedules the next dispatch: at once if all workers are idle, else after a short wait for more lines.
 
-        Clients that have an answer tend to ask again: batches that did not wait for those of the last one would stay
-        small, since a third part of the lines would always wait for the two workers that have the others.
+        Clients tend to send their next request right after an answer. Without the wait batches would stay small,
+        because the lines of these clients would always arrive just after a batch has been sent.
         """
         now = asyncio.get_running_loop().time()
         delay = 0.0
         if self.queue.size and self.models is not None and not self.models.streams:
             self.waiting_since = min(self.waiting_since, now)
             few = self.queue.size < self._share() and self.queue.tokens < self.models.max_tokens
-            if few and any(worker.in_hand for worker in self.workers):
+            if few and any(worker.batches for worker in self.workers):
                 delay = min(GATHER_SECONDS, self.waiting_since + GATHER_SHARE * self.batch_seconds - now)
-        if self.dispatch_planned is not None:
-            self.dispatch_planned.cancel()
-        self.dispatch_planned = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
+        if self.planned_dispatch is not None:
+            self.planned_dispatch.cancel()
+        self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
     def _share(self) -> int:
-        """Returns the lines of a batch so that all workers have as many."""
+        """Returns the most lines of a batch such that all workers get equally many."""
         if self.models is None or self.models.streams:
             return self.queue.limit
-        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.in_hand.values())
+        lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
         return max(FEW_LINES, -(-lines // max(1, len(self.workers))))
 
     def _dispatch(self) -> None:
-        self.dispatch_planned = None
+        self.planned_dispatch = None
         self.waiting_since = math.inf
         open_workers = [worker for worker in self.workers if not worker.retired]
         while open_workers:
-            worker = min(open_workers, key=lambda worker: len(worker.in_hand))
-            tokens = worker.batch_tokens
-            batch = self.queue.next_batch(tokens, self._share()) if tokens else []
-            if not batch:
-                return
-            self._send(worker, batch)
+            worker = min(open_workers, key=lambda worker: len(worker.batches))
+            max_tokens, longest = worker.capacity()
+            batch = self.queue.next_batch(max_tokens, self._share(), longest) if max_tokens else []
+            if batch:
+                self._send(worker, batch)
+            else:
+                open_workers.remove(worker)
 
     def _send(self, worker: Worker, batch: Batch) -> None:
-        self.numbers += 1
-        self.batches += 1
-        kind = batch[0].job.kind
-        task = {"id": self.numbers, **dataclasses.asdict(kind), "texts": [item.text for item in batch]}
-        worker.in_hand[self.numbers] = batch
-        worker.begun = time.monotonic()
+        self.batch_count += 1
+        key = batch[0].job.key
+        task = {"id": self.batch_count, **dataclasses.asdict(key), "texts": [line.text for line in batch]}
+        worker.batches[self.batch_count] = batch
+        worker.sent_at = time.monotonic()
         worker.writer.write(messages.packed(task))
 
     def _end_abandoned_later(self) -> None:
-        """Ends workers, soon, whose clients have all gone: a line may take minutes. They are replaced at once."""
+        """Ends abandoned workers after `ABANDONED_SECONDS`, because one line may take minutes. They are replaced."""
         for worker in self.workers:
-            if worker.abandoned:
-                asyncio.get_running_loop().call_later(ABANDONED_SECONDS, worker.end_if_abandoned, worker.begun)
+            if worker.is_abandoned:
+                asyncio.get_running_loop().call_later(ABANDONED_SECONDS, worker.end_if_abandoned, worker.sent_at)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     async def _add_workers(self, models: ModelProcess) -> None:
-        """Starts as many workers as are missing of those that `models` should have."""
-        async with self.adding:  # two that died at a time are not replaced by three
+        """Starts workers until `models` has its number of workers."""
+        async with self.adding:  # or two deaths at a time would start three workers
             while sum(worker.parent is models for worker in self.workers) < models.worker_count:
                 worker = await models.new_worker()
                 self.workers.append(worker)
                 worker.task = self._in_background(self._listen(worker))
         self._plan_dispatch()
 
-    def _in_background(self, coroutine: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(coroutine)
+    def _in_background(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
         return task
 
     async def _listen(self, worker: Worker) -> None:
-        """Takes the answers of a worker until it ends."""
+        """Receives the answers of a worker until the worker ends."""
         while (answer := await messages.read(worker.reader)) is not None:
-            batch = worker.in_hand.pop(answer["id"])
-            self.batch_seconds = time.monotonic() - worker.begun
+            batch = worker.batches.pop(answer["id"])
+            self.batch_seconds = time.monotonic() - worker.sent_at
             if "error" in answer and len(batch) > 1:
-                self.queue.give_back(batch)  # which line it was shows when it is alone
+                self.queue.give_back(batch)  # smaller batches will show which line fails
             elif "error" in answer:
                 batch[0].job.fail(answer["error"])
             else:
-                for item, found in zip(batch, answer["lines"], strict=True):
-                    item.job.finish(item.index, found)
-            if worker.retired and not worker.in_hand:
+                for line, result in zip(batch, answer["lines"], strict=True):
+                    line.job.finish(line.index, result)
+            if worker.retired and not worker.batches:
                 break
+            self._end_abandoned_later()
             self._plan_dispatch()
         worker.writer.close()
         self.workers.remove(worker)
-        if self.closing or (worker.retired and not worker.in_hand):
+        if self.closing or (worker.retired and not worker.batches):
             return
         if worker.ended:
-            logger.info("worker process %d was ended and is replaced: nobody waits for its lines any more", worker.pid)
+            logger.info("ended worker process %d, whose clients have gone; a new worker replaces it", worker.pid)
         else:
-            self.deaths += 1
+            self.death_count += 1
             logger.warning(
-                "worker process %d ended unexpectedly; it is replaced, its lines are translated again", worker.pid
+                "worker process %d died; a new worker replaces it and translates its lines again", worker.pid
             )
-        for batch in worker.in_hand.values():
+        for batch in worker.batches.values():
             self.queue.give_back(batch)
         self._plan_dispatch()
         if not worker.retired:
             await self._replace(worker.parent)
 
     async def _replace(self, models: ModelProcess) -> None:
-        """Brings the workers to their number again, starting a new process for the models where it has ended too."""
+        """Replaces missing workers. Starts a new process for the models if that process has ended too."""
         while self.models is models:
             try:
                 if models.streams or models.process.returncode is not None:
@@ -291,9 +303,9 @@ class Pool:
             await asyncio.sleep(RESTART_SECONDS)
 
     async def reload(self) -> bool:
-        """Loads the models anew and goes over to them; workers of the old ones finish what they have in hand.
+        """Loads the models again and switches to them. Workers with the old models finish their batches.
 
-        Returns whether it could; if not, the log says why and the old ones go on.
+        Returns False if loading fails: the log gives the reason, and the old models stay.
         """
         async with self.reloading:
             before = time.monotonic()
@@ -301,28 +313,23 @@ class Pool:
                 models = await ModelProcess.start(self.settings)
                 await self._add_workers(models)
             except (ValueError, OSError) as error:
-                logger.warning("the models were not loaded anew: %s", error)
+                logger.warning("could not reload the models, so the old ones stay: %s", error)
                 return False
             old, self.models = self.models, models
             for worker in list(self.workers):
                 if worker.parent is not models:
                     worker.retired = True
-                    if not worker.in_hand:
+                    if not worker.batches:
                         worker.writer.close()
             if old is not None:
                 self._in_background(self._close_later(old))
-            self.reloads += 1
-            logger.info("models loaded anew in %.1f s", time.monotonic() - before)
+            self.reload_count += 1
+            logger.info("reloaded the models in %.1f s", time.monotonic() - before)
             return True
 
     async def _close_later(self, models: ModelProcess) -> None:
-        """Closes a process for models when its workers have finished."""
+        """Closes a process of models once its workers have finished."""
         while any(worker.parent is models for worker in self.workers):
             await asyncio.sleep(0.1)
         models.close()
         await models.process.wait()
-
-
-def pids(pool: Pool) -> list[int]:
-    """Returns the process ids of the workers, this process aside."""
-    return [worker.pid for worker in pool.workers if worker.pid != os.getpid()]

@@ -1,23 +1,27 @@
-"""The server's life: it loads models, listens, loads them anew, and finishes what is running before it ends."""
+"""Starts the server, reloads changed models, and stops after the running requests."""
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nmtkit.config import to_dict
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
-WATCH_SECONDS = 2.0  # between two looks at the files
-KEEP_ALIVE_SECONDS = 75  # above the 60 that proxies keep a connection for
-CONNECTIONS = 2000  # at a time; more are answered 503
-GRACE_SECONDS = 5  # beyond the time limit of a request, until a server that ends gives up
+if TYPE_CHECKING:
+    from nmtkit.serving.app import Service
+
+WATCH_SECONDS = 2.0  # pause between two checks of the checkpoint files
+KEEP_ALIVE_SECONDS = 75  # more than the 60 s for which proxies keep a connection
+CONNECTIONS = 2000  # further connections are answered 503
+GRACE_SECONDS = 5  # time beyond --timeout that a stopping server gives to running requests
 
 logger = logging.getLogger("nmtkit")
 
@@ -31,7 +35,7 @@ def run(
     translator: TranslatorOptions,
     text: TextOptions,
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Raises OSError or ValueError for what cannot be loaded or listened on."""
+    """Serves until SIGTERM or SIGINT. Raises OSError or ValueError if a model cannot be loaded or the port is taken."""
     keys = [] if config.api_keys is None else read_api_keys(config.api_keys)
     raise_open_files()
     settings = {
@@ -61,11 +65,13 @@ async def serve(
 
     async with Pool(settings, config.max_queue) as pool:
         service = Service(config, pool, keys)
-        await asyncio.to_thread(lambda: service.detector)  # it is loaded now, not by the first request
-        server = uvicorn.Server(
+        await asyncio.to_thread(lambda: service.detector)  # load it now, not in the first request
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a warning for each invalid request fills the disk
+        protocol: Any = functools.partial(HttpProtocol, refused=lambda status: service.metrics.observe("", status, 0))
+        server: Any = uvicorn.Server(
             uvicorn.Config(
                 service.application(),
-                http=HttpProtocol,
+                http=protocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -76,18 +82,18 @@ async def serve(
                 timeout_graceful_shutdown=int(config.timeout) + GRACE_SECONDS,
             )
         )
-        server.capture_signals = contextlib.nullcontext  # the handlers are these
+        server.capture_signals = contextlib.nullcontext  # the handlers below replace uvicorn's
         loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
+        reload_requested = asyncio.Event()
 
         def stop() -> None:
-            logger.info("finishing what is running")
+            logger.info("stopping after the running requests")
             server.should_exit = True
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        loop.add_signal_handler(signal.SIGHUP, asked.set)
-        watching = loop.create_task(keep_up_to_date(files, asked, config, service))
+        loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
+        watching = loop.create_task(keep_up_to_date(files, reload_requested, config, service))
         pairs = ", ".join(f"{source} to {target}" for source, target in pool.pairs)
         address = listener.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
@@ -100,44 +106,46 @@ async def serve(
             watching.cancel()
 
 
-async def keep_up_to_date(files: Sequence[Path], asked: asyncio.Event, config: ServeConfig, service: Any) -> None:
-    """Loads models and keys anew when asked to, and when a file has changed and stays so for a while."""
+async def keep_up_to_date(
+    files: Sequence[Path], reload_requested: asyncio.Event, config: ServeConfig, service: "Service"
+) -> None:
+    """Reloads models and API keys on request, and when a checkpoint file has changed and is no longer being written."""
     loaded = before = states(files)
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
+            await asyncio.wait_for(reload_requested.wait(), WATCH_SECONDS)
         now = states(files)
-        if asked.is_set() or (now != loaded and now == before and None not in now):
-            asked.clear()
+        if reload_requested.is_set() or (now != loaded and now == before and None not in now):
+            reload_requested.clear()
             loaded = now
-            logger.info("loading the models anew")
+            logger.info("reloading the models")
             await service.pool.reload()
             if config.api_keys is not None:
                 try:
                     service.keys = read_api_keys(config.api_keys)
                 except (OSError, ValueError) as error:
-                    logger.warning("the API keys were not read anew: %s", error)
+                    logger.warning("could not reload the API keys, so the old ones stay: %s", error)
         before = now
 
 
 def states(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """Returns what tells a file from one that takes its place; None for one that is not there."""
+    """Returns inode, size and modification time of each file, None for a missing file."""
     result: list[tuple[int, int, int] | None] = []
     for file in files:
         try:
-            facts = file.stat()
-            result.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+            status = file.stat()
+            result.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:
             result.append(None)
     return result
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens. Raises OSError naming the address, and what to do."""
+    """Returns a listening socket. Raises OSError with the address and a remedy."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio does so only for sockets that name their protocol; else a body may wait until its head is acknowledged
+        # asyncio sets it only if the socket names its protocol; else a body may wait until its head is acknowledged
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
@@ -145,7 +153,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def raise_open_files() -> None:
-    """Raises the limit of open files, one for each connection, as far as it may be."""
+    """Raises the limit of open files as far as allowed, because each connection is an open file."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

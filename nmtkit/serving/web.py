@@ -1,4 +1,4 @@
-"""Routes for browsers: the translator, the interface as a page, and the files that these ask for."""
+"""Answers with the pages and their files."""
 
 import hashlib
 from functools import cache
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from nmtkit.pages.document import asset
 
 TRANSLATOR = "translator.html"
-FILES = {
+STATIC_FILES = {
     "style.css": "text/css",
     "translator.css": "text/css",
     "translator.js": "text/javascript",
@@ -21,7 +21,7 @@ FILES = {
     "icon.svg": "image/svg+xml",
 }
 
-# No script but these files, nothing from elsewhere, and no page around these pages.
+# Only these files may run as scripts, nothing is loaded from other servers, and no other page may embed these pages.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -29,26 +29,26 @@ POLICY = (
 
 
 def file(request: Request, name: str) -> Response:
-    """Returns a file of the pages, or 304 where the browser has it already."""
-    return _answer(request, asset(name).encode(), FILES[name])
+    """Returns a file of the pages, or 304 if the browser has the same."""
+    return _response(request, asset(name).encode(), STATIC_FILES.get(name, "text/html"))
 
 
 def page(request: Request, html: str) -> Response:
-    return _answer(request, html.encode(), "text/html")
+    return _response(request, html.encode(), "text/html")
 
 
-def _answer(request: Request, contents: bytes, kind: str) -> Response:
+def _response(request: Request, data: bytes, media_type: str) -> Response:
     headers = {
         "Content-Security-Policy": POLICY,
         "Referrer-Policy": "no-referrer",
-        "Cache-Control": "no-cache",  # asked for again each time, and sent again where it has changed
-        "ETag": _tag(contents),
+        "Cache-Control": "no-cache",  # browsers ask each time whether the file has changed
+        "ETag": _tag(data),
     }
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
-    return Response(contents, media_type=kind, headers=headers)
+    return Response(data, media_type=media_type, headers=headers)
 
 
 @cache
-def _tag(contents: bytes) -> str:
-    return f'"{hashlib.sha256(contents).hexdigest()[:20]}"'
+def _tag(data: bytes) -> str:
+    return f'"{hashlib.sha256(data).hexdigest()[:20]}"'

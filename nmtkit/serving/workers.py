@@ -19,7 +19,8 @@ from typing import Any
 
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, SegmentBatch
-from nmtkit.serving.fair_queue import Found
+from nmtkit.serving.config import WEBLATE_PLACEHOLDER
+from nmtkit.serving.fair_queue import Result
 from nmtkit.serving.loading import Models, Pair, Prepare, ServedModel
 from nmtkit.serving.messages import receive, send
 from nmtkit.translation.pipeline import Pipeline
@@ -67,7 +68,7 @@ def answer_to(models: Models, task: Task, between_batches: Callable[[], None] = 
         return {"id": task["id"], "error": FAILED}
 
 
-def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Found]]:
+def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Result]]:
     """Returns the translations of each line of a task. They equal the translations of `nmtkit generate`."""
     translator = model.translator
     pipeline = pipeline_of(model, task)
@@ -75,12 +76,14 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
     own = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if own else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
-    return [list(map(found_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
+    return [list(map(result_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
 
 
 def pipeline_of(model: ServedModel, task: Task) -> Pipeline:
     """Returns the text pipeline for a task: that of the pair, with markup where the lines are HTML."""
     text = model.text
+    if task["placeholders"] and model.aligns:
+        text = dataclasses.replace(text, protect=(*text.protect, WEBLATE_PLACEHOLDER.pattern))
     if task["html"]:
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or task["protect"])
     search = dataclasses.replace(with_alternatives(model.search, task["alternatives"]), quality=task["quality"])
@@ -101,17 +104,17 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
 
 def needs_own_search(task: Task) -> bool:
     """Returns whether a task needs what the search of all others does not find."""
-    return bool(task["alternatives"] or task["html"] or task["alignment"] or task["quality"])
+    return any(task[name] for name in ("alternatives", "html", "alignment", "quality", "placeholders"))
 
 
-def found_of(hypothesis: Hypothesis) -> Found:
+def result_of(hypothesis: Hypothesis) -> Result:
     """Returns a translation as the server takes it."""
-    found: Found = {"text": hypothesis.text}
+    result: Result = {"text": hypothesis.text}
     if hypothesis.alignment is not None:
-        found["alignment"] = hypothesis.alignment
+        result["alignment"] = hypothesis.alignment
     if hypothesis.quality is not None:
-        found["quality"] = dataclasses.asdict(hypothesis.quality)
-    return found
+        result["quality"] = dataclasses.asdict(hypothesis.quality)
+    return result
 
 
 def with_pauses(decoder: BatchDecoder, between_batches: Callable[[], None]) -> BatchDecoder:
@@ -196,7 +199,7 @@ class SlotWorker:
             for leaf, hypotheses in zip(leaves, found, strict=True):
                 leaf.hypotheses = hypotheses
             lines = map(self.pipeline.translation, task.segments)
-            self.answer({"id": task.id, "lines": [list(map(found_of, line.hypotheses)) for line in lines]})
+            self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
         """Yields a batch for each task; an empty one where none has come in and some are under way."""

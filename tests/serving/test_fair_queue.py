@@ -5,9 +5,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from nmtkit.serving.fair_queue import FairQueue, Job, Kind, QueueFull, TranslationError, tokens_of
+from nmtkit.serving.fair_queue import (
+    BatchKey,
+    FairQueue,
+    QueueFull,
+    TranslationError,
+    TranslationJob,
+    estimated_tokens,
+)
 
-KIND = Kind(("en", "de"), 0)
+KEY = BatchKey(("en", "de"), 0)
 
 
 @pytest.fixture
@@ -17,8 +24,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-def job(loop: asyncio.AbstractEventLoop, *texts: str, kind: Kind = KIND) -> Job:
-    return Job(kind, texts, loop.create_future())
+def job(loop: asyncio.AbstractEventLoop, *texts: str, key: BatchKey = KEY) -> TranslationJob:
+    return TranslationJob(key, texts, loop.create_future())
 
 
 def drained(queue: FairQueue, max_tokens: int, max_lines: int = 1000) -> list[list[str]]:
@@ -32,7 +39,7 @@ def test_every_line_is_taken_once_in_batches_that_keep_to_the_tokens(loop: async
         queue.add(job(loop, *texts[start : start + 40]))
     batches = drained(queue, 100)
     assert sorted(text for batch in batches for text in batch) == sorted(texts)
-    assert all(len(batch) * max(map(tokens_of, batch)) <= 100 for batch in batches)
+    assert all(len(batch) * max(map(estimated_tokens, batch)) <= 100 for batch in batches)
     assert queue.size == queue.tokens == 0
 
 
@@ -56,16 +63,19 @@ def test_a_long_request_gets_its_share_while_short_ones_keep_coming(loop: asynci
         clients = sum(item.text.endswith("clients") for item in batch)
         served += len(batch) - clients
     assert (
-        len(batch) == 60 // tokens_of("a line of a long document") == 60 // tokens_of("a line of 1 of the clients") == 7
+        len(batch)
+        == 60 // estimated_tokens("a line of a long document")
+        == 60 // estimated_tokens("a line of 1 of the clients")
+        == 7
     )
     assert 0.7 * 700 / 11 <= served <= 1.2 * 700 / 11  # of eleven requests that wait, it is one
 
 
 def test_a_batch_has_lines_of_one_kind_and_of_similar_length(loop: asyncio.AbstractEventLoop) -> None:
     queue = FairQueue(1000)
-    other = Kind(("de", "en"), 0)
+    other = BatchKey(("de", "en"), 0)
     queue.add(job(loop, "x" * 400, "y" * 390, "short", "brief"))
-    queue.add(job(loop, "kurz", kind=other))
+    queue.add(job(loop, "kurz", key=other))
     assert [sorted(batch) for batch in drained(queue, 10_000)] == [["kurz"], ["x" * 400, "y" * 390], ["brief", "short"]]
 
 
@@ -125,5 +135,25 @@ def test_lines_that_are_put_back_cost_their_request_nothing(loop: asyncio.Abstra
     queue.add(other)
     for taken in range(1, 4):
         queue.next_batch(10_000, 2)
-        assert (len(one.pending), len(other.pending)) == (6 - taken, 6 - taken)
-        assert one.served == other.served == taken * tokens_of("x" * 40)
+        assert (len(one.waiting), len(other.waiting)) == (6 - taken, 6 - taken)
+        assert one.finish_time == other.finish_time == taken * estimated_tokens("x" * 40)
+
+
+def test_beside_a_long_line_only_short_lines_are_taken(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    queue.add(job(loop, "x" * 4000))
+    queue.add(job(loop, "short", "y" * 4000))
+    queue.add(job(loop, "brief"))
+    assert [line.text for line in queue.next_batch(100, 10, longest=100)] == ["brief"]
+    assert queue.next_batch(100, 10, longest=100) == []  # "short" comes after the long line of its request
+    assert [len(text) for (text,) in drained(queue, 100)] == [4000, 4000, 5]
+    assert queue.size == queue.tokens == 0
+
+
+def test_a_batch_of_a_dead_worker_waits_for_a_worker_that_may_take_it(loop: asyncio.AbstractEventLoop) -> None:
+    queue = FairQueue(1000)
+    queue.add(job(loop, "x" * 4000))
+    (long,) = queue.next_batch(100, 10)
+    queue.give_back([long])
+    assert queue.next_batch(100, 10, longest=100) == []
+    assert queue.next_batch(100, 10) == [long]

@@ -23,9 +23,12 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("python_multipart")
 
 from builders import REAL_LINES, save_transformer
+from click.testing import CliRunner
 from serving_process import serving
 
 import nmtkit
+from nmtkit.cli import main
+from nmtkit.serving import loading
 from nmtkit.translation.translator import Translator
 
 LINES = REAL_LINES * 3
@@ -213,7 +216,7 @@ def test_documents_are_translated_and_fetched_as_files_to_save(server, name, bef
         ("a.html", b"<meta charset=zlib>x", 400, "its encoding is 'zlib'"),
         ("a.html", b"<b>" * 5_000 + b"x", 200, ""),
         ("a.html", b"<p>x " * 4_100, 413, "exceeds text limit"),
-        ("a.html", b"x" * 80_001, 413, "exceeds text limit"),
+        ("a.html", b"x" * 80_001, 413, "exceeds the text limit"),
         ("a.html", b"<p>x" * 101, 413, "exceeds batch limit"),
     ],
 )
@@ -239,19 +242,35 @@ def test_a_whole_page_is_translated_as_its_parts_are(server):
         ({"source": "en", "target": "de"}, 400, "missing q"),
         ({"q": "a", "target": "de"}, 400, "missing source"),
         ({"q": ["a", 1], "source": "en", "target": "de"}, 400, "q parameter is not"),
-        ({"q": "a", "source": ["en"], "target": "de"}, 400, "source parameter is not a string"),
-        ({"q": "a", "source": "en", "target": "xx"}, 400, "xx is not supported; known: en to de"),
-        ({"q": "a", "source": "en", "target": "de", "format": "rtf"}, 400, "neither text nor html"),
-        ({"q": "a", "source": "en", "target": "de", "alternatives": -1}, 400, "from 0 to 10"),
-        ({"q": "a", "source": "en", "target": "de", "alignment": "yes"}, 400, "neither true nor false"),
-        ({"q": "a", "source": "en", "target": "de", "alignment": True, "format": "html"}, 400, "leave it out"),
+        ({"q": "a", "source": ["en"], "target": "de"}, 400, "source parameter: input should be a valid string"),
+        ({"q": "a", "source": "en", "target": "xx"}, 400, "xx is not supported; served: en to de"),
+        (
+            {"q": "a", "source": "en", "target": "de", "format": "rtf"},
+            400,
+            "format parameter: input should be 'text' or 'html'",
+        ),
+        (
+            {"q": "a", "source": "en", "target": "de", "alternatives": -1},
+            400,
+            "alternatives parameter: input should be greater than or equal to 0",
+        ),
+        (
+            {"q": "a", "source": "en", "target": "de", "alignment": "perhaps"},
+            400,
+            "alignment parameter: input should be a valid boolean",
+        ),
+        (
+            {"q": "a", "source": "en", "target": "de", "alignment": True, "format": "html"},
+            400,
+            "not available with format html",
+        ),
         ({"q": "a" * 20_001, "source": "en", "target": "de"}, 413, "text limit (20000)"),
         ({"q": "a\n" * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
         ({"q": ["a"] * 101, "source": "en", "target": "de"}, 413, "batch limit (100)"),
         ({"q": "\ud800", "source": "en", "target": "de"}, 400, "surrogate"),
-        (b"[" * 100_000, 400, "neither JSON nor a form"),
+        (b"[" * 100_000, 400, "not JSON in UTF-8"),
         (b"[]", 400, "not an object"),
-        (b'{"q": 1' + b"0" * 5000 + b"}", 400, "neither JSON nor a form"),
+        (b'{"q": 1' + b"0" * 5000 + b"}", 400, "not JSON in UTF-8"),
         (b"x" * 400_000, 413, "larger than"),
     ],
 )
@@ -293,6 +312,23 @@ def test_clients_that_go_away_or_dawdle_disturb_no_other(server, expected):
     assert server.translate(LINES[:8]) == [expected[line] for line in LINES[:8]]
     for connection in open_ones:
         connection.close()
+
+
+def test_short_requests_are_answered_while_long_lines_are_translated(tmp_path, model):
+    """A line of 60,000 words keeps its worker busy for long. Two of them stopped translation for all others."""
+    flags = ["--workers", "2", "--char-limit", "400000", "--max-len-a", "0", "--max-len-b", "40"]
+    with serving(tmp_path, "--path", f"en-de={model}", *flags) as server, ThreadPoolExecutor(2) as threads:
+        alone = server.translate(LINES[0])
+        long = [
+            threads.submit(server.ask, "/translate", {"q": "a b c " * 20_000, "source": "en", "target": "de"})
+            for _ in "ab"
+        ]
+        while server.metric("nmtkit_workers_busy") < 2:
+            time.sleep(0.01)
+        assert [server.translate(LINES[0]) for _ in range(4)] == [alone] * 4
+        assert not any(request.done() for request in long)
+        server.process.kill()
+        assert [isinstance(request.exception(), OSError) for request in long] == [True, True]
 
 
 def test_a_killed_worker_is_replaced_and_no_request_is_lost(server, expected):
@@ -339,7 +375,7 @@ def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_p
         assert server.translate(LINES[0]) == texts[0]
         first.write_bytes(b"damaged")
         server.process.send_signal(signal.SIGHUP)
-        while "not loaded anew" not in server.log.read_text():
+        while "could not reload" not in server.log.read_text():
             time.sleep(0.05)
         assert server.translate(LINES[0]) == texts[0]
         second.replace(first)
@@ -374,6 +410,12 @@ def test_keys_cors_and_a_full_queue(tmp_path, model):
         with ThreadPoolExecutor(3) as threads:
             statuses = [answer[0] for answer in threads.map(lambda _: server.ask("/translate", long), range(3))]
         assert sorted(statuses)[0] == 200 and sorted(statuses)[-1] == 429
+
+
+def test_the_help_shows_the_default_of_the_server():
+    text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
+    assert "[default: 1024 on a CPU, 16384 on a GPU]" in text
+    assert loading.CPU_MAX_TOKENS == 1024
 
 
 def test_mistakes_end_with_one_line(tmp_path, model):

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import queue
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,8 @@ from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
-from nmtkit.serving.workers import SlotWorker, answer_to
+from nmtkit.serving.messages import receive, send
+from nmtkit.serving.workers import SlotWorker, answer_to, work
 from nmtkit.text.alignment import words
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
@@ -36,7 +39,14 @@ def path(tmp_path_factory):
 
 
 def task(texts, **fields):
-    kind = {"alternatives": 0, "html": False, "alignment": False, "quality": False}
+    kind = {
+        "alternatives": 0,
+        "html": False,
+        "alignment": False,
+        "quality": False,
+        "placeholders": False,
+        "protect": False,
+    }
     return {"id": 1, "pair": PAIR, **kind, "texts": texts, **fields}
 
 
@@ -88,6 +98,42 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
         load_models(job((PAIR, path), text=to_dict(text)))
+
+
+def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
+    """Both tasks have arrived before the worker begins. The long line is cut into parts of several batches."""
+    models, prepare = load_models(job((PAIR, path), translator={"max_tokens": 32, "max_source_len": 20}))
+    ours, theirs = socket.socketpair()
+    long = " ".join(REAL_LINES * 4)
+    send(ours, task([long], id=1))
+    send(ours, task(["All are equal."], id=2))
+    worker = threading.Thread(target=work, args=(theirs, models, prepare))
+    worker.start()
+    answers = [receive(ours), receive(ours)]
+    ours.close()
+    worker.join()
+    assert [answer["id"] for answer in answers] == [2, 1]
+    assert texts_of(answers[0]) == generated(path, TextOptions(), ["All are equal."])
+    assert answers[1] == answer_to(models, task([long], id=1))
+
+
+def test_a_worker_ends_when_the_server_has_gone_amid_a_long_line(path):
+    models, prepare = load_models(job((PAIR, path), translator={"max_tokens": 32, "max_source_len": 20}))
+    ours, theirs = socket.socketpair()
+    send(ours, task([" ".join(REAL_LINES * 4)]))
+    ours.shutdown(socket.SHUT_WR)
+    work(theirs, models, prepare)
+    theirs.close()
+    assert receive(ours) is None  # it stopped without an answer
+
+
+def test_placeholders_of_weblate_are_kept_and_change_no_other_line(path):
+    models, _ = load_models(job((PAIR, path)))
+    texts = ["All [X4X] are born free [X17X].", REAL_LINES[1]]
+    found = texts_of(answer_to(models, task(texts, placeholders=True)))
+    assert "[X4X]" in found[0] and "[X17X]" in found[0]
+    assert found[1:] == generated(path, TextOptions(), REAL_LINES[1:2])
+    assert texts_of(answer_to(models, task(texts, html=True, placeholders=True)))[0].count("X]") == 2
 
 
 def test_every_option_of_text_is_a_flag_of_serve_but_those_of_requests_and_pairs():

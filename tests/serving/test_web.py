@@ -86,8 +86,8 @@ def test_settings_tell_the_page_what_the_server_takes(server):
 def test_the_interface_is_a_page_in_the_same_style(server):
     answer, page = get(server, "/docs")
     assert answer.status == 200 and "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
-    assert 'href="static/style.css"' in page and "<style" not in page and "<code>/translate</code>" not in page
-    assert "POST /translate" in page and '"source": "en", "target": "de"' in page.replace("&quot;", '"')
+    assert 'href="static/style.css"' in page and "<style" not in page
+    assert "<code>/translate</code>" in page
 
 
 def test_without_the_page_the_interface_stays():

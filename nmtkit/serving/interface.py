@@ -1,0 +1,234 @@
+"""The HTTP interface as data: routes, fields of requests, fields of answers, error statuses.
+
+The server validates requests by these models, and /openapi.json and /docs are generated from them. FastAPI is not used,
+because it accepts one encoding for each route and reads the body first: LibreTranslate's clients send JSON, forms,
+multipart forms or query strings to the same route, the API key must be checked first, and errors are `{"error": "…"}`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,  # pydantic requires these before Python 3.12
+    TypeVar,
+)
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from typing_extensions import TypedDict
+
+from nmtkit.serving.contents import EXTENSIONS
+from nmtkit.serving.reading import Refusal
+from nmtkit.text.quality import Quality
+
+MAX_ALTERNATIVES = 10
+
+Model = TypeVar("Model", bound="RequestFields")
+
+
+class RequestFields(BaseModel):
+    """Fields of a request. Unknown fields are ignored, as LibreTranslate does."""
+
+    model_config = ConfigDict(frozen=True)
+
+    api_key: Annotated[Any, Field(json_schema_extra={"type": "string"})] = Field(
+        None, description="an API key of this server; the header `Authorization: Bearer KEY` may replace it"
+    )
+
+
+def _encodable(text: str) -> str:
+    """Returns the text. Raises ValueError for half of a surrogate pair, which JSON allows and UTF-8 does not."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+Texts = Annotated[Text | Annotated[list[Text], Field(fail_fast=True)], Field(description="a text, or a list of texts")]
+Source = Annotated[Text, Field(description="language of the text; `auto` detects it if `nmtkit[detect]` is installed")]
+Target = Annotated[Text, Field(description="language of the translation")]
+
+
+class DetectFields(RequestFields):
+    q: Texts
+
+
+class TranslateFields(RequestFields):
+    q: Texts
+    source: Source
+    target: Target
+    format: Literal["text", "html"] = Field("text", description="format of the text")
+    alternatives: int = Field(0, ge=0, le=MAX_ALTERNATIVES, description="number of alternative translations")
+    alignment: bool = Field(False, description="also return links between words; not available with format `html`")
+    quality: bool = Field(False, description="also return the model's confidence in each line")
+
+
+class TranslateFileFields(RequestFields):
+    file: Annotated[Any, Field(json_schema_extra={"type": "string", "format": "binary"})] = Field(
+        description=f"a document: {', '.join(EXTENSIONS)}"
+    )
+    source: Source
+    target: Target
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+Link = Annotated[list[int], Field(min_length=4, max_length=4)]
+Links = Annotated[
+    list[Link],
+    Field(
+        description="links between words: start and end in the text, start and end in the translation, in code points "
+        "of the text in NFC"
+    ),
+]
+
+
+class DetectedLanguage(TypedDict):
+    confidence: Annotated[float, Field(description="percent")]
+    language: str
+
+
+class Translated(TypedDict):
+    """If `q` is a list, every field is a list with one element for each text."""
+
+    translatedText: str | list[str]  # LibreTranslate's names
+    alternatives: NotRequired[list[str] | list[list[str]]]
+    detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
+    alignment: NotRequired[Links | list[Links]]
+    alternativesAlignment: NotRequired[list[Links] | list[list[Links]]]
+    quality: NotRequired[Annotated[list[Quality] | list[list[Quality]], Field(description="one for each line")]]
+
+
+class TranslatedFile(TypedDict):
+    translatedFileUrl: Annotated[str, Field(description="address of the translated file, valid for ten minutes")]
+
+
+class Language(TypedDict):
+    code: str
+    name: str
+    targets: Annotated[list[str], Field(description="languages into which it can be translated")]
+
+
+class Health(TypedDict):
+    status: Annotated[str, Field(description="`ok`, or `no worker` with status 503")]
+
+
+class Failure(TypedDict):
+    error: Annotated[str, Field(description="the reason")]
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+STATUSES = {
+    400: "a field is missing or invalid, or a language is not served; `error` says which",
+    403: "the API key is missing or wrong",
+    413: "the request exceeds --char-limit or --batch-limit",
+    415: "the body is compressed, or it is neither JSON nor a form",
+    429: "too many lines wait; try again after `Retry-After` seconds",
+    500: "a line of the text cannot be translated",
+    501: "no language detector is installed",
+    503: "no worker is running",
+    504: "the translation took longer than --timeout",
+}
+JSON, FORM, MULTIPART = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
+_OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A documented route. `fields` is the model of its request, `answer` the type of its JSON; None for plain text.
+
+    In `example`, the fields of a request, source and target stand for a served pair.
+    """
+
+    path: str
+    methods: tuple[Literal["GET", "POST"], ...]
+    summary: str
+    answer: Any
+    answer_example: Any
+    fields: type[RequestFields] | None = None
+    example: Mapping[str, str] = field(default_factory=dict)
+    media_types: tuple[str, ...] = (JSON, FORM)
+    statuses: tuple[int, ...] = ()
+
+
+ENDPOINTS = (
+    Endpoint(
+        path="/translate",
+        methods=("POST",),
+        summary="Translate text",
+        fields=TranslateFields,
+        example={"q": "Hello!", "source": "en", "target": "de"},
+        answer=Translated,
+        answer_example={"translatedText": "Hallo!"},
+        statuses=_OF_TRANSLATION,
+    ),
+    Endpoint(
+        path="/translate_file",
+        methods=("POST",),
+        summary="Translate a document",
+        fields=TranslateFileFields,
+        example={"file": "@subtitles.srt", "source": "en", "target": "de"},
+        media_types=(MULTIPART,),
+        answer=TranslatedFile,
+        answer_example={"translatedFileUrl": "http://localhost:5000/download_file/bMYp0TzVq1k"},
+        statuses=_OF_TRANSLATION,
+    ),
+    Endpoint(
+        path="/detect",
+        methods=("POST",),
+        summary="Detect the language of a text",
+        fields=DetectFields,
+        example={"q": "Hello!"},
+        answer=list[DetectedLanguage],
+        answer_example=[{"confidence": 97.0, "language": "en"}],
+        statuses=(400, 403, 413, 415, 501),
+    ),
+    Endpoint(
+        path="/languages",
+        methods=("GET", "POST"),
+        summary="List the languages, and the languages into which each can be translated",
+        answer=list[Language],
+        answer_example=[{"code": "en", "name": "English", "targets": ["de"]}],
+    ),
+    Endpoint(
+        path="/health",
+        methods=("GET",),
+        summary="Tell whether the server can translate",
+        answer=Health,
+        answer_example={"status": "ok"},
+        statuses=(503,),
+    ),
+    Endpoint(
+        path="/metrics",
+        methods=("GET",),
+        summary="Report requests, latencies, lines, queue and workers to Prometheus",
+        answer=None,
+        answer_example="nmtkit_workers 2.0",
+    ),
+)
+
+
+def validated(model: type[Model], fields: dict[str, Any]) -> Model:
+    """Returns the fields of a request as their model. Fields that are null or empty count as missing, except `q`.
+
+    Raises Refusal with the first error.
+    """
+    given = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        raise Refusal(400, f"Invalid request: {_message(error)}") from None
+
+
+def _message(error: ValidationError) -> str:
+    """Returns the first error in LibreTranslate's words where it has words for it."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    name, kind, reason = first["loc"][0], first["type"], first["msg"]
+    if kind == "missing":
+        return f"missing {name} parameter"
+    if kind == "value_error":
+        return f"{name} holds half of a surrogate pair"
+    if name == "q":
+        return "q parameter is not a string or a list of strings"
+    return f"{name} parameter: {reason[:1].lower()}{reason[1:]}"
