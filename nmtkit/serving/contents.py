@@ -116,4 +116,4 @@ def content_of(extension: str, data: bytes, target: str) -> Content:
     except UnicodeDecodeError as error:
         raise Refusal(400, "Invalid request: the file is not UTF-8") from error
     except ValueError as error:
-        raise Refusal(400, f"Invalid request: {error}") from error
+        raise Refusal(400, f"Invalid request: {str(error).removeprefix('the file: ')}") from error
