@@ -7,7 +7,6 @@ vocabulary except one of words has, no character is unknown, and decoding return
 
 import hashlib
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data.spm_model import FOREIGN, model_facts, user_defined_symbols
+from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
 FEW_LINES = 32  # encoded one by one, in a seventh of the time: a batch starts a thread
@@ -64,8 +64,7 @@ def normalize(text: str, spaces: str = "") -> str:
     for space in spaces:
         if space in text:
             text = text.replace(space, " ")
-    if not unicodedata.is_normalized("NFC", text):
-        text = unicodedata.normalize("NFC", text)
+    text = normalized(text)
     if SPACE_SYMBOL in text or ESCAPE in text:
         text = text.replace(ESCAPE, ESCAPE + ESCAPE).replace(SPACE_SYMBOL, ESCAPE + "_")
     return text

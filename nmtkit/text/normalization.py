@@ -6,7 +6,6 @@ from functools import cache
 
 MAX_MARKS = 30  # combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
-_CLASS_END = 0x1F000  # no combining mark has a code point from here on
 _CHECKED_RUN = MAX_MARKS // 2 - 3  # a mark decomposes into at most two marks, a letter into itself and at most three
 
 
@@ -23,27 +22,30 @@ def normalized(text: str) -> str:
 
 @cache
 def _long_runs() -> re.Pattern[str]:
-    """Returns a pattern for a character and the long run of combining marks after it."""
+    """Returns a pattern for a long run of combining marks and of any characters above U+FFFF.
+
+    A class is fast if it lists only characters up to U+FFFF.
+    """
     marks = (
         char
-        for char in map(chr, range(0x300, _CLASS_END))
+        for char in map(chr, range(0x300, 0x10000))
         if unicodedata.category(char)[0] == "M" and unicodedata.combining(unicodedata.normalize("NFD", char)[0])
     )
-    return re.compile(f"(?s:.?)[{''.join(marks)}]{{{_CHECKED_RUN},}}")
+    return re.compile(f"[{''.join(marks)}\U00010000-\U0010ffff]{{{_CHECKED_RUN},}}")
 
 
 def _separated(match: re.Match[str]) -> str:
     """Returns the run with separators, as the Stream-Safe Text Process (UAX15-D4) inserts them."""
     parts = []
-    count = 0
+    letter = match.string[max(0, match.start() - 1) : match.start()]
+    count = sum(unicodedata.combining(part) != 0 for part in unicodedata.normalize("NFD", letter))
     for char in match[0]:
-        decomposed = [unicodedata.combining(part) != 0 for part in unicodedata.normalize("NFD", char)]
-        if not decomposed[0]:
-            count = sum(decomposed)
-        elif count + len(decomposed) > MAX_MARKS:
+        is_mark = [unicodedata.combining(part) != 0 for part in unicodedata.normalize("NFD", char)]
+        if not is_mark[0]:
+            count = 0
+        elif count + len(is_mark) > MAX_MARKS:
             parts.append(SEPARATOR)
-            count = len(decomposed)
-        else:
-            count += len(decomposed)
+            count = 0
+        count += sum(is_mark)
         parts.append(char)
     return "".join(parts)

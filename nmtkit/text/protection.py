@@ -23,7 +23,8 @@ from nmtkit.text.patterns import CONVERSION, MEASURES, PATTERNS, is_message, num
 __all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "occurrences", "protect", "protected_spans"]
 
 CLOSING = ".,;:!?…\"'-/"  # punctuation without a space before it
-OPENING = "([{«“„‘¿¡\"'-/"  # punctuation without a space after it
+OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation without a space after it
+BRACKETS = ("()", "[]", "（）", "«»", "“”", "„“", "「」", '""')  # of a span that was cut out
 _CONVERSION = re.compile(CONVERSION)
 _SYMBOLS = re.compile(r"(?=.*[A-Za-z])(?=.*[{}%$@<>/\[\]])", re.DOTALL)  # a placeholder with a name
 _MAX_CANDIDATES = 20  # numbers that are compared with a measure
@@ -308,8 +309,9 @@ class _Restoration:
                 part = ends[span.start], ends[span.start]
             if part is None:
                 positions = positions or PositionMap(self.protected.text, self.target, self.links)
-                start = bisect_left(self.protected.kept, span.start)
-                position = self.fixed.outside(self.edited.outside(positions.target_position(start)))
+                position = positions.target_position(bisect_left(self.protected.kept, span.start))
+                position = self._in_brackets(span, position)
+                position = self.fixed.outside(self.edited.outside(position))
                 part = position, position
             self._add(*part, self.source[span.start : span.end], span)
             ends[span.end] = part[1]
@@ -404,17 +406,39 @@ class _Restoration:
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
         """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
         runs: list[Span] = []
+        signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])  # they do not separate its words
         for link in self._links_of(span):
             start, end = link.target_start, link.target_end
             if category(self.target[start])[0] == "P" or self.edited.meet(start, end) or self.fixed.meet(start, end):
                 continue
             last = runs[-1][1] if runs else 0
             between = self.edited.lie_between(last, start) or self.fixed.lie_between(last, start)
-            if runs and not between and not self.target[last:start].strip():
+            if runs and not between and not self.target[last:start].strip(signs):
                 runs[-1] = (runs[-1][0], end)
             else:
                 runs.append((start, end))
-        return max(runs, key=lambda run: run[1] - run[0], default=None)
+        longest = max(runs, key=lambda run: run[1] - run[0], default=None)
+        return longest and self._with_signs(span, *longest)
+
+    def _with_signs(self, span: ProtectedSpan, start: int, end: int) -> Span:
+        """Returns a part of the translation with the signs around it that the span begins or ends with: {Name}."""
+        signs = re.fullmatch(r"(\W*)(?:.*\w)?(\W*)", self.source[span.start : span.end], re.DOTALL)
+        assert signs is not None
+        for sign in reversed(signs[1]):
+            if start and self.target[start - 1] == sign and not self.edited.meet(start - 1, start):
+                start -= 1
+        for sign in signs[2]:
+            if self.target[end : end + 1] == sign and not self.edited.meet(end, end + 1):
+                end += 1
+        return start, end
+
+    def _in_brackets(self, span: ProtectedSpan, position: int) -> int:
+        """Returns the position between the brackets of the translation if a span was cut out of brackets."""
+        brackets = self.source[span.start - 1 : span.start] + self.source[span.end : span.end + 1]
+        if brackets in BRACKETS:
+            index = self.target.find(brackets, max(0, position - 2), position + 20)
+            return index + 1 if index >= 0 else position
+        return position
 
 
 def _edited(target: str, edits: Sequence[_Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:

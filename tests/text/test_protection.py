@@ -156,6 +156,12 @@ def test_a_protected_word_is_not_removed_from_longer_words():
     assert restored("A b in ab tub", "Ein b in ab Tube tub", compiled(["(?<=a)b"])) == "Ein b in ab Tube tub"
 
 
+def test_a_placeholder_that_was_translated_is_replaced_with_its_signs():
+    assert restored("Stop the {pump} now", "Halt die {Pumpe} jetzt") == "Halt die {pump} jetzt"
+    assert restored("Stop %(pump)s now", "Halt %(Pumpe)s jetzt") == "Halt %(pump)s jetzt"
+    assert restored("Stop (the {pump}) now", "Halt (die {Pumpe}) jetzt") == "Halt (die {pump}) jetzt"
+
+
 def test_placeholders_of_weblate_are_kept():
     assert restored("Press [X6X]OK[X9X].", "Drücke [x6x]OK.", compiled([WEBLATE])) == "Drücke [X6X]OK [X9X]."
 
@@ -177,7 +183,7 @@ def test_what_is_fixed_gives_way_to_no_span():
         ("A man sees {x} there.", "A man sees there.", "Ein Mann sieht dort.", "Ein Mann sieht {x} dort."),
         ("{x} runs.", "runs.", "rennt.", "{x} rennt."),
         ("He sees {x}.", "He sees.", "Er sieht.", "Er sieht {x}."),
-        ("He ({x}) sees {y}s!", "He () sees!", "Er () sieht!", "Er {x} () sieht {y}s!"),
+        ("He ({x}) sees {y}s!", "He () sees!", "Er () sieht!", "Er ({x}) sieht {y}s!"),
         ("He runs. {x}", "He runs. ", "Er rennt.", "Er rennt. {x}"),
         ("He {x} {y} runs", "He runs", "Er rennt", "Er {x} {y} rennt"),
     ],
