@@ -12,6 +12,7 @@ from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
 from nmtkit.config import Config, option
 from nmtkit.layers.convolution import PackedConvolution
 from nmtkit.layers.dropout import Dropout
+from nmtkit.layers.layer_norm import LayerNorm
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import LayerStates
 
@@ -80,14 +81,14 @@ class ResidualBlock(nn.Module):
     def __init__(self, config: ByteNetConfig, kernel: int, dilation: int, causal: bool, depth: int) -> None:
         super().__init__()
         inner = config.d_model
-        self.conv1 = nn.Sequential(nn.LayerNorm(2 * inner), nn.ReLU(), nn.Linear(2 * inner, inner))
-        self.norm = nn.Sequential(nn.LayerNorm(inner), nn.ReLU())
+        self.conv1 = nn.Sequential(LayerNorm(2 * inner), nn.ReLU(), nn.Linear(2 * inner, inner))
+        self.norm = nn.Sequential(LayerNorm(inner), nn.ReLU())
         linear = nn.Linear(kernel * inner, inner)
         self.conv2 = PackedConvolution(linear, kernel, width=inner, dilation=dilation, causal=causal)
         last = nn.Linear(inner, 2 * inner)
         for parameter in last.parameters():
             parameter.data.div_(depth)
-        self.conv3 = nn.Sequential(nn.LayerNorm(inner), nn.ReLU(), last)
+        self.conv3 = nn.Sequential(LayerNorm(inner), nn.ReLU(), last)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
@@ -135,7 +136,7 @@ class ByteNet(IncrementalArchitecture):
         self.encoder = residual_blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = residual_blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
         # the sum of the residual blocks is not normalised yet; then the network's two last 1x1 convolutions
-        self.final = nn.Sequential(nn.LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.final = nn.Sequential(LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.output_projection = nn.Linear(width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:

@@ -19,16 +19,16 @@ from nmtkit.architectures.interface import (
     layer_index,
 )
 from nmtkit.config import Config, option
-from nmtkit.layers import compute_dtype, stacked_linear
+from nmtkit.layers import compute_dtype, hooks_of, is_unmodified, stacked_linear
 from nmtkit.layers.attention import AttentionContext, PackedContext
-from nmtkit.layers.attention_reference import AttentionSpec
+from nmtkit.layers.attention_reference import AttentionSpec, HeadSplit
 from nmtkit.layers.dropout import Dropout, add_and_norm
-from nmtkit.layers.even_rows import even_rows
 from nmtkit.layers.feed_forward import FeedForward
 from nmtkit.layers.kv_cache import KVCache
 from nmtkit.layers.packed import Packed
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
+from nmtkit.layers.shape_padding import pad_rows
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
 
 # B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
@@ -37,7 +37,7 @@ from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The columns of Table 3, and what later work has added."""
+    """The columns of Table 3, and options from later work."""
 
     encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
     decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
@@ -51,13 +51,14 @@ class TransformerConfig(Config):
     )
     attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
     activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
-        "relu", "of the feed-forward networks; the last three multiply it by a second projection (Shazeer 2020)"
+        "relu",
+        "activation of the feed-forward networks; the last three are gated by a second projection (Shazeer 2020)",
     )
     activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1)
     attention_bias: bool = option(False, "biases in the projections of attention")
     positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
         "sinusoidal",
-        "position encoding (section 3.5); halves: sines, then cosines; fairseq: of other frequencies too, as Marian",
+        "position encoding (section 3.5); halves: sines before cosines; fairseq: also the frequencies of Marian",
     )
     position_offset: int = option(0, "position of the first token", min=0, max=1024)
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
@@ -65,14 +66,14 @@ class TransformerConfig(Config):
     window: int | None = option(
         None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
     )
-    scale_embeddings: bool = option(True, "token embeddings times sqrt(d_model) (section 3.4)")
+    scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
     norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
     share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
-    tie_output: bool = option(True, "the output projection is the target embedding (section 3.4)")
+    tie_output: bool = option(True, "one matrix for the target embedding and the output projection (section 3.4)")
     output_bias: bool = option(False, "a bias in the output projection")
-    encoder_layerdrop: float = option(0.0, "probability that an update leaves out an encoder layer", min=0, below=1)
-    decoder_layerdrop: float = option(0.0, "probability that an update leaves out a decoder layer", min=0, below=1)
+    encoder_layerdrop: float = option(0.0, "probability that an update skips an encoder layer", min=0, below=1)
+    decoder_layerdrop: float = option(0.0, "probability that an update skips a decoder layer", min=0, below=1)
     gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
 
     def __post_init__(self) -> None:
@@ -80,10 +81,10 @@ class TransformerConfig(Config):
         if self.d_model % self.heads and (self.d_key is None or self.d_value is None):
             raise ValueError(
                 f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
-                "give --d-key and --d-value to set them apart"
+                "give --d-key and --d-value, the widths of one head"
             )
         if self.position_offset and self.positions == "learned":
-            raise ValueError("--position-offset is for sinusoids; learned positions are counted from 0")
+            raise ValueError("--position-offset is for sinusoidal positions; learned positions start at 0")
 
     @property
     def key_width(self) -> int:
@@ -98,7 +99,7 @@ BASE = TransformerConfig()
 BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
 
 
-# 3.1 Encoder and decoder stacks; 3.3 Position-wise feed-forward networks are a layer of its own
+# 3.1 Encoder and decoder stacks; layers/feed_forward.py has the networks of section 3.3
 
 
 class Layer(nn.Module):
@@ -112,9 +113,11 @@ class Layer(nn.Module):
     def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: AttentionContext) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4); pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
-            change = sublayer(norm(x), *context)
-            return x + (self.dropout(change) if self.training else change)
-        return add_and_norm(x, sublayer(x, *context), norm, self.dropout.p if self.training else 0.0)
+            return x + self.dropout(sublayer(norm(x), *context))
+        change = sublayer(x, *context)
+        if self.dropout.training and not is_unmodified(self.dropout, Dropout):
+            return norm(x + self.dropout(change))
+        return add_and_norm(x, change, norm, self.dropout.p if self.dropout.training else 0.0)
 
 
 class EncoderLayer(Layer):
@@ -156,27 +159,20 @@ class DecoderLayer(Layer):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sentence to itself (section 3.2.2); one product makes queries, keys and values."""
+    """Multi-head attention of a sentence to itself (section 3.2.2). One product computes queries, keys and values."""
 
     def __init__(self, config: TransformerConfig, causal: bool) -> None:
         super().__init__()
-        self.heads, self.widths = config.heads, (config.key_width, config.key_width, config.value_width)
         self.spec = AttentionSpec(causal, config.window)
         self.training_spec = replace(self.spec, dropout=config.attention_dropout)
-        self.qkv_proj = stacked_linear(
-            config.d_model, [self.heads * width for width in self.widths], config.attention_bias
-        )
-        self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
-
-    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries T H K, keys T H K and values T H Kv."""
-        sizes = [self.heads * width for width in self.widths]
-        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in qkv.split(sizes, -1))
-        return query, key, value
+        # queries T H K, keys T H K, values T H Kv
+        self.split_heads = HeadSplit(config.heads, (config.key_width, config.key_width, config.value_width))
+        self.qkv_proj = stacked_linear(config.d_model, self.split_heads.sizes, config.attention_bias)
+        self.out_proj = nn.Linear(config.heads * config.value_width, config.d_model, bias=config.attention_bias)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         spec = self.training_spec if self.training else self.spec
-        return self.out_proj(context.self_attention(self.qkv_proj(x), self.split, spec))
+        return self.out_proj(context.self_attention(self.qkv_proj(x), self.split_heads, spec))
 
 
 class CrossAttention(nn.Module):
@@ -186,18 +182,14 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.heads = config.heads
         self.spec, self.training_spec = AttentionSpec(), AttentionSpec(dropout=config.attention_dropout)
-        self.widths = config.key_width, config.value_width
+        self.split_heads = HeadSplit(config.heads, (config.key_width, config.value_width))
         self.q_proj = nn.Linear(config.d_model, self.heads * config.key_width, bias=config.attention_bias)
-        self.kv_proj = stacked_linear(
-            config.d_model, [self.heads * width for width in self.widths], config.attention_bias
-        )
+        self.kv_proj = stacked_linear(config.d_model, self.split_heads.sizes, config.attention_bias)
         self.out_proj = nn.Linear(self.heads * config.value_width, config.d_model, bias=config.attention_bias)
 
-    def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def project(self, memory: Tensor) -> tuple[Tensor, ...]:
         """Returns keys S H K and values S H Kv of the memory S D."""
-        sizes = [self.heads * width for width in self.widths]
-        key, value = (part.unflatten(-1, (self.heads, -1)) for part in self.kv_proj(memory).split(sizes, -1))
-        return key, value
+        return self.split_heads(self.kv_proj(memory))
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         query = self.q_proj(x).view(len(x), self.heads, -1)
@@ -205,8 +197,11 @@ class CrossAttention(nn.Module):
         return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
-# parts of a layer that treat each row alone, or leave out those beyond the tokens
-ROW_WISE = (EncoderLayer, DecoderLayer, SelfAttention, CrossAttention, FeedForward, nn.LayerNorm, Dropout)
+# modules that compute each row independently of the others, or ignore the rows after the last token
+ROW_WISE = (
+    *(EncoderLayer, DecoderLayer, SelfAttention, CrossAttention, FeedForward),
+    *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Identity, Dropout),
+)
 
 
 # 3.4 Embeddings, 3.5 Positional encoding
@@ -231,14 +226,14 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Embeds token ids [T] at their positions [T], or all at one, all of these below `length`: T D."""
+        """Embeds token ids [T] at `position` [T], or all at the same position: T D. Positions are below `length`."""
         return self.dropout(self.norm(self.tokens(tokens) * self.scale + self.table(length)[position]))
 
     def computed(self, length: int) -> Tensor:
         return sinusoids(length, self.config.d_model, self.config.positions, self.config.position_offset)
 
     def table(self, length: int) -> Tensor:
-        """Returns encodings of at least `length` positions. Raises ValueError beyond those learned."""
+        """Returns encodings of at least `length` positions. Raises ValueError beyond the learned positions."""
         if self.positions is not None:
             limit = self.positions.num_embeddings
             if length > limit:
@@ -263,9 +258,11 @@ class Embedding(nn.Module):
     "transformer_tiny", replace(BASE, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4)
 )
 class Transformer(Architecture):
-    """Figure 1. With a joint vocabulary, both embeddings and the output projection are one matrix (section 3.4);
-    with separate ones, or without `share_embeddings`, the target embedding and the output projection are, but without
-    `tie_output`.
+    """The model of figure 1.
+
+    With a joint vocabulary and `share_embeddings`, both embeddings and the output projection share one matrix (section
+    3.4). Otherwise only the target embedding and the output projection share one. Without `tie_output`, the output
+    projection has its own matrix.
     """
 
     output_projection: nn.Linear
@@ -282,7 +279,7 @@ class Transformer(Architecture):
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
-        # a pre-norm stack ends in a sum, which nothing has normalised yet
+        # the output of a pre-norm stack is a sum that no layer has normalised
         self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
@@ -291,12 +288,12 @@ class Transformer(Architecture):
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
         self.dropped: frozenset[nn.Module] = frozenset()
-        # the complement of `dropped`, encoder layers first: what a compiled model reads
+        # False for the layers in `dropped`, encoder layers first; a compiled model reads this tensor
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
 
     def initialise(self, module: nn.Module) -> None:
-        """Embeddings from N(0, 1 / d_model), so that sqrt(d_model) times one has unit variance; Xavier elsewhere."""
+        """Draws embeddings from N(0, 1 / d_model), which scaling makes unit variance, and other weights by Xavier."""
         if isinstance(module, nn.Embedding) or (module is self.output_projection and not self.config.tie_output):
             nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear) and module is not self.output_projection:
@@ -309,7 +306,7 @@ class Transformer(Architecture):
         return self.config.encoder_layerdrop > 0 or self.config.decoder_layerdrop > 0
 
     def begin_update(self, generator: torch.Generator) -> None:
-        """Draws the layers that this update leaves out (LayerDrop, Fan et al. 2020)."""
+        """Draws the layers that this update skips (LayerDrop, Fan et al. 2020)."""
         layers: list[nn.Module] = [*self.encoder, *self.decoder]
         rates = [self.config.encoder_layerdrop] * len(self.encoder)
         rates += [self.config.decoder_layerdrop] * len(self.decoder)
@@ -322,7 +319,7 @@ class Transformer(Architecture):
         return self._encode(source, PackedContext(source.layout))
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        context = PackedContext(target_input.layout, memory.with_values(self._even(memory.values)))
+        context = PackedContext(target_input.layout, memory.with_values(self._pad(memory.values)))
         return self._decode(target_input, repeat(context))
 
     def forward_with_attention(
@@ -337,27 +334,33 @@ class Transformer(Architecture):
 
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
-        x = self._even(self.source_embedding(source.values, layout.position_ids, layout.max_length))
+        x = self._pad(self.source_embedding(source.values, layout.position_ids, layout.max_length))
         for index, layer in enumerate(self.encoder):
             x = self._run(layer, index, x, context)
         return source.with_values(self.encoder_norm(x)[: layout.tokens])
 
     def _decode(self, target_input: Packed, contexts: Iterable[PackedContext]) -> Tensor:
         layout = target_input.layout
-        x = self._even(self.target_embedding(target_input.values, layout.position_ids, layout.max_length))
+        x = self._pad(self.target_embedding(target_input.values, layout.position_ids, layout.max_length))
         for index, (layer, context) in enumerate(zip(self.decoder, contexts, strict=False), len(self.encoder)):
             x = self._run(layer, index, x, context)
         return self.decoder_norm(x)[: layout.tokens]
 
-    def _even(self, x: Tensor) -> Tensor:
-        """Appends spare rows where every layer takes rows one by one; experts would count them, and a plug-in might."""
-        parts = (part for layer in [*self.encoder, *self.decoder] for part in (layer, *layer.children()))
-        return even_rows(x) if all(type(part) in ROW_WISE for part in parts) else x
+    def _pad(self, x: Tensor) -> Tensor:
+        """Appends padding rows (`pad_rows`), unless some layer might use them: experts count rows, hooks see them."""
+        padded = pad_rows(x)
+        if padded is x:
+            return x
+        parts = [self.encoder, self.decoder, self.encoder_norm, self.decoder_norm]
+        modules = (module for part in parts for module in cast(nn.Module, part).modules())
+        return (
+            padded if all(type(module) in ROW_WISE and is_unmodified(module, type(module)) for module in modules) else x
+        )
 
     def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
-        """Returns the output of a layer, the `index`-th of both stacks, or while training its input when it is dropped.
+        """Returns the output of a layer, or x itself if training skips the layer. `index` counts both stacks from 0.
 
-        A compiled model computes dropped layers too: branches would compile it once for each draw.
+        A compiled model computes skipped layers too: with branches it would be compiled once for each draw.
         """
         compiling = torch.compiler.is_compiling()
         if self.training and not compiling and layer in self.dropped:
@@ -399,11 +402,20 @@ class Transformer(Architecture):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """True unless a subclass decodes or steps in a way of its own. (FSDP's subclass does not.)"""
-        return all(getattr(type(self), name) is getattr(Transformer, name) for name in ("decode", "step"))
+        """False if static decoding would bypass code of a subclass or of a hook, which CUDA graphs do not call.
+
+        Hooks of torch itself are fine: FSDP has gathered the parameters before, and weight normalisation is recorded.
+        """
+        own = type(self)
+        if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
+            return False
+        if any(type(layer.cross_attention).project is not CrossAttention.project for layer in self.decoder):
+            return False
+        hooks = (hook for module in self.modules() for hook in hooks_of(module))
+        return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticKVCache:
-        self.target_embedding.table(capacity)  # grows now, since graphs of steps hold its address
+        self.target_embedding.table(capacity)  # grows now, since graphs of steps hold the address of the table
         weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         return StaticKVCache(
             lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
@@ -424,9 +436,19 @@ class Transformer(Architecture):
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)
-        features, weight = self.decoder_norm(x), self.output_projection.weight
-        if features.dtype == weight.dtype == torch.bfloat16 and weight.device.type != "cpu":
-            # summed in fp32 anyway, and so returned: a bf16 logit between 8 and 16 is off by up to 0.03, which can be
-            # more than separates two candidates
-            return torch.mm(features, weight.t(), out_dtype=torch.float32)
-        return self.output_projection(features).float()
+        return fp32_logits(self.output_projection, self.decoder_norm(x))
+
+
+def fp32_logits(projection: nn.Module, features: Tensor) -> Tensor:
+    """Returns the logits [N, V] of features [N, D] in fp32.
+
+    A GPU sums products of bf16 numbers in fp32. The sums are returned as they are: a bf16 logit between 8 and 16 is
+    rounded by up to 0.03, which can be more than the difference between two candidates.
+    """
+    if features.is_cuda and features.dtype == torch.bfloat16 and is_unmodified(projection, nn.Linear):
+        weight, bias = cast(Tensor, projection.weight), projection.bias
+        if weight.dtype == torch.bfloat16:
+            logits = torch.mm(features, weight.t(), out_dtype=torch.float32)
+            return logits if bias is None else logits.add_(cast(Tensor, bias))
+    logits = projection(features)
+    return logits.float()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import is_unmodified
+
 A, B = "adapter_a", "adapter_b"  # names of the parameters beside `weight`
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -61,7 +63,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     candidates = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module is not output and parameters.count(id(module.weight)) == 1
+        if is_unmodified(module, nn.Linear) and module is not output and parameters.count(id(module.weight)) == 1
     }
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in candidates):

@@ -1,5 +1,7 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, sections 3.2 and 4): the fastest backend for the input at hand,
-and the contexts that say what the attention of a layer attends to.
+"""Scaled dot-product attention (Vaswani et al. 2017, sections 3.2 and 4).
+
+`attention` chooses the fastest backend for its input. An `AttentionContext` provides the keys and values that the
+attention of a layer attends to.
 """
 
 from collections.abc import Callable
@@ -27,11 +29,11 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
     "varlen": varlen_attention,
     "sdpa": sdpa_attention,
 }
-# queries, keys and values as one product makes them, T H*(2K+Kv) -> T H K, T H K, T H Kv
-SplitHeads = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+# splits a stacked projection into heads, as `HeadSplit` does: queries, keys and values, or keys and values
+Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
-MIN_WINDOWS = 4  # a sentence must be this many windows long for blocks to pay
+MIN_WINDOWS = 4  # blocks pay from sentences of this many windows on
 
 
 def attention(
@@ -43,7 +45,7 @@ def attention(
     spec: AttentionSpec = FULL_ATTENTION,
 ) -> Tensor:
     """Returns softmax(Q K^T / sqrt(K)) V within each sentence and head: T H K, S H K, S H Kv -> T H Kv."""
-    if torch.is_autocast_enabled(query.device.type):  # kernels want one type, whatever sums these come from
+    if torch.is_autocast_enabled(query.device.type):  # kernels need queries, keys and values of one dtype
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     name = backend(
@@ -77,17 +79,16 @@ def backend(
     capability: tuple[int, int] = (0, 0),
     compiling: bool = False,
 ) -> Backend:
-    """Returns the fastest backend for such heads in sentences of up to `max_length` tokens.
+    """Returns the fastest backend for heads of these widths in sentences of up to `max_length` tokens.
 
-    `window` is given for self-attention only; `capability` is the CUDA device's.
+    `window` is None for cross-attention. `capability` is the compute capability of the CUDA device.
 
-    On a CPU, batched products beat torch's kernel on sentences of up to about 256 tokens: 12 times at 16 tokens in bf16
-    and twice in fp32, forward and backward together; at 1,024 they take 1.5 times as long, and more memory. Blocks cost
-    the same at any length; with a window of 32 they draw level with batched products at 128 tokens, and take a seventh
-    (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
+    On a CPU, batched products (forward and backward) are faster than torch's kernel up to about 256 tokens: at 16
+    tokens 12 times in bf16 and twice in fp32. At 1,024 tokens they take 1.5 times as long, and more memory. Blocks take
+    the same time per token at any length. With a window of 32 they are as fast as batched products at 128 tokens, and
+    take a seventh (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
 
-    Flash attention has no dropout, takes 16 bits and heads of up to 256, and needs tensor cores of the Ampere
-    generation or later.
+    Flash attention has no dropout, takes 16-bit inputs and heads of up to 256, and needs an Ampere GPU or later.
     """
     if device == "cpu":
         if compiling or dropout > MAX_P:
@@ -107,46 +108,43 @@ def _capability(device: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-# As torch.compiler.assume_constant_result marks a function, which would import the compiler: half of the start of every
-# command
+# torch.compiler.assume_constant_result sets this mark, but imports the compiler: half of the start-up time of a command
 _capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class AttentionContext(Protocol):
-    """The keys and values that the attention of one layer sees: packed sentences, or a KV cache of the tokens before.
+    """The keys and values that the attention of one layer attends to: packed sentences, or a KV cache.
 
-    Both methods return what the queries attend to, T H*Kv.
+    Both methods return the attended values, T H*Kv.
     """
 
-    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
-        """Attends to the tokens of the same sentence or hypothesis, of which `qkv` holds the new ones'."""
+    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+        """Attends to the same sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
-    def cross_attention(
-        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
-    ) -> Tensor:
-        """Attends to the memory of the sentence: T H K. `project` turns the memory S D into keys and values."""
+    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+        """Attends to the memory of the sentence: T H K. `project` computes keys and values from the memory S D."""
 
 
 @dataclass(frozen=True)
 class PackedContext:
-    """Whole sentences, as in teacher forcing, on one layout; `memory` is what cross-attention reads.
+    """Whole sentences on one layout, as in teacher forcing. Cross-attention reads `memory`.
 
-    With `weights`, each layer adds its attention weights to the lists "self" and "cross" that it has: B H L M, zero
-    beyond a sentence's end.
+    If `weights` has a list "self" or "cross", each layer appends its attention weights to the list: B H L M, zero
+    beyond the end of a sentence.
     """
 
     layout: Layout
     memory: Packed | None = None
     weights: dict[str, list[Tensor]] | None = None
 
-    def self_attention(self, qkv: Tensor, split: SplitHeads, spec: AttentionSpec) -> Tensor:
-        return self._attend("self", *split(qkv), self.layout, spec)
+    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+        query, key, value = split(qkv)
+        return self._attend("self", query, key, value, self.layout, spec)
 
-    def cross_attention(
-        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
-    ) -> Tensor:
+    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
         assert self.memory is not None
-        return self._attend("cross", query, *project(self.memory.values), self.memory.layout, spec)
+        key, value = project(self.memory.values)
+        return self._attend("cross", query, key, value, self.memory.layout, spec)
 
     def _attend(
         self, kind: str, query: Tensor, key: Tensor, value: Tensor, key_layout: Layout, spec: AttentionSpec

@@ -1,8 +1,8 @@
-"""Attention on a CPU: batched products with a backward pass by hand, and blocks of the token axis for narrow windows.
+"""Attention on a CPU: batched products with a hand-written backward pass, and blocks of the token axis for windows.
 
-Heads are gathered straight from the projections into BH L K, one copy each way; keys are padded to a multiple of 16,
-since a softmax over fewer leaves the vector units (11 times slower at 15 columns than at 16); the softmax is taken in
-fp32, the products in the type of the projections.
+Heads are gathered from the projections directly into BH L K, with one copy in each direction. Keys are padded to a
+multiple of 16, since a softmax over fewer columns does not use vector instructions (15 columns take 11 times as long as
+16). The softmax is taken in fp32, products in the dtype of the projections.
 """
 
 import math
@@ -13,16 +13,16 @@ from torch.nn import functional as F
 
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
 from nmtkit.layers.dropout import dropout, dropped, keep_scale, noise_for
-from nmtkit.layers.even_rows import even_number
 from nmtkit.layers.packed import Layout
+from nmtkit.layers.shape_padding import padded_size
 
 # B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each (M rounded up to a multiple
 # of 16), H heads, K width of a query or key head, Kv width of a value head
 
 KEY_MULTIPLE = 16
 QUERY_MULTIPLE = 4
-SENTENCE_STEPS = 16  # to an octave of numbers of sentences
-MIN_BLOCK = 16  # tokens; smaller products cost as much
+SENTENCE_STEPS = 16  # batch sizes between two powers of 2
+MIN_BLOCK = 16  # tokens; smaller products take as long
 
 
 def bmm_attention(
@@ -30,11 +30,11 @@ def bmm_attention(
 ) -> Tensor:
     """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    Rows behind the last token are left out; in the result they are 0.
+    Rows after the last token are ignored; in the result they are 0.
     """
     sentences, length = query_layout.sentences, query_layout.max_length
-    if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # fewer shapes: see `even_rows`
-        sentences = even_number(sentences, SENTENCE_STEPS)
+    if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # fewer shapes: see `shape_padding`
+        sentences = padded_size(sentences, SENTENCE_STEPS)
         length += -length % QUERY_MULTIPLE
     name = "bias", spec.causal, spec.window, query_layout.max_length, sentences, length
     bias = key_layout.derived(name, lambda: _bias(query_layout, key_layout, spec, sentences, length))
@@ -64,7 +64,7 @@ class _BmmAttention(torch.autograd.Function):
         scores = torch.bmm(q, k.transpose(1, 2)).float().unflatten(0, (-1, heads))  # B H L M
         weights = torch.softmax(scores.mul_(scale).add_(bias), -1)
         if mask is not None:
-            weights.mul_(mask)  # so that queries beyond the end have no gradient
+            weights.mul_(mask)  # queries beyond the end of a sentence get no gradient
         noise = noise_for(weights) if p else None
         used = weights if noise is None else _dropout(weights, noise, p)
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
@@ -88,8 +88,8 @@ class _BmmAttention(torch.autograd.Function):
         scores_gradient = scores_gradient.mul_(ctx.scale).to(dtype).flatten(0, 1)
         query_gradient, key_gradient = torch.bmm(scores_gradient, k), torch.bmm(scores_gradient.transpose(1, 2), q)
         query_rows, key_rows = ctx.rows
-        of_keys = (_to_packed(x, key_layout, heads, key_rows) for x in (key_gradient, value_gradient))
-        return _to_packed(query_gradient, query_layout, heads, query_rows), *of_keys, None, None, None, None, None
+        gradients = (_to_packed(x, key_layout, heads, key_rows) for x in (key_gradient, value_gradient))
+        return _to_packed(query_gradient, query_layout, heads, query_rows), *gradients, None, None, None, None, None
 
 
 def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
@@ -101,8 +101,8 @@ def sliding_window_attention(
 ) -> Tensor:
     """Self-attention within a window (Vaswani et al. 2017, section 4): T H K, T H K, T H Kv -> T H Kv.
 
-    The token axis is cut into blocks no shorter than half a window, and each is multiplied with the keys of itself and
-    its neighbours alone: sentences lie end to end, so a distance in a sentence is one on the axis too.
+    The token axis is cut into blocks of at least half a window. Each block is multiplied with its own keys and with the
+    keys of the blocks before and after. Sentences lie end to end, so distances on the axis are distances in a sentence.
     """
     assert layout is key_layout and spec.window is not None
     block = max(spec.window // 2, MIN_BLOCK)
@@ -114,20 +114,20 @@ def sliding_window_attention(
 
 
 def _blocks(x: Tensor, block: int) -> Tensor:
-    """Cuts T H K into blocks H block K; zero behind the last token."""
+    """Cuts T H K into blocks H block K, with zeros after the last token."""
     return F.pad(x, (0, 0, 0, 0, 0, -len(x) % block)).unflatten(0, (-1, block)).transpose(1, 2)
 
 
 def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
-    """Joins each block to the one before it and, unless causal, to the next: blocks H block K -> blocks H keys K."""
+    """Joins each block to the previous block and, unless causal, to the next: blocks H block K -> blocks H keys K."""
     padded = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0 if causal else 1), value=beyond)
     return torch.cat([padded[first : first + len(blocks)] for first in range(2 if causal else 3)], 2)
 
 
 def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
-    """Returns what is added to scores, 0 where a query sees the key and -inf elsewhere: blocks 1 block keys."""
+    """Returns the mask added to scores, 0 where a query sees the key and -inf elsewhere: blocks 1 block keys."""
     assert spec.window is not None
-    # rows behind the last token count as a sentence of their own, so that their softmax is finite
+    # rows after the last token count as a sentence of their own, so that their softmax is finite
     segment_ids = _blocks(F.pad(layout.segment_ids, (0, -layout.tokens % block), value=-1)[:, None, None], block)
     key_segment_ids = _with_neighbours(segment_ids, spec.causal, beyond=-2).transpose(2, 3)  # blocks 1 1 keys
     distance = torch.arange(key_segment_ids.shape[3]) - block - torch.arange(block)[:, None]
@@ -138,10 +138,10 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
 
 
 def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentences: int, length: int) -> Tensor:
-    """Returns what is added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
+    """Returns the mask added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
 
-    It is expanded over queries, since adding rows of 16 keys one by one is slow. Queries beyond those of the layout, up
-    to `length` in `sentences`, see all keys: a softmax over none would be NaN.
+    The mask is expanded over queries, since adding rows of 16 keys one by one is slow. Padding queries, which fill the
+    mask up to `length` in each of `sentences`, see all keys: a softmax over no key would be NaN.
     """
     visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
     bias = _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
@@ -149,7 +149,7 @@ def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentenc
 
 
 def _query_mask(layout: Layout, sentences: int, length: int) -> Tensor | None:
-    """Returns 1 where there is a query and else 0, B 1 L 1, or None if there is one everywhere."""
+    """Returns a mask that is 1 for queries and 0 for padding, B 1 L 1, or None without padding."""
     mask = F.pad(layout.mask, (0, length - layout.max_length, 0, sentences - layout.sentences))
     return None if bool(mask.all()) else mask[:, None, :, None].float()
 
@@ -159,13 +159,11 @@ def _additive(visible: Tensor) -> Tensor:
 
 
 def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor:
-    """Pads T H K to BH length K; beyond a sentence's end stands its last token again, and beyond the last sentence the
-    first token.
-    """
+    """Pads T H K to BH length K. Padding repeats the last token of a sentence, padding sentences the first token."""
     heads, width = x.shape[1:]
     if x.stride(2) != 1 or x.stride(1) != width or x.stride(0) % width:
         x = x.contiguous()
-    stride = x.stride(0) // width  # heads lie at multiples of their width, this many to a token
+    stride = x.stride(0) // width  # heads from one token to the next
     rows = x.as_strided(((len(x) - 1) * stride + heads, width), (width, 1))
 
     def compute() -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention over packed sentences by torch's fused kernels; `attention.backend` chooses between the two by shape."""
+"""Attention over packed sentences with torch's fused kernels. `attention.backend` chooses between the two kernels."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ WIDTH_MULTIPLE, MAX_WIDTH = 8, 256  # of a head, in flash attention
 
 
 def varlen_width(key_width: int, value_width: int) -> int:
-    """Returns the common width to which `varlen_attention` pads heads."""
+    """Returns the width to which `varlen_attention` pads the heads of queries, keys and values."""
     return -(-max(key_width, value_width) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
@@ -25,15 +25,15 @@ def varlen_attention(
 ) -> Tensor:
     """Flash attention over the token axis, in 16 bits and without dropout: T H K, S H K, S H Kv -> T H Kv.
 
-    The kernel never looks beyond a sentence, so that there is no padding of sentences. It wants heads of one width:
-    narrower ones are filled up with zeros, which change no score and add nothing to the result.
+    The kernel stays within each sentence, so sentences need no padding. It needs heads of one width: narrower heads are
+    padded with zeros, which change neither the scores nor the result.
     """
     from torch.nn.attention.varlen import varlen_attn  # its import registers CUDA operators
 
     width, value_width, scale = varlen_width(key.shape[-1], value.shape[-1]), value.shape[-1], key.shape[-1] ** -0.5
     query, key, value = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
     bounds = query_layout.cu_seqlens, key_layout.cu_seqlens, query_layout.max_length, key_layout.max_length
-    radius = -1 if spec.window is None else spec.window // 2  # -1: as far as the sentence goes
+    radius = -1 if spec.window is None else spec.window // 2  # -1: the whole sentence
     window = radius, 0 if spec.causal else radius
     attended: Any = varlen_attn(query, key, value, *bounds, scale=scale, window_size=window)
     return attended[..., :value_width]
@@ -44,7 +44,7 @@ def sdpa_attention(
 ) -> Tensor:
     """torch's scaled_dot_product_attention on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    It takes every type, width and dropout, for the price of padding and a mask.
+    The kernel takes every dtype, width and dropout, but needs padding and a mask.
     """
     layouts = query_layout, key_layout, key_layout
     pairs = zip((query, key, value), layouts, strict=True)

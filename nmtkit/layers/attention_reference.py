@@ -1,6 +1,7 @@
 """Attention in torch's own operations, padded and with a mask: the reference of every faster backend."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +16,10 @@ from nmtkit.layers.packed import Layout, Packed
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How queries attend to keys; every backend takes one.
+    """The variant of attention that a backend computes.
 
-    `causal` lets a query see the keys up to its own position, `window` only those of the neighbourhood of that size
-    around it, |i - j| <= window // 2 (Vaswani et al. 2017, section 4). `dropout` falls on the weights, whatever the
-    mode.
+    With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
+    most window // 2 (Vaswani et al. 2017, section 4). `dropout` on the weights applies in training and in evaluation.
     """
 
     causal: bool = False
@@ -30,14 +30,27 @@ class AttentionSpec:
 FULL_ATTENTION = AttentionSpec()
 
 
+class HeadSplit:
+    """Splits the output of a stacked projection into its parts, and each part into heads: T H*(K+…) -> T H K, …
+
+    `widths` are the widths of one head in each part.
+    """
+
+    def __init__(self, heads: int, widths: Sequence[int]) -> None:
+        self.heads, self.sizes = heads, [heads * width for width in widths]
+
+    def __call__(self, projected: Tensor) -> tuple[Tensor, ...]:
+        return tuple(part.unflatten(-1, (self.heads, -1)) for part in projected.split(self.sizes, -1))
+
+
 def attention_mask(query_layout: Layout, key_layout: Layout, spec: AttentionSpec) -> Tensor:
-    """Returns which keys each query sees, True where it does: B 1 1 M or B 1 L M, bool."""
+    """Returns a mask that is True where a query sees a key: B 1 1 M or B 1 L M, bool."""
     visible = key_layout.mask[:, None, None, :]
     if spec.causal or spec.window is not None:
         device = visible.device
         rows = torch.arange(query_layout.max_length, device=device)[:, None]
         columns = torch.arange(key_layout.max_length, device=device)
-        # a query beyond its sentence's end sees some key too, since a softmax over no key is NaN
+        # a query beyond the end of its sentence must see some key, since a softmax over no key is NaN
         rows = torch.minimum(rows, (key_layout.lengths - 1)[:, None, None, None])
         if spec.causal:
             visible = visible & (columns <= rows)
@@ -51,7 +64,7 @@ def attention_weights(
 ) -> Tensor:
     """Returns softmax(Q K^T / sqrt(K)), before dropout: T H K, S H K -> B H L M.
 
-    Rows beyond a sentence's end have no meaning.
+    Rows beyond the end of a sentence are undefined.
     """
     queries = Packed(query, query_layout).to_padded().transpose(1, 2)  # B H L K
     keys = Packed(key, key_layout).to_padded().transpose(1, 2)
@@ -62,7 +75,7 @@ def attention_weights(
 def reference_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """As `attention.attention`: T H K, S H K, S H Kv -> T H Kv."""
+    """Computes `attention.attention` for any input: T H K, S H K, S H Kv -> T H Kv."""
     weights = attention_weights(query, key, query_layout, key_layout, spec)
     weights = F.dropout(weights, spec.dropout).to(value.dtype)
     attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L Kv

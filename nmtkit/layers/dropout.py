@@ -1,8 +1,9 @@
-"""Dropout (Srivastava et al. 2014), alone and within the residual connection around a sub-layer, with cheap CPU masks.
+"""Dropout (Srivastava et al. 2014), alone and in the residual connection around a sub-layer, with fast masks on CPUs.
 
-`F.dropout` on a CPU draws one random number for each element, at 6 ns each on one core. Here random bits are taken as
-floating-point numbers as they come, four bf16 of 64 bits, and an element is dropped where its number is at most a
-threshold: how many of all patterns of bits are, is known exactly, and dropping is ReLU's backward pass, one reading.
+On a CPU, `F.dropout` draws one random number for each element, which takes 6 ns on one core. Here random bits are read
+as floating-point numbers: 64 bits are four bf16 numbers. An element is dropped if its number is at most a threshold.
+The share of bit patterns up to a threshold is known exactly. The backward pass of ReLU (zero where a number is at most
+a threshold) drops the elements in one reading.
 """
 
 from functools import lru_cache
@@ -12,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import residual_gpu
+from nmtkit.layers import is_unmodified, residual_gpu
+from nmtkit.layers.layer_norm import layer_norm_backward
 
 # T tokens, D model width
 
-# of the types that take noise: patterns of bits, and infinity as one of them
+# supported dtypes: number of bit patterns, and the pattern of infinity
 PATTERNS = {torch.bfloat16: (1 << 16, 0x7F80), torch.float32: (1 << 32, 0x7F80_0000)}
-MAX_P = 0.99  # beyond which there is no threshold, as NaN is above none
+MAX_P = 0.99  # NaN patterns are never dropped, so no threshold reaches a probability of 1
 
 
 class Dropout(nn.Module):
@@ -36,71 +38,72 @@ class Dropout(nn.Module):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Drops with probability `p`, whatever the mode."""
+    """Returns x with dropout of probability `p`, in training and in evaluation."""
     if not p:
         return x
     return _Dropout.apply(x, p) if takes_noise(x, p) else F.dropout(x, p)  # type: ignore[no-untyped-call]
 
 
-def add_and_norm(x: Tensor, change: Tensor, norm: nn.LayerNorm, p: float) -> Tensor:
-    """Returns norm(x + dropout(change)): T D. It drops with probability `p`, whatever the mode.
+def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor:
+    """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, in training and in evaluation.
 
-    On a CPU under autocast the result has the type of `change`, bf16: half the memory to move, and no cast before the
-    next product. Sums and statistics are still taken in fp32. So it is on a GPU in training, where Triton works.
+    Fused implementations compute an `nn.LayerNorm` with weight and bias. On a CPU under autocast, the result of the
+    fused implementation has the dtype of `change`, bf16: it takes half the memory and the next product needs no cast.
+    Sums and statistics are still taken in fp32. The same holds for training on a GPU where Triton works.
     """
-    if not p and x.dtype == change.dtype and not torch.is_grad_enabled():
-        return torch.layer_norm(x + change, norm.normalized_shape, norm.weight, norm.bias, norm.eps)  # less of Python
-    arguments = x, change, norm.weight, norm.bias, norm.eps, p
-    if takes_noise(change, p):
-        return _AddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
-    if uses_kernels(change):
-        return residual_gpu.FusedAddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
+    if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
+        arguments = x, change, norm.weight, norm.bias, norm.eps, p
+        if norm.weight is None or norm.bias is None:
+            pass
+        elif takes_noise(change, p):
+            return _AddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
+        elif uses_kernels(change):
+            return residual_gpu.FusedAddAndNorm.apply(*arguments)  # type: ignore[no-untyped-call]
     return norm(x + dropout(change, p))
 
 
 def takes_noise(x: Tensor, p: float) -> bool:
-    """Returns whether the noise of this module applies: eager mode, on a CPU, in bf16 or fp32."""
+    """Returns whether the masks of this module can be used: on a CPU, in bf16 or fp32, not while compiling."""
     return x.device.type == "cpu" and x.dtype in PATTERNS and p <= MAX_P and not torch.compiler.is_compiling()
 
 
 def uses_kernels(x: Tensor) -> bool:
-    """Returns whether the kernels of `residual_gpu` apply: in training, on CUDA, in bf16 or fp32, uncompiled."""
+    """Returns whether the kernels of `residual_gpu` can be used: in training on CUDA, in bf16 or fp32, uncompiled."""
     if not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float32) or torch.compiler.is_compiling():
         return False
     return torch.is_grad_enabled() and residual_gpu.is_usable(x.device)
 
 
 def noise_for(x: Tensor) -> Tensor:
-    """Returns a number of random bits, infinite or NaN too, for each element: x's shape and type.
+    """Returns random bits as a tensor of the shape and dtype of x. Infinities and NaNs occur too.
 
-    Drawn from torch's generator.
+    The seed comes from torch's global generator.
     """
-    # NumPy's generator takes 0.6 of the time of torch's, and gets its seed from that one
+    # NumPy's generator takes 0.6 of the time of torch's
     generator = np.random.SFC64(int(torch.randint(1 << 62, ())))
     words = generator.random_raw(-(-x.numel() * x.element_size() // 8))
     return torch.from_numpy(words.view(np.uint8)).view(x.dtype)[: x.numel()].view(x.shape)
 
 
 def dropped(x: Tensor, noise: Tensor, p: float) -> Tensor:
-    """Returns x, with 0 where the noise says so, not yet scaled: a new tensor."""
+    """Returns a copy of x with zeros where `noise` is at most the threshold of `p`; other elements are not scaled."""
     return torch.ops.aten.threshold_backward(x, noise, threshold(p, x.dtype)[0])
 
 
 def keep_scale(p: float, dtype: torch.dtype) -> float:
-    """Returns the factor of kept elements: exactly the inverse of the probability that `dropped` keeps one."""
+    """Returns the factor for kept elements: exactly 1 / (probability that `dropped` keeps an element)."""
     return threshold(p, dtype)[1]
 
 
 @lru_cache
 def threshold(p: float, dtype: torch.dtype) -> tuple[float, float]:
-    """Returns the number that noise of this type is at most with probability `p`, rounded to what there is, and the
-    inverse of the probability that it is not.
+    """Returns t with P(noise <= t) ≈ p for noise of this dtype, and the exact 1 / P(noise > t).
 
-    Patterns in order: from minus infinity, whose bits below the sign are `infinity`, down to -0, then from 0, which is
-    equal to it, up. NaN is at most nothing.
+    Bit patterns in ascending order of their number: minus infinity to -0, that is `infinity` + 1 patterns, then the
+    positive numbers from the one after 0, which equals -0. NaN never compares as <= t, so it counts as kept.
     """
     patterns, infinity = PATTERNS[dtype]
-    count = max(round(p * patterns), 1)
+    count = max(round(p * patterns), 1)  # patterns up to t
     if count <= infinity:
         bits, sign = infinity + 1 - count, -1.0
     else:
@@ -125,24 +128,23 @@ class _Dropout(torch.autograd.Function):
 
 
 class _AddAndNorm(torch.autograd.Function):
-    """One node where autograd would keep five; it saves the sum, and the noise."""
+    """`add_and_norm` as one node of the graph instead of five. It saves only the sum, the noise and the statistics."""
 
     @staticmethod
     def forward(ctx, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:  # type: ignore[no-untyped-def]
         noise = noise_for(change) if p else None
         ctx.p, ctx.scale = p, keep_scale(p, change.dtype) if p else 1.0
         ctx.input_type = x.dtype
-        kept = change if noise is None else dropped(change, noise, p)
-        total = torch.add(x.to(change.dtype), kept, alpha=ctx.scale)
+        # mul_ multiplies by the exact scale; torch.add(…, alpha=scale) would round the scale to bf16
+        kept = change if noise is None else dropped(change, noise, p).mul_(ctx.scale)
+        total = x.to(change.dtype) + kept
         result, mean, inverse_deviation = torch.native_layer_norm(total, [total.shape[-1]], weight, bias, eps)
         ctx.save_for_backward(total, noise, mean, inverse_deviation, weight, bias)
         return result
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        total, noise, mean, inverse_deviation, weight, bias = ctx.saved_tensors
-        gradient, weight_gradient, bias_gradient = torch.ops.aten.native_layer_norm_backward(
-            gradient, total, [total.shape[-1]], mean, inverse_deviation, weight, bias, [True] * 3
-        )
+        total, noise, *statistics = ctx.saved_tensors
+        gradient, weight_gradient, bias_gradient = layer_norm_backward(gradient, total, *statistics)
         change_gradient = gradient if noise is None else dropped(gradient, noise, ctx.p).mul_(ctx.scale)
         return gradient.to(ctx.input_type), change_gradient, weight_gradient, bias_gradient, None, None

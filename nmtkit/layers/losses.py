@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nmtkit.layers import compute_dtype
+from nmtkit.layers import compute_dtype, is_unmodified
 from nmtkit.layers.packed import IGNORE_INDEX
 
 # T tokens, D model width, V vocabulary; p and q are the distributions of two passes
@@ -35,7 +35,7 @@ def output_cross_entropy(
 
     `output` maps features [T, D] to logits [T, V]; target [T].
     """
-    if type(output) is nn.Linear:
+    if is_unmodified(output, nn.Linear):
         arguments = features, output.weight, output.bias, target, label_smoothing, torch.is_grad_enabled()
         return _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
     return cross_entropy(output(features), target, label_smoothing)
@@ -63,7 +63,7 @@ def output_r_drop_loss(
 
     `output` maps the passes' features [T, D] to logits [T, V]; target [T].
     """
-    if type(output) is nn.Linear:
+    if is_unmodified(output, nn.Linear):
         arguments = first, second, output.weight, output.bias, target, label_smoothing, alpha, torch.is_grad_enabled()
         return _LinearRDropLoss.apply(*arguments)  # type: ignore[no-untyped-call]
     first, second = output(first), output(second)

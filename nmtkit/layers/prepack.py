@@ -1,61 +1,135 @@
-"""Linear layers for inference on a CPU: weights laid out once for the processor's kernels, in fp32, bf16 or int8."""
+"""Linear layers for inference on a CPU. Weights are laid out once for the kernels, in fp32, bf16 or int8."""
 
 import ctypes
 import functools
+import logging
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import is_unmodified, multiplies_in_bf16
+
 Precision = Literal["fp32", "bf16", "int8"]
 
-_linear = torch.ops.mkldnn._linear_pointwise.default
-_fp16_linear: Any = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
-_onednn_linear = torch.ops.onednn.qlinear_pointwise.default
-_fbgemm_linear = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+log = logging.getLogger("nmtkit")
 
 ROWS = 128  # rows that the packed layout is chosen for; any number of rows works
-# With 128 or 256 inputs, scaling them takes what the product saves over bf16, unless there are many outputs.
+# With 128 or 256 inputs, scaling the inputs takes as long as the int8 product saves, unless there are many outputs.
 MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
 MAX_FP16_WEIGHTS = 1 << 16  # measured for 128 x 128 to 256 x 768
 MIN_BF16_CACHE_WIDTH = 512
-SMALL_PRODUCT = 4 * 128 * 384  # multiplications of a product that oneDNN's setting up would double
+SMALL_PRODUCT = 4 * 128 * 384  # multiplications; oneDNN takes as long to set up so small a product as to compute it
 ZERO_POINT = torch.tensor(128.0)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+# --- the modules of a model -------------------------------------------------------------------------------------------
 
 
 def prepack(model: nn.Module, precision: Precision) -> None:
-    """Replaces every `nn.Linear` of `model`, which must be on the CPU, in place; it can no longer be trained.
+    """Replaces the `nn.Linear` layers of `model`, which must be on the CPU, in place. The model cannot be trained then.
 
     Embeddings and norms stay in fp32, and so do inputs and outputs of the layers. A result for one row does not depend
-    on the other rows, but for rounding in the last place of fp32.
+    on the other rows, except for rounding in the last place of fp32.
 
-    int8 is for layers where it pays: those of fewer than 512 inputs and 4,096 outputs become bf16, if the processor
-    multiplies in that. Of the layers in bf16, those of up to 65,536 weights keep these in fp16, and multiply in fp32.
+    int8 is for layers where it pays. Layers of fewer than 512 inputs and 4,096 outputs become bf16, if the processor
+    multiplies in bf16. Among the layers in bf16, those of up to 65,536 weights keep their weights in fp16 and multiply
+    in fp32. On a processor without bf16 products, larger layers of precision bf16 compute in fp32.
 
-    Hooks of the modules within `model` are not called any more.
+    Modules with hooks, with parametrizations, with another `forward` or of an unknown subclass stay as they are with
+    all their children, and compute in fp32. So do the composite modules of torch (`nn.TransformerEncoderLayer`,
+    `nn.MultiheadAttention`), which read the weights of their children.
+
+    Raises ValueError for int8 if torch was built without int8 kernels.
     """
     keep_freed_memory()
-    for module in list(model.modules()):
-        for name, child in module.named_children():
+    if precision == "bf16" and not multiplies_in_bf16():
+        log.warning("this processor has no bf16 products: layers of more than %s weights use fp32", MAX_FP16_WEIGHTS)
+    if precision == "int8" and not (torch.backends.mkldnn.is_available() or has_fbgemm()):
+        raise ValueError("--precision int8 needs a torch with oneDNN or FBGEMM, which this one lacks; use fp32")
+    left_alone: list[str] = []
+    replacements: dict[nn.Module, nn.Module] = {}
+
+    def visit(parent: nn.Module, path: str) -> None:
+        for name, child in list(parent._modules.items()):
+            if child is None:
+                continue
+            if not may_change(child):
+                left_alone.append(f"{path}{name}")
+                continue
             if type(child) is nn.Linear:
-                setattr(module, name, prepacked_linear(child, precision))
-    for module in list(model.modules())[1:]:
-        module.__class__ = without_hooks(type(module))  # type: ignore[arg-type]  # it means its instances
-        # Python finds them so at once; by nn.Module's own search it takes 0.4 µs each time, hundreds of times a step
+                if child not in replacements:
+                    replacements[child] = prepacked_linear(child, precision)
+                child = replacements[child]
+                setattr(parent, name, child)
+            else:
+                visit(child, f"{path}{name}.")
+            skip_hook_lookup(child)
+
+    if may_change(model):
+        visit(model, "")
+    else:
+        left_alone.append("the model")
+    if left_alone:
+        shown = ", ".join(left_alone[:3]) + (", …" if len(left_alone) > 3 else "")
+        log.info("modules with hooks, parametrizations or code of their own compute in fp32: %s", shown)
+
+
+def may_change(module: nn.Module) -> bool:
+    """Returns whether the module, or any module within it, may be replaced without changing what it computes."""
+    kind = type(module)
+    called_as_usual = kind.__call__ is nn.Module.__call__ and module._compiled_call_impl is None
+    if not is_unmodified(module, kind) or not called_as_usual or hasattr(module, "parametrizations"):
+        return False
+    if isinstance(module, nn.Linear):
+        return kind is nn.Linear
+    # a composite module of torch reads weights of its children, and so does a subclass of one
+    torch_classes = [base for base in kind.__mro__ if base.__module__.startswith("torch.nn.")]
+    return not module._modules or set(torch_classes) <= {nn.Module, *CONTAINERS}
+
+
+def skip_hook_lookup(module: nn.Module) -> None:
+    """Lets calls of a module of torch or of this package run its `forward` at once, which saves 0.7 µs a call.
+
+    Python then also finds the module's parameters and children in its `__dict__`; the search of nn.Module takes 0.4 µs,
+    hundreds of times for each step of a search. A hook that is registered later works: registering restores the class.
+    """
+    kind = type(module)
+    if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
+        module.__class__ = without_hook_lookup(kind)  # type: ignore[assignment]
         module.__dict__.update(module._modules)
         module.__dict__.update(module._parameters)
+
+
+@functools.cache
+def without_hook_lookup(kind: type[nn.Module]) -> type[nn.Module]:
+    """Returns a subclass of `kind` whose instances call `forward` directly, until a hook is registered."""
+    base = InferenceLayerNorm if kind is nn.LayerNorm else kind
+
+    def registering(name: str) -> Callable[..., Any]:
+        def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self.__class__ = kind  # type: ignore[assignment]
+            return getattr(self, name)(*args, **kwargs)
+
+        return register
+
+    names = ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook", "backward_hook")
+    methods: dict[str, Any] = {f"register_{name}": registering(f"register_{name}") for name in names}
+    return type(kind.__name__, (base,), methods | {"__call__": base.forward, "__module__": kind.__module__})
 
 
 @functools.cache
 def keep_freed_memory() -> None:
     """Tells glibc to keep large blocks that are freed for the next allocation, in the whole process.
 
-    By default it returns those above 32 MiB to the system at once, so that the logits of every step (of 544 rows and
-    37,000 entries, say) come in fresh pages: their int8 projection and softmax took 66 ms instead of 40.
+    By default glibc returns blocks above 32 MiB to the system at once. The logits of every step (544 rows of 37,000
+    columns, for example) are then written to fresh pages: the int8 projection and the softmax took 66 ms instead of 40.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if mallopt is not None:
@@ -63,15 +137,31 @@ def keep_freed_memory() -> None:
             mallopt(parameter, 1 << 30)
 
 
-@functools.cache
-def without_hooks(kind: type[nn.Module]) -> type[nn.Module]:
-    """Returns a subclass whose instances are called without a look for hooks: it takes 0.7 µs, fifty times a step."""
-    if kind is nn.LayerNorm:
-        return InferenceLayerNorm
-    return type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
+def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
+    """Returns the dtype in which a search keeps the keys and values that `linear` computes.
+
+    It is the dtype of the weights, but bf16 for int8: batched products in bf16 take half the time, since they move half
+    the memory. It is fp32 on a processor without bf16 products, and for models of fewer than 512 dimensions: their
+    caches stay in the processor's cache, where bf16 products are no faster (with 256 sentences, half as fast).
+    """
+    if isinstance(linear, InferenceLinear):
+        half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH
+        return torch.bfloat16 if half else torch.float32
+    return next((weight.dtype for weight in linear.parameters() if weight.is_floating_point()), torch.float32)
 
 
-def prepacked_linear(linear: nn.Linear, precision: Precision) -> "InferenceLinear":
+class InferenceLayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm` without the Python code around the operation, which takes as long again for few rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+# --- linear layers ----------------------------------------------------------------------------------------------------
+
+
+def prepacked_linear(linear: nn.Linear, precision: Precision) -> nn.Module:
+    """Returns a layer for inference that computes what `linear` does; `linear` itself where torch has no faster one."""
     pays = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
     if precision == "int8" and pays:
         return Int8Linear(linear)
@@ -81,59 +171,56 @@ def prepacked_linear(linear: nn.Linear, precision: Precision) -> "InferenceLinea
             return Fp16Linear(linear, packed)
     if precision == "int8" and not multiplies_in_bf16():
         return Int8Linear(linear)
-    return PrepackedLinear(linear, "fp32" if precision == "fp32" else "bf16")
-
-
-def multiplies_in_bf16() -> bool:
-    return torch.cpu._is_avx512_bf16_supported()
-
-
-def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
-    """Returns the type in which a search keeps the keys and values that `linear` computes.
-
-    It is that of the weights, but bf16 for int8: batched products in bf16 take half the time, for half the memory is
-    moved. A processor without instructions for bf16 keeps fp32, and so do models of fewer than 512 dimensions: their
-    caches stay in the processor's, and the products are as fast (half as fast with 256 sentences of many entries).
-    """
-    if isinstance(linear, InferenceLinear):
-        short = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.inputs >= MIN_BF16_CACHE_WIDTH
-        return torch.bfloat16 if short else torch.float32
-    weight: Tensor = linear.weight  # type: ignore[assignment]
-    return weight.dtype
-
-
-class InferenceLayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` without the Python around the operation, which takes as long again for few rows."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    __call__ = forward
+    if not torch.backends.mkldnn.is_available():
+        return linear
+    return PrepackedLinear(linear, "bf16" if precision != "fp32" and multiplies_in_bf16() else "fp32")
 
 
 class InferenceLinear(nn.Module, ABC):
-    """An `nn.Linear` whose weights, of type `dtype`, are laid out for inference."""
+    """An `nn.Linear` whose weights are laid out for inference. `dtype` is the type of the weights."""
 
     dtype: torch.dtype
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.outputs, self.inputs = linear.weight.shape
+        self.out_features, self.in_features = linear.weight.shape
+
+    @property
+    @abstractmethod
+    def weight(self) -> Tensor:
+        """The weights that the layer multiplies by, as a new fp32 tensor [outputs, inputs]."""
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
-        """[rows, inputs] -> [rows, outputs]."""
+        """Returns the layer's output for rows of inputs: [rows, inputs] -> [rows, outputs]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and torch.is_grad_enabled():
+            return _NoGradient.apply(x, self)  # type: ignore[no-untyped-call]
         if x.dim() == 2:
             return self.product(x)
-        return self.product(x.reshape(-1, self.inputs)).view(*x.shape[:-1], self.outputs)
+        return self.product(x.reshape(-1, self.in_features)).view(*x.shape[:-1], self.out_features)
+
+
+class _NoGradient(torch.autograd.Function):
+    """A layer for inference in a graph of autograd. The backward pass raises an error instead of returning zeros."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:
+        return layer(x.detach())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        raise RuntimeError(
+            "the layers of this model were laid out for inference and have no gradients; load it with "
+            "nmtkit.load(path, trainable=True)"
+        )
 
 
 class PrepackedLinear(InferenceLinear):
-    """`nn.Linear` with weights in oneDNN's own order; in bf16 it multiplies in bf16 and sums in fp32.
+    """`nn.Linear` with weights in oneDNN's own order. In bf16 it multiplies in bf16 and sums in fp32.
 
-    oneDNN takes 12 µs to set a product up; small ones in fp32 are left to BLAS.
+    oneDNN takes 12 µs to set a product up, so small products in fp32 are left to BLAS.
     """
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:
@@ -143,21 +230,24 @@ class PrepackedLinear(InferenceLinear):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
         self.bias = None if linear.bias is None else linear.bias.detach().to(self.dtype)
         self.small_rows = SMALL_PRODUCT // weight.numel() if precision == "fp32" else 0
-        self.plain = weight if self.small_rows else None
+        self.plain_weight = weight if self.small_rows else None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.to_dense().float()
 
     def product(self, x: Tensor) -> Tensor:
         if x.shape[0] <= self.small_rows:
-            return F.linear(x, cast(Tensor, self.plain), self.bias)
-        y: Tensor = _linear(x.to(self.dtype), self.packed, self.bias, "none", [], "")
+            return F.linear(x, cast(Tensor, self.plain_weight), self.bias)
+        y: Tensor = operators().linear(x.to(self.dtype), self.packed, self.bias, "none", [], "")
         return y.to(x.dtype)
 
 
 class Fp16Linear(InferenceLinear):
-    """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32: a row's result is the same to the last bit,
-    whatever the other rows.
+    """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32.
 
-    For few rows it takes a quarter of the time of oneDNN's bf16, whose product takes 12 µs to set up: 4 of 128 x 384 in
-    4 µs for 16. From 128 rows on oneDNN is faster, 1.4 times with 256.
+    For few rows it takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of
+    128 x 384 take 4 µs instead of 16. From 128 rows on oneDNN is faster, 1.4 times with 256.
     """
 
     dtype = torch.float16
@@ -165,58 +255,71 @@ class Fp16Linear(InferenceLinear):
     def __init__(self, linear: nn.Linear, packed: Tensor) -> None:
         super().__init__(linear)
         self.packed = packed
-        bias = torch.zeros(self.outputs) if linear.bias is None else linear.bias
+        self.rounded_weight = linear.weight.detach().half()  # at most 128 KiB
+        bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias
         self.bias = bias.detach().float()
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _fp16_linear(x, self.packed, self.bias)
-        return y
+    @property
+    def weight(self) -> Tensor:
+        return self.rounded_weight.float()
 
-    product = forward
+    def product(self, x: Tensor) -> Tensor:
+        y: Tensor = operators().fp16_linear(x, self.packed, self.bias)
+        return y
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None without it, or beyond the range of fp16."""
-    if _fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
+    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None without FBGEMM, or beyond fp16's range."""
+    fp16_linear = operators().fp16_linear
+    if fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to drop these one day; then it is oneDNN's bf16
+            warnings.simplefilter("ignore")  # torch will remove these operators one day; oneDNN's bf16 takes over then
             packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
-            _fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
+            fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
             return packed
     except (AttributeError, RuntimeError):
         return None
 
 
 class Int8Linear(InferenceLinear):
-    """`nn.Linear` in 8 bits: weights scaled by output, inputs by row, so that a row's result is its own.
+    """`nn.Linear` in 8 bits. Weights have a scale for each output, inputs for each row: rows do not affect each other.
 
     Inputs become round(127 x / largest of the row + 128), unsigned as the processor's instruction wants them, in one
-    rounding. Sums are of integers, hence exact, and the same whoever takes them: FBGEMM, which makes the integers
-    itself and takes half of oneDNN's time for few rows, or oneDNN, which takes down to a half of its time for many.
+    rounding. Weights become integers up to `limit`. Sums of integers are exact, so two libraries compute the same:
+    FBGEMM, which makes the integers itself and takes half of oneDNN's time for few rows, and oneDNN, which takes down
+    to half of FBGEMM's time for many rows.
     """
 
     dtype = torch.int8
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, limit: int | None = None) -> None:
         super().__init__(linear)
         weight = linear.weight.detach().float()
-        scale = weight.abs().amax(1).clamp_min(1e-30) / 127
+        scale = weight.abs().amax(1).clamp_min(1e-30) / (largest_int8_weight() if limit is None else limit)
         quantized = (weight / scale[:, None]).round().to(torch.int8)
         self.few = fbgemm_weight(quantized, scale)
-        self.few_rows = fbgemm_rows(self.inputs, self.outputs)
-        self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.inputs])
-        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: of weight and input, rounded as FBGEMM does
-        self.zero_point = torch.zeros(self.outputs, dtype=torch.int64)
+        self.few_rows = fbgemm_rows(self.in_features, self.out_features)
+        self.packed: Tensor | None = None
+        if torch.backends.mkldnn.is_available():
+            self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.in_features])
+        self.scale = scale * torch.tensor(1 / 127)  # [outputs], of weight times input; rounded as FBGEMM does
+        self.zero_point = torch.zeros(self.out_features, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
+
+    @property
+    def weight(self) -> Tensor:
+        if self.few is not None:
+            return torch.ops.quantized.linear_unpack(self.few)[0].dequantize()
+        return self.packed.to_dense().t().float() * (self.scale * 127)[:, None]
 
     def product(self, x: Tensor) -> Tensor:
         # [rows, 1]; a vector norm takes ten times as long
         largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)
         scaled = x / largest
-        if self.few is not None and x.shape[0] <= self.few_rows:
-            y: Tensor = _fbgemm_linear(scaled, 1 / 127, 128, self.few)
+        if self.few is not None and (x.shape[0] <= self.few_rows or self.packed is None):
+            y: Tensor = operators().fbgemm_linear(scaled, 1 / 127, 128, self.few)
         else:
             y = self.onednn_product(scaled)
         y = y.mul_(largest)
@@ -225,24 +328,65 @@ class Int8Linear(InferenceLinear):
     def onednn_product(self, scaled: Tensor) -> Tensor:
         """Returns the product of inputs between -1 and 1."""
         whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()  # one rounding, by fused multiply-add
-        quantized = torch.empty(round_up_rows(len(scaled)), self.inputs, dtype=torch.uint8)
-        # by way of 16 bits, whose conversion is the fast one; the rows behind them are cut off again
+        quantized = torch.empty(round_up_rows(len(scaled)), self.in_features, dtype=torch.uint8)
+        # through int16, whose conversion is fast; the result of the rows after the input's own is cut off
         quantized[: len(scaled)].copy_(whole.to(torch.int16))
-        y: Tensor = _onednn_linear(
+        y: Tensor = operators().onednn_linear(
             quantized, 1.0, 128, self.packed, self.scale, self.zero_point, None, 1.0, 0, torch.float32, "none", [], ""
         )
         return y[: len(scaled)]
 
 
+@functools.cache
+def largest_int8_weight() -> int:
+    """Returns the largest absolute value of an int8 weight: 127, or 63 where products of full-range weights saturate.
+
+    Processors without VNNI instructions add two products of an unsigned and a signed byte in 16 bits, with saturation:
+    2 x 255 x 127 does not fit, 2 x 255 x 63 does. This is tried out, since a library may also ignore VNNI
+    (ONEDNN_MAX_CPU_ISA). Weights of 7 bits keep the error near 1 % of the largest output, and the speed.
+    """
+    with torch.no_grad():
+        linear = nn.Linear(512, 64, bias=False, dtype=torch.float32)
+        linear.weight.fill_(1.0)
+        layer, x = Int8Linear(linear, limit=127), torch.ones(4, 512)
+        results = [] if layer.packed is None else [layer.onednn_product(x)]
+        if layer.few is not None:
+            results.append(operators().fbgemm_linear(x, 1 / 127, 128, layer.few))
+        saturates = any(not torch.allclose(y, torch.full_like(y, 512.0), rtol=1e-3) for y in results)
+    return 63 if saturates else 127
+
+
+class Operators:
+    """torch's operators of oneDNN and FBGEMM, None where torch was built without them."""
+
+    def __init__(self) -> None:
+        self.linear = _operator(torch.ops.mkldnn, "_linear_pointwise")
+        self.onednn_linear = _operator(torch.ops.onednn, "qlinear_pointwise")
+        self.fbgemm_linear = _operator(torch.ops.quantized, "linear_with_input_q_dq_qweight_dq_output_fp32")
+        self.fp16_linear: Any = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+
+
+def _operator(namespace: Any, name: str) -> Any:
+    packet = getattr(namespace, name, None)
+    return None if packet is None else packet.default
+
+
+operators = functools.cache(Operators)  # looked up at the first use: importing this file works without them
+
+
+def has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
+
+
 def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
-    """Returns weights [outputs, inputs] and their scales [outputs] as FBGEMM wants them; None where it is not there."""
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
+    """Returns weights [outputs, inputs] and their scales [outputs] as FBGEMM wants them; None without FBGEMM."""
+    if not has_fbgemm():
         return None
     engine = torch.backends.quantized.engine
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch means to drop quantized tensors one day; then oneDNN takes all rows
+            warnings.simplefilter("ignore")  # torch will remove quantized tensors one day; oneDNN takes all rows then
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )
@@ -254,14 +398,14 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
 
 
 def fbgemm_rows(inputs: int, outputs: int) -> int:
-    """Returns for how many rows FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
+    """Returns up to how many rows FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
 
-    What speaks for it is that it quantises the inputs itself, and that counts the less the more outputs there are.
+    FBGEMM saves the quantisation of the inputs, which matters less the more outputs there are.
     """
     return 1 << 30 if outputs <= inputs else 128 if outputs <= 4 * inputs else 32
 
 
 def round_up_rows(rows: int) -> int:
-    """Returns `rows` or a few more: for each new number of rows oneDNN builds a kernel, 2 ms in int8."""
+    """Returns a number of rows of at least `rows`: oneDNN builds a kernel for each new number, 2 ms in int8."""
     multiple = 4 if rows <= 32 else 32
     return -(-rows // multiple) * multiple

@@ -1,9 +1,10 @@
 """LSTM layers over packed sentences, and the attention of recurrent decoders.
 
-A layer is written once for training and for decoding: where `states` holds an entry for it, the layer continues from
-that entry and replaces it; otherwise it starts from zeros.
+Each layer serves training and decoding. If `states` has an entry for the layer, the layer continues from this entry
+and replaces it; otherwise it starts from zeros.
 """
 
+import contextlib
 import warnings
 from typing import NamedTuple, cast
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nmtkit.layers import multiplies_in_bf16
 from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, T target tokens, L and M tokens of the longest target and source sentence, R hypotheses of a sentence,
@@ -22,9 +24,11 @@ LayerStates = dict[nn.Module, tuple[Tensor, ...]]  # per layer, one [N, …] ten
 class PackedLSTM(nn.Module):
     """One LSTM layer (Hochreiter & Schmidhuber 1997), of either direction: [T, width] -> [T, hidden].
 
-    Sentences run side by side, padded. Padding comes after a sentence's last token and so changes nothing; a layer of
-    the backward direction reverses each sentence before and after. With `projection` the output of the cell is
+    Sentences run side by side, padded. Padding follows the last token of a sentence, so it changes no output. With
+    `reverse`, each sentence is reversed before and after the layer. With `projection`, the output of the cell is
     projected to that width before it is fed back (Sak et al. 2014).
+
+    Under bf16 autocast, the layer computes in fp32 on a CPU without bf16 products: oneDNN has no bf16 LSTM there.
     """
 
     def __init__(self, width: int, hidden: int, *, reverse: bool = False, projection: int = 0) -> None:
@@ -38,24 +42,28 @@ class PackedLSTM(nn.Module):
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         order = reversal(layout) if self.reverse else None
         padded = Packed(x if order is None else x[order], layout).to_padded()  # [T, width] -> [N, L, width]
-        if states and self in states:
-            assert not self.reverse and layout.uniform
-            output, cell = (part.to(x.dtype)[None] for part in states[self])
-            y, (output, cell) = self.lstm(padded, (output, cell))
-            states[self] = output[0], cell[0]
-        else:
-            y, _ = self.lstm(padded)
+        context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not multiplies_in_bf16():
+            context, padded = torch.autocast("cpu", enabled=False), padded.float()
+        with context:
+            if states and self in states:
+                assert not self.reverse and layout.uniform
+                output, cell = (part.to(padded.dtype)[None] for part in states[self])
+                y, (output, cell) = self.lstm(padded, (output, cell))
+                states[self] = output[0], cell[0]
+            else:
+                y, _ = self.lstm(padded)
         y = Packed.from_padded(y, layout).values
         return y if order is None else y[order]
 
     def input_gates(self, x: Tensor, rows: int) -> Tensor:
-        """Returns the first `rows` of W x + b, the sums before the gates without their recurrent part."""
+        """Returns the first `rows` columns of W x + b, the gates' pre-activations without the recurrent part."""
         weight, bias = cast(Tensor, self.lstm.weight_ih_l0), cast(Tensor, self.lstm.bias_ih_l0)
         return F.linear(x, weight[:rows], bias[:rows])
 
 
 class BidirectionalLSTM(nn.Module):
-    """Two LSTM layers that read the sentence from either end, side by side: [S, width] -> [S, 2 x output]."""
+    """A forward and a backward LSTM layer, whose outputs are concatenated: [S, width] -> [S, 2 x output]."""
 
     def __init__(self, width: int, hidden: int, projection: int = 0) -> None:
         super().__init__()
@@ -67,13 +75,13 @@ class BidirectionalLSTM(nn.Module):
 
 
 def reversal(layout: Layout) -> Tensor:
-    """Returns for each token the index of the one that mirrors it in its sentence [T], int64; its own inverse."""
+    """Returns the index of the mirrored token in the same sentence, for each token: T, int64. It is its own inverse."""
     first = layout.cu_seqlens.long()[:-1]
     return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
 
 
 def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns output and cell from the sums before the gates [N, 4 hidden], in torch's order: i, f, g, o."""
+    """Returns output and cell from the pre-activations of the gates [N, 4 hidden], in torch's order i, f, g, o."""
     i, f, g, o = gates.chunk(4, -1)
     cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
@@ -92,11 +100,11 @@ class AdditiveAttention(nn.Module):
         self.v = nn.Linear(hidden, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Returns the part of the scores that depends on the memory alone: [… width] -> [… hidden]."""
+        """Returns the part of the scores that only depends on the memory: [… width] -> [… hidden]."""
         return self.k_proj(memory)
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
-        """Returns [B, R, M] for queries [B, R, width] and keys [B, M, hidden]."""
+        """Returns scores [B, R, M] of queries [B, R, width] and keys [B, M, hidden]."""
         return self.v(torch.tanh(self.q_proj(query)[:, :, None] + keys[:, None]))[..., 0]
 
 
@@ -120,22 +128,22 @@ class AttentionMemory(NamedTuple):
     """The padded memory that attention reads."""
 
     values: Tensor  # [B, M, width]
-    keys: Tensor  # [B, M, hidden], of `attention.keys`
-    mask: Tensor  # [B, M], True where a token is
+    keys: Tensor  # [B, M, hidden], the result of `attention.keys`
+    mask: Tensor  # [B, M], True where the memory has a token
 
 
 class AttentionLSTMOutput(NamedTuple):
     output: Tensor  # [T, output]
-    context: Tensor  # [T, memory width]: what the attention read before the token
-    input_gates: Tensor  # [T, 4 hidden]: W x + C context, the sums before the gates without their recurrent part
-    weights: Tensor  # [N, L, M], of the attention; rows beyond a sentence's end have no meaning
+    context: Tensor  # [T, memory width]: the attention context that the token's step reads
+    input_gates: Tensor  # [T, 4 hidden]: W x + C context, the gates' pre-activations without the recurrent part
+    weights: Tensor  # [N, L, M]: attention weights, undefined beyond the end of a sentence
 
 
 class AttentionLSTM(nn.Module):
-    """An LSTM layer that attends to the memory before each token, with its own last output as the query.
+    """An LSTM layer that attends to the memory at each token, with its previous output as the query.
 
-    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the last output, so tokens run one by one;
-    W x does not and is one product for all. With `projection` the output is projected to that width.
+    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens run one by
+    one; W x is one product for all tokens. With `projection` the output is projected to that width.
     """
 
     def __init__(
@@ -156,7 +164,7 @@ class AttentionLSTM(nn.Module):
     def forward(
         self, x: Tensor, layout: Layout, memory: AttentionMemory, states: LayerStates | None = None
     ) -> AttentionLSTMOutput:
-        """x [T, width] on `layout`, whose N sentences are the R hypotheses of each of the memory's B, in order."""
+        """Runs the layer over x [T, width]. The N sentences of `layout` are R hypotheses for each of B memories."""
         gates = Packed(self.input_proj(x), layout).to_padded()  # [T, 4 hidden] -> [N, L, 4 hidden]
         if states and self in states:
             output, cell = (part.to(x.dtype) for part in states[self])

@@ -1,19 +1,19 @@
-"""The KV cache of a beam search on a GPU: tensors that never grow, move or change shape.
+"""The KV cache of a beam search on a GPU. Its tensors never grow, move or change shape.
 
-So a step can be captured once in a CUDA graph and replayed. An entry is written at its slot's position, and stays
-there: when hypotheses change places, only the table of who descends from whom is put in order, and all hypotheses of a
-slot attend to all of its entries under a mask. Per layer and step, in bytes, with w bytes for the key and the value of
-one token, that is
+So a CUDA graph can record a step and replay it. Keys and values are written at their slot's cache position and stay
+there. When hypotheses are reordered, only a table of ancestors is reordered. All hypotheses of a slot attend to all
+cache positions of the slot under a mask. Bytes moved per layer and step, with w bytes for the key and the value of one
+token:
 
-    B R P w             to read the slots' entries once for their R rows, and next to nothing for table and mask
-    3 B R P w           to copy the caches into the new order (read and write) and then read each row's own
+    B R P w             to read the positions of all slots once for their R rows; table and mask add very little
+    3 B R P w           to copy the caches into the new order (read and write) and then read the positions of each row
 
-since a row's entries are as many as a slot's divided by R. At 256 slots of 4 rows, 64 positions and transformer_base
-in bf16 (w = 2 KiB, 6 layers) that is 0.8 GB a step against 2.4 GB: 0.19 ms against 0.56 ms at an H200's 4.3 TB/s. The
-R times as many products that the mask then throws away are free, for they fill rows of a tile that would lie idle.
+since a row has 1/R of a slot's positions. For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2
+KiB, 6 layers) that is 0.8 GB a step instead of 2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask
+discards R - 1 of R products, but these cost nothing: they fill rows of a tile that would be empty.
 
-Only the first `CacheLengths.target` positions are read, those that the oldest sentence in the search can have come
-to, so capacity costs memory and no time.
+A step reads only the first `CacheLengths.target` positions, the most that any sentence in the search can have. So
+capacity takes memory but no time.
 """
 
 import math
@@ -27,25 +27,25 @@ from torch.nn import functional as F
 from nmtkit.layers.attention_reference import AttentionSpec
 from nmtkit.layers.packed import Packed
 
-# B slots, R hypotheses (rows) of each, N = B x R, P positions of the target, E = P x R entries of a slot (that of row r
-# at position p is p x R + r), M positions of the memory, T memory tokens, H heads, K width of a query or key head,
-# Kv width of a value head, D model width
+# B slots, R hypotheses (rows) of each, N = B x R, P target positions, E = P x R cache positions of a slot (row r at
+# target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads, K width of a
+# query or key head, Kv width of a value head, D model width
 
-Projection = Callable[[Tensor], Tensor]  # memory T D -> all layers' keys and values, T layers*H*(K+Kv), as kv_proj does
+Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
 
 @dataclass(frozen=True)
 class CacheLengths:
-    """How many positions a step reads: of the target, its own included, and of the source."""
+    """The numbers of target positions (the current one included) and of source positions that a step reads."""
 
     target: int
     source: int
 
 
 class StaticKVCache:
-    """Keys and values of every slot for all layers: of its hypotheses' tokens, and of its memory once.
+    """Keys and values of the hypotheses and of the memory in every slot, for all layers.
 
-    `widths` are K and Kv of a head; `capacity` and `memory_capacity` the most positions of target and memory.
+    `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum target and memory positions.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class StaticKVCache:
         self.memory = torch.zeros(
             slots, memory_capacity, layers, heads * sum(widths), dtype=dtype, device=device
         )  # as the projection returns it
-        # B 1 R M, added to scores; an empty slot attends to one position, since a softmax over none is NaN
+        # B 1 R M, added to scores; an empty slot attends to one position, since a softmax over no position is NaN
         self.memory_mask = torch.full((slots, 1, beams, memory_capacity), -math.inf, dtype=dtype, device=device)
         self.memory_mask[..., 0] = 0.0
-        # B R capacity: the row that wrote the entry which this hypothesis has at this position
+        # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
         self.ancestors = torch.zeros(slots, beams, capacity, dtype=torch.int16, device=device)
 
     @property
@@ -82,31 +82,31 @@ class StaticKVCache:
         return sum(x.nbytes for x in (self.keys, self.values, self.memory, self.memory_mask, self.ancestors))
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list["StaticContext"]:
-        """Returns the context of each layer for a step in which every row of slot b has a token at position[b] [B]."""
+        """Returns the context of each layer for a step. All rows of slot b have their new token at position[b] [B]."""
         slots, beams, device = self.slots, self.beams, position.device
         row = torch.arange(beams, device=device)
-        own = row.to(torch.int16)
-        self.ancestors.scatter_(2, position[:, None, None].expand(-1, beams, 1), own[:, None].expand(slots, -1, 1))
+        writer = row.to(torch.int16)
+        self.ancestors.scatter_(2, position[:, None, None].expand(-1, beams, 1), writer[:, None].expand(slots, -1, 1))
         positions = torch.arange(lengths.target, device=device)
         seen = positions <= position[:, None]  # B P
         if self.window is not None:
             seen = seen & (positions >= position[:, None] - self.window // 2)
-        visible = (self.ancestors[:, :, : lengths.target, None] == own) & seen[:, None, :, None]  # B R P R
+        visible = (self.ancestors[:, :, : lengths.target, None] == writer) & seen[:, None, :, None]  # B R P R
         mask = self.memory_mask.new_zeros(visible.shape).masked_fill_(~visible, -math.inf).flatten(2)[:, None]
         head = torch.arange(slots * self.heads, device=device).view(slots, 1, self.heads)
-        entry = position[:, None] * beams + row  # B R
-        newest = (head * (self.capacity * beams) + entry[:, :, None]).flatten()  # B R H, in the order of a step's keys
+        cache_position = position[:, None] * beams + row  # B R
+        newest = (head * (self.capacity * beams) + cache_position[:, :, None]).flatten()  # B R H, the order of new keys
         return [StaticContext(self, layer, lengths, newest, mask) for layer in range(len(self.keys))]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Row r of slot b goes on from its row beam_index[b, r]: B R."""
+        """Row r of slot b continues row beam_index[b, r] of the slot: B R."""
         past = self.ancestors[:, :, : lengths.target]
         past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """The sentences of `memory` start in `slots` (indices, one for each).
+        """Starts the sentences of `memory` in `slots`, one index for each sentence.
 
-        What the last sentences left is wiped out: the masks hide it, but 0 x NaN is NaN.
+        Old keys and values are overwritten with zeros: masks hide them, but 0 x NaN is NaN.
         """
         layout, capacity = memory.layout, self.memory.shape[1]
         for cache in (self.keys, self.values):
@@ -127,12 +127,10 @@ class StaticContext:
     cache: StaticKVCache
     layer: int
     lengths: CacheLengths
-    newest: Tensor  # N*H: where the newest keys go, among B*H*E
+    newest: Tensor  # N*H: indices of the new keys and values among B*H*E
     mask: Tensor  # B 1 R E, added to scores
 
-    def self_attention(
-        self, qkv: Tensor, split: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], spec: AttentionSpec
-    ) -> Tensor:
+    def self_attention(self, qkv: Tensor, split: Callable[[Tensor], tuple[Tensor, ...]], spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
         end = self.lengths.target * self.cache.beams
         keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
@@ -141,7 +139,7 @@ class StaticContext:
         return self._attend(query, keys[:, :, :end], values[:, :, :end], self.mask)
 
     def cross_attention(
-        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, Tensor]], spec: AttentionSpec
+        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, ...]], spec: AttentionSpec
     ) -> Tensor:
         cache, end = self.cache, self.lengths.source
         sizes = [cache.heads * width for width in cache.widths]
@@ -150,7 +148,7 @@ class StaticContext:
         return self._attend(query, keys, values, cache.memory_mask[..., :end])
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """N H K, B H E K, B H E Kv -> N H*Kv."""
+        """Returns attended values: N H K, B H E K, B H E Kv -> N H*Kv."""
         rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B H R K
         attended = F.scaled_dot_product_attention(rows, keys, values, mask)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from nmtkit.layers.even_rows import keep_few_shapes
+from nmtkit.layers.shape_padding import limit_product_caches
 from nmtkit.processes import openmp
 from nmtkit.serving.loading import GUESS, Job, load_models
 from nmtkit.serving.messages import receive, send
@@ -30,7 +30,7 @@ def main(control: socket.socket) -> None:
         return
     logging.basicConfig(level=message["log_level"], format="%(levelname)s: %(message)s")
     torch.set_num_threads(1)
-    keep_few_shapes()  # or each worker would grow by half a gigabyte
+    limit_product_caches()  # otherwise each worker grows by half a gigabyte
     try:
         job = Job.from_message(message)
         models, prepare = load_models(job)

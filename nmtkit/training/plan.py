@@ -12,7 +12,7 @@ import torch
 
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Split
-from nmtkit.layers.even_rows import keep_few_shapes
+from nmtkit.layers.shape_padding import limit_product_caches
 from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
@@ -74,7 +74,7 @@ class RunPlan:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.device.type == "cpu":
-            keep_few_shapes()
+            limit_product_caches()
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of fraction, several times as fast
         if self.job.run.deterministic:

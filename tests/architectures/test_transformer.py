@@ -321,7 +321,7 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
     weights_by_kind = model.attention_weights(source, sentences(3, seed=2))
     attention = model.encoder[0].self_attention
     x = model.source_embedding(source.values, source.layout.position_ids, 4)
-    _, _, value = attention.split(attention.qkv_proj(x))
+    _, _, value = attention.split_heads(attention.qkv_proj(x))
     right = torch.einsum("hlm,mhv->lhv", weights_by_kind["encoder"][0][0], value).flatten(1)
     torch.testing.assert_close(
         attention(x, PackedContext(source.layout)), attention.out_proj(right), rtol=1e-5, atol=1e-5

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from nmtkit.layers import feed_forward as module
+from nmtkit.layers import multiplies_in_bf16
 from nmtkit.layers.feed_forward import linear_relu
-from nmtkit.layers.prepack import multiplies_in_bf16
 
 needs_bf16 = pytest.mark.skipif(not multiplies_in_bf16(), reason="this processor does not multiply in bf16")
 
