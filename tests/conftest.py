@@ -1,11 +1,15 @@
 """A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
 
+import os
 from pathlib import Path
 
 import pytest
 from builders import write_corpus
 
 from nmtkit.cli import main
+
+# Triton reads this when it is imported and runs kernels in its interpreter. torch.compile imports Triton too.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -170,6 +170,24 @@ def test_a_wrong_setting_of_load_is_named(path: Path, options: dict[str, Any], m
         nmtkit.load(path, **options)
 
 
+def test_a_trainable_model_has_all_parameters_gradients_and_hooks(path: Path, model: nmtkit.Model) -> None:
+    trainable = nmtkit.load(path, device="cpu", trainable=True)
+    architecture, calls = trainable.architectures[0], []
+    source = Packed.from_lists([[5, 6, 2]])
+    for module in architecture.modules():
+        module.register_forward_hook(lambda module, inputs, output: calls.append(module))
+    architecture.output_projection(architecture(source, source)).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in architecture.parameters())
+    state = checkpoint.load(path)["model"]
+    assert {name: tensor.shape for name, tensor in architecture.state_dict().items()} == {
+        name: tensor.shape for name, tensor in state.items()
+    }
+    assert {type(module).__name__ for module in calls} >= {"Linear", "LayerNorm", "EncoderLayer", "Transformer"}
+    assert trainable.translate(LINES) == model.translate(LINES)
+    with pytest.raises(ValueError, match="a trainable model computes with torch in fp32"):
+        nmtkit.load(path, device="cpu", precision="int8", trainable=True)
+
+
 def test_a_model_says_what_it_is(model: nmtkit.Model) -> None:
     assert repr(model) == "<nmtkit.Model: Transformer, 330 source and 330 target pieces, on cpu>"
 

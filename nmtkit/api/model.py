@@ -27,7 +27,9 @@ Pooling = Literal["none", "mean"]
 _OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
 
 
-def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), **options: Any) -> "Model":
+def load(
+    path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), trainable: bool = False, **options: Any
+) -> "Model":
     """Returns the model of a checkpoint with its tokenizer; several paths, of one tokenizer, are an ensemble.
 
     >>> model = nmtkit.load("averaged.pt", precision="int8")
@@ -35,6 +37,9 @@ def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (
     `plugins` are Python files or modules to import first, those that `--plugin` names. `options` are those flags of
     `nmtkit generate` that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`,
     `max_source_len`, `long_lines`.
+
+    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, all modules
+    are those of training, in fp32: `model.architectures[0]` has all parameters, gradients and hooks.
 
     Raises OSError or ValueError, naming the file or the option.
     """
@@ -45,7 +50,7 @@ def load(path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (
         torch.set_num_threads(devices.threads)
     paths = [path] if isinstance(path, str | Path) else path
     settings = dataclasses.asdict(of_translator)
-    return Model(Translator.load(paths, device, devices.precision, devices.engine, **settings))
+    return Model(Translator.load(paths, device, devices.precision, devices.engine, trainable=trainable, **settings))
 
 
 class Model:

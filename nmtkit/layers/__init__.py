@@ -22,7 +22,7 @@ def multiplies_in_bf16() -> bool:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel can be built and launched. If not, logs the consequence `otherwise` and the error."""
+    """Returns whether a GPU kernel can be launched. If not, logs the error and the consequence `otherwise`."""
     try:
         with torch.random.fork_rng([]):
             kernel()

@@ -1,10 +1,10 @@
 """Log-sum-exp and block maxima of logits in one reading, as a Triton kernel for GPUs.
 
-A search needs of the logits N x V only the best few of each row and the row's log-sum-exp. A log-softmax would write
-all of them again, and top-k would read that: at 1,024 rows of 37,000 some 450 MB a step, where one reading is 150. The
-largest value of every block of columns, for which top-k would read them once more, comes from the same reading.
+A search needs the best few logits of each row and the log-sum-exp of the row. A log-softmax would write all N x V
+logits again, and top-k would read the result: for 1,024 rows of 37,000 columns about 450 MB a step, where one reading
+takes 150 MB. The same reading computes the largest value of each block of columns, which top-k needs as well.
 
-Tests run the kernel in Triton's interpreter; **on a GPU it has not run yet**.
+Tests run the kernel in Triton's interpreter; **it has not run on a GPU yet**.
 """
 
 import functools
@@ -17,7 +17,7 @@ from nmtkit.layers import works
 
 # N rows of a search, V target vocabulary
 
-COLUMNS = 1024  # that a program reads at once
+COLUMNS = 1024  # columns that a program reads at once
 
 
 @functools.cache
@@ -41,9 +41,9 @@ def kernel() -> Any:
             block = start // BLOCK + tl.arange(0, GROUP)
             column = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
             x = tl.load(logits + row * columns + column, column < columns, -float("inf"))
-            of_block = tl.max(x, 1)
-            tl.store(maxima + row * blocks + block, of_block, block < blocks)
-            new = tl.maximum(largest, tl.max(of_block, 0))
+            block_maximum = tl.max(x, 1)
+            tl.store(maxima + row * blocks + block, block_maximum, block < blocks)
+            new = tl.maximum(largest, tl.max(block_maximum, 0))
             shift = tl.where(new == -float("inf"), 0.0, new)
             total = total * tl.exp(largest - shift) + tl.sum(tl.sum(tl.exp(x - shift), 1), 0)
             largest = new
@@ -53,11 +53,10 @@ def kernel() -> Any:
 
 
 def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Returns the log-sum-exp of each row of fp32 logits N V, and the largest of each whole block: N blocks.
+    """Returns the log-sum-exp of each row of fp32 logits N V, and the maximum of each whole block of columns: N blocks.
 
-    `block` columns, a power of two, make a block.
-
-    A row with a NaN has the log-sum-exp NaN, but maxima leave it out.
+    `block` is the number of columns of a block, a power of two. The log-sum-exp of a row with a NaN is NaN; maxima
+    ignore NaN.
     """
     launch = kernel()
     assert launch is not None and logits.dtype == torch.float32
@@ -70,7 +69,7 @@ def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
-    """Returns what `fused_logsumexp` does; where the kernel cannot run, torch's log-sum-exp and no maxima."""
+    """Returns the log-sum-exp and the block maxima of `logits`. The maxima are None where the kernel cannot run."""
     if logits.is_cuda and is_usable(logits.device):
         return fused_logsumexp(logits, block)
     return logits.logsumexp(1), None
@@ -78,7 +77,7 @@ def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
 
 @functools.cache
 def is_usable(device: torch.device) -> bool:
-    """Returns whether the kernel works on this CUDA device: it is tried once, and a failure is logged."""
+    """Returns whether the kernel works on this CUDA device. It is tried once, and a failure is logged."""
     if kernel() is None:
         return False
     return works(lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "log-sum-exp runs unfused")

@@ -102,7 +102,7 @@ def skip_hook_lookup(module: nn.Module) -> None:
     """
     kind = type(module)
     if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
-        module.__class__ = without_hook_lookup(kind)  # type: ignore[assignment]
+        module.__class__ = without_hook_lookup(kind)  # type: ignore[arg-type]  # a class is hashable
         module.__dict__.update(module._modules)
         module.__dict__.update(module._parameters)
 
@@ -114,7 +114,7 @@ def without_hook_lookup(kind: type[nn.Module]) -> type[nn.Module]:
 
     def registering(name: str) -> Callable[..., Any]:
         def register(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self.__class__ = kind  # type: ignore[assignment]
+            self.__class__ = kind
             return getattr(self, name)(*args, **kwargs)
 
         return register
@@ -311,7 +311,9 @@ class Int8Linear(InferenceLinear):
     @property
     def weight(self) -> Tensor:
         if self.few is not None:
-            return torch.ops.quantized.linear_unpack(self.few)[0].dequantize()
+            unpacked: Tensor = torch.ops.quantized.linear_unpack(self.few)[0].dequantize()
+            return unpacked
+        assert self.packed is not None
         return self.packed.to_dense().t().float() * (self.scale * 127)[:, None]
 
     def product(self, x: Tensor) -> Tensor:

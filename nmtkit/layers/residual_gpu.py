@@ -1,11 +1,11 @@
-"""The residual connection on a GPU, norm(x + dropout(change)), in one Triton kernel each way.
+"""The residual connection on a GPU, norm(x + dropout(change)), in one Triton kernel for each direction.
 
-As separate operations (dropout, the sum in fp32, the norm, and casts between them) it moves about 29 bytes a number
-forward and 33 back. Here sums and statistics are taken in fp32 in registers, and what is written has the type of
-`change`: 8 bytes a number each way. The mask is not kept but drawn anew, from the same seed.
+Separate operations (dropout, the sum in fp32, the norm, and casts) move about 29 bytes for each element forward and 33
+backward. The kernels take sums and statistics in fp32 in registers and write results in the dtype of `change`: 8 bytes
+for each element and direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
 
-Triton comes with torch for CUDA. Where it is missing, or a kernel cannot be built, `add_and_norm` of `dropout.py` goes
-the plain way. Tests run these kernels in Triton's interpreter; **on a GPU they have not run yet**.
+Triton comes with torch for CUDA. Without Triton, or if a kernel cannot be built, `add_and_norm` of `dropout.py` uses
+separate operations. Tests run these kernels in Triton's interpreter; **they have not run on a GPU yet**.
 """
 
 import functools
@@ -18,7 +18,7 @@ from nmtkit.layers import works
 
 # T tokens, D model width
 
-ROWS = 16  # of a program of the backward kernel, each of which sums a part of the gradients of weight and bias
+ROWS = 16  # rows of one program of the backward kernel; it sums their part of the gradients of weight and bias
 
 
 @functools.cache
@@ -38,13 +38,13 @@ def kernels() -> tuple[Any, Any] | None:
         row = tl.program_id(0).to(tl.int64)
         column = tl.arange(0, BLOCK)
         inside = column < width
-        place = row * width + column
-        added = tl.load(change + place, inside, 0.0).to(tl.float32)
+        element = row * width + column
+        added = tl.load(change + element, inside, 0.0).to(tl.float32)
         if DROP:
-            added = tl.where(tl.rand(seed, place.to(tl.int32)) >= p, added / (1 - p), 0.0)
-        # statistics are those of the rounded sum, which is what the backward pass finds
-        s = (tl.load(x + place, inside, 0.0).to(tl.float32) + added).to(total.dtype.element_ty)
-        tl.store(total + place, s, inside)
+            added = tl.where(tl.rand(seed, element.to(tl.int32)) >= p, added / (1 - p), 0.0)
+        # the statistics are computed from the rounded sum, as the backward pass reads the rounded sum
+        s = (tl.load(x + element, inside, 0.0).to(tl.float32) + added).to(total.dtype.element_ty)
+        tl.store(total + element, s, inside)
         s = s.to(tl.float32)
         m = tl.sum(s, 0) / width
         centred = tl.where(inside, s - m, 0.0)
@@ -52,11 +52,12 @@ def kernels() -> tuple[Any, Any] | None:
         tl.store(mean + row, m)
         tl.store(rstd + row, r)
         normed = centred * r * tl.load(weight + column, inside, 0.0) + tl.load(bias + column, inside, 0.0)
-        tl.store(result + place, normed.to(result.dtype.element_ty), inside)
+        tl.store(result + element, normed.to(result.dtype.element_ty), inside)
 
     @triton.jit(do_not_specialize=["rows", "seed"])  # type: ignore[untyped-decorator]
     def backward(  # type: ignore[no-untyped-def]
-        gradient, total, weight, mean, rstd, of_x, of_change, of_weight, of_bias, rows, width, p, seed,
+        gradient, total, weight, mean, rstd, x_gradient, change_gradient, weight_gradient, bias_gradient, rows, width,
+        p, seed,
         DROP: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,  # noqa: N803
     ):  # fmt: skip
         program = tl.program_id(0).to(tl.int64)
@@ -67,30 +68,30 @@ def kernels() -> tuple[Any, Any] | None:
         bias_sum = tl.zeros([BLOCK], tl.float32)
         for index in range(ROWS):
             row = program * ROWS + index
-            place = row * width + column
-            there = inside & (place < rows * width)
-            g = tl.load(gradient + place, there, 0.0).to(tl.float32)
-            s = tl.load(total + place, there, 0.0).to(tl.float32)
-            known = tl.minimum(row, rows - 1)
-            m = tl.load(mean + known)
-            r = tl.load(rstd + known)
-            normed = tl.where(there, (s - m) * r, 0.0)
+            element = row * width + column
+            valid = inside & (element < rows * width)
+            g = tl.load(gradient + element, valid, 0.0).to(tl.float32)
+            s = tl.load(total + element, valid, 0.0).to(tl.float32)
+            last = tl.minimum(row, rows - 1)  # rows after the last one read its statistics, and are masked
+            m = tl.load(mean + last)
+            r = tl.load(rstd + last)
+            normed = tl.where(valid, (s - m) * r, 0.0)
             weight_sum += g * normed
             bias_sum += g
             scaled = g * w
-            of_sum = r * (scaled - tl.sum(scaled, 0) / width - normed * (tl.sum(scaled * normed, 0) / width))
-            tl.store(of_x + place, of_sum.to(of_x.dtype.element_ty), there)
+            sum_gradient = r * (scaled - tl.sum(scaled, 0) / width - normed * (tl.sum(scaled * normed, 0) / width))
+            tl.store(x_gradient + element, sum_gradient.to(x_gradient.dtype.element_ty), valid)
             if DROP:
-                of_sum = tl.where(tl.rand(seed, place.to(tl.int32)) >= p, of_sum / (1 - p), 0.0)
-            tl.store(of_change + place, of_sum.to(of_change.dtype.element_ty), there)
-        tl.store(of_weight + program * width + column, weight_sum, inside)
-        tl.store(of_bias + program * width + column, bias_sum, inside)
+                sum_gradient = tl.where(tl.rand(seed, element.to(tl.int32)) >= p, sum_gradient / (1 - p), 0.0)
+            tl.store(change_gradient + element, sum_gradient.to(change_gradient.dtype.element_ty), valid)
+        tl.store(weight_gradient + program * width + column, weight_sum, inside)
+        tl.store(bias_gradient + program * width + column, bias_sum, inside)
 
     return forward, backward
 
 
 class FusedAddAndNorm(torch.autograd.Function):
-    """norm(x + dropout(change)), in the type of `change`: T D. Weight and bias are in fp32."""
+    """norm(x + dropout(change)), in the dtype of `change`: T D. Weight and bias are in fp32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:
@@ -100,7 +101,7 @@ class FusedAddAndNorm(torch.autograd.Function):
         rows, width = change.shape
         total, result = torch.empty_like(change), torch.empty_like(change)
         mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        # from the host's generator, which the trainer seeds with the device's: reading it waits for nothing
+        # drawn from the generator of the host, which the trainer seeds too: reading it does not wait for the device
         seed = int(torch.randint(1 << 31, ())) if p else 0
         block = 1 << (width - 1).bit_length()
         launch[0][(rows,)](
@@ -116,20 +117,20 @@ class FusedAddAndNorm(torch.autograd.Function):
         assert launch is not None
         total, weight, mean, rstd = ctx.saved_tensors
         rows, width = total.shape
-        of_x = torch.empty_like(total, dtype=ctx.x_type)
-        of_change = torch.empty_like(total)
+        x_gradient = torch.empty_like(total, dtype=ctx.x_type)
+        change_gradient = torch.empty_like(total)
         programs = -(-rows // ROWS)
-        of_weight, of_bias = (torch.empty(programs, width, device=total.device) for _ in range(2))
+        weight_gradient, bias_gradient = (torch.empty(programs, width, device=total.device) for _ in range(2))
         launch[1][(programs,)](
-            gradient.contiguous(), total, weight, mean, rstd, of_x, of_change, of_weight, of_bias, rows, width, ctx.p,
-            ctx.seed, DROP=ctx.p > 0, BLOCK=ctx.block, ROWS=ROWS,
+            gradient.contiguous(), total, weight, mean, rstd, x_gradient, change_gradient, weight_gradient,
+            bias_gradient, rows, width, ctx.p, ctx.seed, DROP=ctx.p > 0, BLOCK=ctx.block, ROWS=ROWS,
         )  # fmt: skip
-        return of_x, of_change, of_weight.sum(0), of_bias.sum(0), None, None
+        return x_gradient, change_gradient, weight_gradient.sum(0), bias_gradient.sum(0), None, None
 
 
 @functools.cache
 def is_usable(device: torch.device) -> bool:
-    """Returns whether the kernels work on this CUDA device: they are tried once, and a failure is logged."""
+    """Returns whether the kernels work on this CUDA device. They are tried once, and a failure is logged."""
     if kernels() is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
 

@@ -77,12 +77,14 @@ class Translator:
         precision: Precision = "auto",
         engine: Engine = "torch",
         workers: int = 1,
+        trainable: bool = False,
         **options: Any,
     ) -> "Translator":
         """Loads a checkpoint, or several of one tokenizer: an ensemble. `options` are fields of TranslatorOptions.
 
         `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs. `engine` "ctranslate2" searches on the CPU
-        with CTranslate2, `workers` batches at a time, where the options of a search allow it.
+        with CTranslate2, `workers` batches at a time, where the options of a search allow it. With `trainable`, the
+        modules are those of training, in fp32, with all parameters and hooks.
 
         Raises FileNotFoundError or ValueError, naming the file.
         """
@@ -92,11 +94,13 @@ class Translator:
         for file, (_, other) in zip(paths, loaded, strict=True):
             if other.fingerprint != tokenizer.fingerprint:
                 raise ValueError(f"{file} and {paths[0]} have different tokenizers; an ensemble needs one for all")
+        if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
+            raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
         if engine == "ctranslate2":
             translator = Translator([model for model, _ in loaded], tokenizer, TranslatorOptions(**options))
             translator.engine = ctranslate2_engine(paths, tokenizer, device, precision, workers)
             return translator
-        prepared = [prepare(model, device, precision) for model, _ in loaded]
+        prepared = [prepare(model, device, precision, trainable) for model, _ in loaded]
         return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
     def pipeline(
@@ -299,14 +303,16 @@ def ctranslate2_engine(
     return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
 
 
-def prepare(model: Architecture, device: str, precision: Precision) -> Architecture:
-    """Returns the model on its device, its weights laid out for inference.
+def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:
+    """Returns the model on the device, with weights laid out for inference unless `trainable`.
 
     Raises ValueError for int8 off the CPU, and for a device that cannot be used.
     """
     if precision == "int8" and not device.startswith("cpu"):
         raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
     on_cpu = usable_device(device).type == "cpu"
+    if trainable:
+        return model.to(device, torch.float32)
     if precision == "auto":
         precision = "fp32" if on_cpu else "bf16"
     if on_cpu:

@@ -1,11 +1,14 @@
 """The Transformer's step in tensors of fixed shape, against the slow state that decodes every prefix again."""
 
+import warnings
+
 import pytest
 import torch
 from builders import tiny_model
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
+from nmtkit.architectures.transformer import CrossAttention
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
 
@@ -85,6 +88,49 @@ def test_the_transformers_own_way_to_decode_is_static():
     assert not tiny("convs2s_small").supports_static_decoding
     model.__class__ = type("Other", (type(model),), {"step": lambda *_: None})
     assert not model.supports_static_decoding
+
+
+def test_static_decoding_is_off_where_it_would_bypass_code_of_a_plug_in():
+    class Projecting(CrossAttention):
+        def project(self, memory):
+            key, value = super().project(memory)
+            return 2 * key, value
+
+    model = tiny()
+    model.decoder[1].cross_attention.__class__ = Projecting
+    assert not model.supports_static_decoding
+    model = tiny()
+    hook = model.decoder[0].feed_forward.register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert not model.supports_static_decoding
+    hook.remove()
+    assert model.supports_static_decoding
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.nn.utils.weight_norm(model.decoder[0].feed_forward.fc1)  # a CUDA graph records what this hook computes
+    assert model.supports_static_decoding
+
+
+@torch.inference_mode()
+def test_every_way_to_decode_uses_queries_keys_and_values_as_a_plug_in_changes_them():
+    model = tiny(d_key=4, d_value=12)
+    for layer in model.decoder:
+        split = layer.self_attention.split_heads
+
+        def normalized(qkv, split=split):
+            query, key, value = split(qkv)
+            return torch.nn.functional.normalize(query, dim=-1), torch.nn.functional.normalize(key, dim=-1), value
+
+        layer.self_attention.split_heads = normalized
+    memory, target = memories(model, 5), Packed.from_lists([[1, 7, 9, 4]])
+    expected = model.output_projection(model.decode(memory, target))[3]
+    state, static = model.start(memory, 2), model.static_start(1, 2, 8, 8)
+    static.insert(torch.tensor([0]), memory)
+    for position, token in enumerate(target.values.tolist()):
+        tokens = torch.tensor([token, token])
+        logits = model.step(tokens, state)
+        static_logits = model.static_step(tokens, torch.tensor([position]), static, CacheLengths(8, 8))
+    torch.testing.assert_close(logits[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(static_logits[0], expected, rtol=1e-4, atol=1e-5)
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
 from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig
 from nmtkit.layers.attention import PackedContext
+from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.losses import output_cross_entropy
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.positions import sinusoids
@@ -326,6 +327,28 @@ def test_attention_weights_give_back_the_output_of_attention() -> None:
     torch.testing.assert_close(
         attention(x, PackedContext(source.layout)), attention.out_proj(right), rtol=1e-5, atol=1e-5
     )
+
+
+# Modules that a plug-in replaces
+
+
+def test_dropout_modules_of_a_plug_in_are_called_in_training_and_evaluation() -> None:
+    class Constant(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    model, source = model_of().train(), sentences(4)
+    before = model.encode(source).values
+    for layer in model.encoder:
+        layer.dropout = Constant()
+    assert not torch.allclose(model.encode(source).values, before)
+    for layer in model.encoder:
+        layer.dropout = Dropout(0.5)
+    model.eval()
+    evaluated = model.encode(source).values
+    for layer in model.encoder:
+        layer.dropout.train()  # Monte Carlo dropout
+    assert not torch.allclose(model.encode(source).values, evaluated)
 
 
 # Training options

@@ -110,6 +110,49 @@ def static_step(architecture: str, dtype: str, config: dict[str, Any]) -> None:
         assert (logits.dtype, tuple(logits.shape)) == (torch.float32, (8, VOCABULARY))
 
 
+class Arguments(TorchDispatchMode):
+    """Records the names and arguments of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, list[torch.Tensor]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((func.overloadpacket.__name__, [x for x in args if isinstance(x, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+class Halving(torch.nn.Module):
+    """An output projection without a weight of its own."""
+
+    def __init__(self, projection: torch.nn.Linear) -> None:
+        super().__init__()
+        self.inner = projection
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) / 2
+
+
+def static_logits(projection: str) -> tuple[list[str], str]:
+    """Returns the operations that read the output bias in a static step in bf16, and the dtype of the logits.
+
+    `projection` is "linear", "hook" (a forward hook replaces the logits by their erf) or "module".
+    """
+    with fake_gpu(), torch.inference_mode():
+        model = model_on_gpu("transformer_tiny", "bfloat16", output_bias=True)
+        bias = model.output_projection.bias
+        if projection == "hook":
+            model.output_projection.register_forward_hook(lambda module, inputs, output: torch.erf(output))
+        elif projection == "module":
+            model.output_projection = Halving(model.output_projection)
+        state = model.static_start(4, 2, 32, 32)
+        state.insert(ids(SENTENCES), model.encode(packed(SOURCE)))
+        with StepRules(), Arguments() as recorded:
+            logits = model.static_step(ids(8), ids(4), state, CacheLengths(16, 16))
+        names = [name for name, arguments in recorded.calls if any(x is bias for x in arguments)]
+        return names + [name for name, _ in recorded.calls if name in ("div", "erf")], str(logits.dtype)
+
+
 def graph_search(architecture: str, dtype: str, models: int, options: dict[str, Any], precision: str) -> None:
     """Checks the operations that a CUDA graph records, and those between two of its runs."""
     with fake_gpu(), precisions.autocast(precision, DEVICE):

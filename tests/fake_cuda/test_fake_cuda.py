@@ -129,6 +129,16 @@ def test_the_static_step_of_every_transformer(run: Runner, dtype: str, config: d
 
 
 @pytest.mark.parametrize(
+    ("projection", "operations"),
+    [("linear", ["add_"]), ("hook", ["linear", "erf"]), ("module", ["linear", "div"])],
+)
+def test_logits_of_a_static_step_have_the_output_bias_and_are_fp32(
+    run: Runner, projection: str, operations: list[str]
+) -> None:
+    assert run(checks.static_logits, projection) == (operations, "torch.float32")
+
+
+@pytest.mark.parametrize(
     ("dtype", "models", "options", "precision"),
     [
         ("bfloat16", 1, {}, "fp32"),

@@ -125,6 +125,60 @@ def test_fused_residual_equals_the_plain_one(p: float) -> None:
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_fused_residual_scales_by_the_exact_inverse_of_the_rate(dtype: torch.dtype) -> None:
+    """With a large eps the norm is nearly linear, so the result shows the scale of the kept elements."""
+    torch.manual_seed(4)
+    norm = nn.LayerNorm(512, eps=1e6)
+    x, change = torch.zeros(400, 512, dtype=dtype), torch.randn(400, 512).to(dtype)
+    torch.manual_seed(1)
+    result = add_and_norm(x, change, norm, 0.1).double()
+    torch.manual_seed(1)
+    kept = change.double().where(dropped(change, noise_for(change), 0.1) != 0, 0.0)
+    kept -= kept.mean(1, keepdim=True)
+    scale = 1000 * float((result.detach() * kept).sum() / kept.square().sum())
+    assert scale == pytest.approx(1 / 0.9, rel=1e-4)  # a scale rounded to bf16 would be off by 0.16 %
+
+
+def test_the_fused_residual_sums_gradients_of_weight_and_bias_in_fp32() -> None:
+    torch.manual_seed(5)
+    norm = nn.LayerNorm(16)
+    x, change = torch.randn(2000, 16).bfloat16(), torch.randn(2000, 16).bfloat16()
+    direction = torch.rand(2000, 16).bfloat16()  # positive: a sum in bf16 stops at 512 of 1,000
+    add_and_norm(x, change, norm, 0.0).backward(direction)
+    normed = nn.functional.layer_norm((x + change).double(), [16])
+    assert norm.weight.grad is not None and norm.bias.grad is not None
+    torch.testing.assert_close(norm.bias.grad.double(), direction.double().sum(0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(norm.weight.grad.double(), (normed * direction.double()).sum(0), rtol=1e-3, atol=0.05)
+
+
+class RMSNorm(nn.LayerNorm):
+    """A norm of a plug-in, which has the parameters of a layer norm and computes something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.square().mean(-1, keepdim=True).rsqrt() * self.weight
+
+
+@pytest.mark.parametrize("norm", ["RMSNorm", "nn.RMSNorm", "no bias", "hook"])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_another_norm_is_called(p: float, norm: str) -> None:
+    torch.manual_seed(0)
+    modules = {
+        "RMSNorm": RMSNorm(24),
+        "nn.RMSNorm": nn.RMSNorm(24),
+        "no bias": nn.LayerNorm(24, bias=False),
+        "hook": nn.LayerNorm(24),
+    }
+    module = modules[norm]
+    if norm == "hook":
+        module.register_forward_hook(lambda module, inputs, output: 2 * output)
+    x, change = torch.randn(50, 24), torch.randn(50, 24)
+    torch.manual_seed(1)
+    result = add_and_norm(x, change, module, p)
+    torch.manual_seed(1)
+    torch.testing.assert_close(result, module(x + Dropout(p)(change)))
+
+
 def test_under_autocast_the_result_has_the_type_of_the_change() -> None:
     norm = nn.LayerNorm(24)
     x, change = torch.randn(50, 24, requires_grad=True), torch.randn(50, 24).bfloat16().requires_grad_()

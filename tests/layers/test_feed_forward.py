@@ -35,6 +35,19 @@ def test_the_product_and_its_gradients_are_torch_s(frozen: tuple[str, ...], dtyp
         torch.testing.assert_close(ours, theirs, rtol=0.01, atol=1e-4)
 
 
+@needs_bf16
+@pytest.mark.parametrize("why", ["hook", "parametrization"])
+def test_a_layer_with_hooks_is_called(why: str) -> None:
+    linear, x = nn.Linear(48, 80), torch.randn(37, 48)
+    if why == "hook":
+        linear.register_forward_hook(lambda module, inputs, output: 2 * output)
+    else:
+        nn.utils.parametrizations.weight_norm(linear)
+    fused, plain = results(linear, x, True), results(linear, x, False)
+    for ours, theirs in zip(fused, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.01, atol=1e-4)
+
+
 @pytest.mark.parametrize("why", ["fp32", "no gradients", "no bias", "another processor"])
 def test_elsewhere_it_is_torch_s_own(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     linear, x = nn.Linear(8, 8, bias=why != "no bias"), torch.randn(3, 8)

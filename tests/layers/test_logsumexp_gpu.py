@@ -1,7 +1,6 @@
 """The log-sum-exp of a search's logits as a GPU kernel, in Triton's interpreter where Triton is installed."""
 
 import logging
-import os
 
 import pytest
 import torch
@@ -11,9 +10,7 @@ from nmtkit.layers.logsumexp_gpu import fused_logsumexp, is_usable, logsumexp
 
 
 @pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch):
-    if "TRITON_INTERPRET" not in os.environ:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when a kernel is declared
+def interpreter():
     pytest.importorskip("triton", reason="Triton is not installed: torch brings it with CUDA only")
     logsumexp_gpu.kernel.cache_clear()
     yield

@@ -212,3 +212,25 @@ def test_a_second_backward_pass_is_refused() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="second backward pass"):
         loss.backward()
+
+
+@pytest.mark.parametrize("why", ["hook", "weight_norm", "replaced forward"])
+def test_an_output_projection_with_code_of_its_own_is_called(why: str) -> None:
+    output, features, target = case(bias=True)
+    if why == "hook":
+        output.register_forward_hook(lambda module, inputs, output: 2 * output)
+    elif why == "weight_norm":
+        with pytest.warns(FutureWarning):
+            nn.utils.weight_norm(output)
+        with torch.no_grad():
+            output.weight_g.mul_(2)
+    else:
+        output.forward = lambda x: 3 * nn.Linear.forward(output, x)  # type: ignore[method-assign]
+    logits = output(features)
+    loss, nll = output_cross_entropy(output, features, target, 0.1)
+    torch.testing.assert_close(loss, F.cross_entropy(logits, target, reduction="sum", label_smoothing=0.1))
+    loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in output.parameters())
+    drop_loss, drop_nll, _ = output_r_drop_loss(output, features, features, target, 0.0, 1.0)
+    torch.testing.assert_close(drop_loss, F.cross_entropy(logits, target, reduction="sum"))
+    torch.testing.assert_close(drop_nll, nll)

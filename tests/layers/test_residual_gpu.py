@@ -1,7 +1,6 @@
 """The residual connection's GPU kernels, in Triton's interpreter where Triton is installed, against fp64."""
 
 import logging
-import os
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from nmtkit.layers.residual_gpu import FusedAddAndNorm
 
 
 @pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch):
-    if "TRITON_INTERPRET" not in os.environ:
-        monkeypatch.setenv("TRITON_INTERPRET", "1")  # read when a kernel is declared
+def interpreter():
     pytest.importorskip("triton", reason="Triton is not installed: torch brings it with CUDA only")
     residual_gpu.kernels.cache_clear()
     yield

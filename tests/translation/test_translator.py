@@ -16,7 +16,9 @@ from builders import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transfor
 from nmtkit import checkpoint
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.layers import multiplies_in_bf16
 from nmtkit.layers.packed import Packed
+from nmtkit.layers.prepack import InferenceLinear
 from nmtkit.models import from_checkpoint, vocabulary_of
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import Hypothesis
@@ -203,12 +205,46 @@ def test_an_ensemble_of_other_tokenizers_is_refused(checkpoint_file, tokenizer, 
         Translator.load([checkpoint_file, tmp_path / "other.pt"])
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_every_precision_translates_alike_in_any_batch(checkpoint_file, precision):
-    lines = ["a dog " * (n % 5) + "runs ." for n in range(20)]
-    together = Translator.load(checkpoint_file, precision=precision).translate(lines, **SHORT)
-    alone = Translator.load(checkpoint_file, precision=precision, max_tokens=1).translate(lines, **SHORT)
-    assert [translation.text for translation in together] == [translation.text for translation in alone]
+LARGE_BF16 = torch.bfloat16 if multiplies_in_bf16() else torch.float32
+
+
+@pytest.fixture(scope="module")
+def wide_checkpoint_file(tokenizer, tmp_path_factory):
+    """A model of 512 dimensions, for whose layers every precision has a kernel of its own."""
+    path = tmp_path_factory.mktemp("model") / "wide.pt"
+    sizes = {"d_model": 512, "d_ff": 640, "heads": 4, "encoder_layers": 1, "decoder_layers": 1}
+    return save_tiny_transformer(path, tokenizer, tie_output=False, share_embeddings=False, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("file", "precision", "kernels"),
+    [
+        ("checkpoint_file", "fp32", {("PrepackedLinear", torch.float32)}),
+        ("checkpoint_file", "bf16", {("Fp16Linear", torch.float16)}),
+        ("checkpoint_file", "int8", {("Fp16Linear", torch.float16)}),
+        ("wide_checkpoint_file", "fp32", {("PrepackedLinear", torch.float32)}),
+        (
+            "wide_checkpoint_file",
+            "bf16",
+            {("PrepackedLinear", LARGE_BF16)},
+        ),
+        ("wide_checkpoint_file", "int8", {("Int8Linear", torch.int8)}),
+    ],
+)
+def test_every_precision_translates_alike_in_any_batch(request, file, precision, kernels):
+    generator = random.Random(3)
+    lines = [" ".join(generator.choices(WORDS, k=generator.randint(1, 9))) for _ in range(20)]
+    path = request.getfixturevalue(file)
+    translator = Translator.load(path, precision=precision)
+    layers = [module for module in translator.models[0].modules() if isinstance(module, InferenceLinear)]
+    assert {(type(layer).__name__, layer.dtype) for layer in layers} == kernels
+    together = translator.translate(lines, **SHORT)
+    alone = Translator.load(path, precision=precision, max_tokens=1).translate(lines, **SHORT)
+    for one, other in zip(together, alone, strict=True):
+        difference = abs(one.hypotheses[0].score - other.hypotheses[0].score)
+        assert difference < (1e-4 if precision == "fp32" else 0.01)
+        assert one.text == other.text or 0 < difference < 1e-3  # two candidates that are equal to rounding
+    assert len({translation.text for translation in together}) > 3
 
 
 def test_int8_off_the_cpu_is_refused(checkpoint_file):
