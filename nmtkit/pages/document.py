@@ -40,8 +40,8 @@ def document(title: str, *body: str, lead: str = "") -> str:
     return render("document.html", title=title, lead=lead, body=parts)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], wide: bool = False) -> Html:
-    """Returns a table. Columns of numbers are right-aligned. A `wide` table scrolls sideways."""
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], wide: bool = False) -> str:
+    """Returns the HTML of a table. Columns of numbers are right-aligned. A `wide` table scrolls sideways."""
     numeric = [not isinstance(value, str) for value in rows[0]] if rows else [False] * len(head)
     module: Any = _environment().get_template("macros.html").module
-    return module.table(head, rows, numeric, wide)
+    return str(module.table(head, rows, numeric, wide))

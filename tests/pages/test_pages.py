@@ -59,8 +59,9 @@ def test_text_has_a_contrast_of_four_and_a_half_in_both_schemes() -> None:
 
 
 def test_a_document_escapes_its_title_and_closes_what_it_opens() -> None:
-    page = document("a <b>", table(["x", "<y>"], [["<i>", 1234], [Html("<b>z</b>"), 5]]))
+    page = document("a <b>", "<h2>c</h2>" + table(["x", "<y>"], [["<i>", 1234], [Html("<b>z</b>"), 5]]))
     assert "<title>a &lt;b&gt;</title>" in page and "&lt;i&gt;" in page and "<b>z</b>" in page and ">1,234<" in page
+    assert "<h2>c</h2>" in page
     opened: list[str] = []
 
     class Tags(HTMLParser):
