@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from unicodedata import category
 
 from nmtkit.text import markup
+from nmtkit.text.edits import OPENING
 from nmtkit.text.markup import TAG
-from nmtkit.text.protection import OPENING
 
 _STAND_IN = re.compile(r"(</?g\d+/?>)")
 _WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # without the no-break space

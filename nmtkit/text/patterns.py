@@ -1,10 +1,16 @@
-"""Patterns of text that is not translated: addresses, placeholders, numbers with units.
+"""Patterns of text that is not translated (addresses, placeholders, numbers with units), and searches for strings.
 
 Every repetition that can begin at many places of a line is bounded or possessive, so that a search takes linear time.
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+
+from nmtkit.text.alignment import Span, is_joined, is_letter
+
+Edges = tuple[set[str], set[str]]  # letters that may touch an occurrence of a string on its left and on its right
 
 _UNITS = (
     "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
@@ -23,6 +29,7 @@ _LINK_END = r"(?<![.,;:!?)\]}'’…])"
 # width, because "50 % discount" and "50 %-ig" are not conversions.
 _SPECIFICATION = r"[-+#0']{0,5}+(?:\d{1,9}|\*(?:\d{1,2}\$)?)?(?:\.(?:\d{1,9}+|\*(?:\d{1,2}\$)?)?)?(?:hh?|ll?|[Lqzjt])?"
 CONVERSION = rf"%(?!-[A-Za-z])(?:\d{{1,2}}\$)?{_SPECIFICATION}[diouxXeEfFgGaAcCsSrp@]"
+_CONVERSION_ALONE = re.compile(CONVERSION)
 _NAMED_CONVERSION = rf"%\([\w. -]{{1,100}}+\){_SPECIFICATION}[diouxXeEfFgGaAcrs]"
 
 MESSAGE = re.compile(
@@ -96,3 +103,53 @@ def _is_grouped(digits: str) -> bool:
         and len(groups[-1]) == 3
         and all(len(part) in (2, 3) for part in groups)
     )
+
+
+# --- occurrences of strings -------------------------------------------------------------------------------------------
+
+
+def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
+    """Returns the strings of spans, given by start and end, each with the letters that touch it in the text."""
+    strings: dict[str, Edges] = {}
+    for start, end, *_ in spans:
+        left, right = strings.setdefault(text[start:end], (set(), set()))
+        if _touch(text, start):
+            left.add(text[start - 1])
+        if _touch(text, end):
+            right.add(text[end])
+    return strings
+
+
+def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
+    """Returns the occurrences of the strings in a text as whole words: the first ones, and then the longest.
+
+    Letters may touch an occurrence if they are among its edges, and may follow a printf conversion, as in %dpx.
+    """
+    lengths: dict[str, set[int]] = defaultdict(set)  # by first character
+    for string in strings:
+        lengths[string[0]].add(len(string))
+    longest_first = {char: sorted(each, reverse=True) for char, each in lengths.items()}
+    spans = []
+    last = 0
+    for start, char in enumerate(text):
+        if start < last or char not in longest_first:
+            continue
+        for length in longest_first[char]:
+            string, end = text[start : start + length], start + length
+            if string in strings and _is_whole(text, start, end, strings[string]):
+                spans.append((start, end))
+                last = end
+                break
+    return spans
+
+
+def _touch(text: str, index: int) -> bool:
+    """Returns whether the characters before and at `index` belong to the same word or identifier."""
+    pair = text[index - 1 : index + 1] if index else ""
+    return is_joined(text, index) or ("_" in pair and all(char == "_" or is_letter(char) for char in pair))
+
+
+def _is_whole(text: str, start: int, end: int, letters: Edges) -> bool:
+    if _touch(text, start) and text[start - 1] not in letters[0]:
+        return False
+    return not _touch(text, end) or text[end] in letters[1] or _CONVERSION_ALONE.fullmatch(text, start, end) is not None

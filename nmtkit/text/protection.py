@@ -8,7 +8,7 @@ Numbers with units may take the form of the target language: 5,50 € for €5.5
 """
 
 import re
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,19 +17,15 @@ from functools import cached_property
 from typing import NamedTuple
 from unicodedata import category
 
-from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_joined, is_letter, words
-from nmtkit.text.patterns import CONVERSION, MEASURES, PATTERNS, is_message, numbers
+from nmtkit.text.alignment import UNSPACED, Link, PositionMap, Span, is_letter, words
+from nmtkit.text.edits import CLOSING, Edit, Parts, edited
+from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers, occurrences, strings_of
 
-__all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "occurrences", "protect", "protected_spans"]
+__all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "protect", "protected_spans"]
 
-CLOSING = ".,;:!?…\"'-/"  # punctuation without a space before it
-OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation without a space after it
 BRACKETS = ("()", "[]", "（）", "«»", "“”", "„“", "「」", '""')  # of a span that was cut out
-_CONVERSION = re.compile(CONVERSION)
 _SYMBOLS = re.compile(r"(?=.*[A-Za-z])(?=.*[{}%$@<>/\[\]])", re.DOTALL)  # a placeholder with a name
 _MAX_CANDIDATES = 20  # numbers that are compared with a measure
-
-Edges = tuple[set[str], set[str]]  # letters that may touch an occurrence of a string on its left and on its right
 
 
 class ProtectedSpan(NamedTuple):
@@ -70,8 +66,8 @@ def protected_spans(
         for match in pattern.finditer(text)
     ]
     spans = _disjoint([*matched, *(ProtectedSpan(*span) for span in also)])
-    edges = _edges(text, [span for span in spans if not span.measure])
-    return _disjoint([*spans, *(ProtectedSpan(*span) for span in occurrences(text, edges))])
+    strings = strings_of(text, [span for span in spans if not span.measure])
+    return _disjoint([*spans, *(ProtectedSpan(*span) for span in occurrences(text, strings))])
 
 
 def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
@@ -80,53 +76,6 @@ def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
         if span.end > span.start and (not kept or span.start >= kept[-1].end):
             kept.append(span)
     return kept
-
-
-def _edges(text: str, spans: Iterable[Span | ProtectedSpan]) -> dict[str, Edges]:
-    """Returns the strings of the spans, each with the letters that touch it in the text."""
-    strings: dict[str, Edges] = {}
-    for start, end, *_ in spans:
-        left, right = strings.setdefault(text[start:end], (set(), set()))
-        if _touch(text, start):
-            left.add(text[start - 1])
-        if _touch(text, end):
-            right.add(text[end])
-    return strings
-
-
-def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
-    """Returns the occurrences of the strings in a text as whole words: the first ones, and then the longest.
-
-    Letters may touch an occurrence if they are among its edges, and may follow a printf conversion, as in %dpx.
-    """
-    lengths: dict[str, set[int]] = defaultdict(set)  # by first character
-    for string in strings:
-        lengths[string[0]].add(len(string))
-    longest_first = {char: sorted(each, reverse=True) for char, each in lengths.items()}
-    spans = []
-    last = 0
-    for start, char in enumerate(text):
-        if start < last or char not in longest_first:
-            continue
-        for length in longest_first[char]:
-            string, end = text[start : start + length], start + length
-            if string in strings and _is_whole(text, start, end, strings[string]):
-                spans.append((start, end))
-                last = end
-                break
-    return spans
-
-
-def _touch(text: str, index: int) -> bool:
-    """Returns whether the characters before and at `index` belong to the same word or identifier."""
-    pair = text[index - 1 : index + 1] if index else ""
-    return is_joined(text, index) or ("_" in pair and all(char == "_" or is_letter(char) for char in pair))
-
-
-def _is_whole(text: str, start: int, end: int, edges: Edges) -> bool:
-    if _touch(text, start) and text[start - 1] not in edges[0]:
-        return False
-    return not _touch(text, end) or text[end] in edges[1] or _CONVERSION.fullmatch(text, start, end) is not None
 
 
 def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
@@ -177,15 +126,6 @@ def _is_attached(char: str) -> bool:
     return char in "-_/'’+#&=" or (is_letter(char) and not UNSPACED.match(char))
 
 
-class _Edit(NamedTuple):
-    """A part of a translation, its new text, and the span of the source that the new text renders, if any."""
-
-    start: int
-    end: int
-    text: str
-    span: Span | None
-
-
 @dataclass(frozen=True)
 class Protected:
     """A sentence with protected spans. The model reads the characters of `source` at the positions `kept`.
@@ -232,7 +172,7 @@ class Protected:
         if not self.plain:
             return self._copy()
         restoration = _Restoration(self, target, links, fixed)
-        result, moved = _edited(target, restoration.edits(), [self._from_source(link) for link in links])
+        result, moved = edited(target, restoration.edits(), [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):
             return self._copy()  # a span together with the text beside it reads as another span
         return result, moved
@@ -240,7 +180,7 @@ class Protected:
     @cached_property
     def exact(self) -> dict[str, Edges]:
         """The strings of spans that are not measures, with the letters that may touch them."""
-        return _edges(self.source, [span for span in self.originals if not span.measure])
+        return strings_of(self.source, [span for span in self.originals if not span.measure])
 
     def _count(self, text: str) -> Counter[str]:
         return Counter(text[start:end] for start, end in occurrences(text, self.exact))
@@ -254,34 +194,6 @@ class Protected:
         return Link(start, end, link.target_start, link.target_end)
 
 
-class _Parts:
-    """Disjoint parts of a text, sorted. An empty part is a position."""
-
-    def __init__(self, parts: Iterable[Span] = ()) -> None:
-        self.parts = sorted(parts)
-
-    def add(self, start: int, end: int) -> None:
-        insort(self.parts, (start, end))
-
-    def before(self, position: int) -> Span:
-        """Returns the last part that starts before `position`, or an empty part at 0."""
-        index = bisect_left(self.parts, (position,))
-        return self.parts[index - 1] if index else (0, 0)
-
-    def meet(self, start: int, end: int) -> bool:
-        """Returns whether a part overlaps the part from `start` to `end`, or is a position within it."""
-        other = self.before(end)
-        return start < other[1] if other[0] < other[1] else start < other[0]
-
-    def lie_between(self, start: int, end: int) -> bool:
-        index = bisect_left(self.parts, (start,))
-        return index < len(self.parts) and self.parts[index][0] <= end
-
-    def outside(self, position: int) -> int:
-        """Returns `position`, or the end of the part that it is within."""
-        return max(position, self.before(position)[1])
-
-
 class _Restoration:
     """Matches the spans of a sentence with a translation, and finds positions for missing spans."""
 
@@ -289,17 +201,17 @@ class _Restoration:
         self.protected, self.source, self.target = protected, protected.source, target
         self.links = sorted(links, key=lambda link: (link.source_start, link.target_start))
         self.link_starts = [link.source_start for link in self.links]
-        self.fixed = _Parts(fixed)
-        self.edited = _Parts()
-        self.found: list[_Edit] = []
+        self.fixed = Parts(fixed)
+        self.edited = Parts()
+        self.found: list[Edit] = []
 
-    def edits(self) -> list[_Edit]:
+    def edits(self) -> list[Edit]:
         exact = [span for span in self.protected.spans if not span.measure]
         measures = [span for span in self.protected.spans if span.measure]
-        strings = {**_edges(self.source, exact), **self.protected.exact}
+        strings = {**strings_of(self.source, exact), **self.protected.exact}
         exact = self._matched(exact, occurrences(self.target, strings), remove_surplus=True)
         exact = self._matched_in_another_case(exact)
-        same = occurrences(self.target, _edges(self.source, measures))
+        same = occurrences(self.target, strings_of(self.source, measures))
         measures = self._matched_by_value(self._matched(measures, same, remove_surplus=False))
         positions: PositionMap | None = None
         ends = {edit.span[1]: edit.end for edit in self.found if edit.span is not None}
@@ -318,7 +230,7 @@ class _Restoration:
         return self.found
 
     def _add(self, start: int, end: int, text: str, span: ProtectedSpan | None) -> None:
-        self.found.append(_Edit(start, end, text, span and (span.start, span.end)))
+        self.found.append(Edit(start, end, text, span and (span.start, span.end)))
         self.edited.add(start, end)
 
     def _matched(
@@ -348,7 +260,7 @@ class _Restoration:
         for span in named:
             waiting[lower[span.start : span.end]].append(span)
         matched = set()
-        for start, end in occurrences(target, _edges(lower, named)):
+        for start, end in occurrences(target, strings_of(lower, named)):
             if waiting[target[start:end]] and not self.edited.meet(start, end):
                 span = waiting[target[start:end]].popleft()
                 self._add(start, end, self.source[span.start : span.end], span)
@@ -439,57 +351,3 @@ class _Restoration:
             index = self.target.find(brackets, max(0, position - 2), position + 20)
             return index + 1 if index >= 0 else position
         return position
-
-
-def _edited(target: str, edits: Sequence[_Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns `target` with disjoint edits, the links of words that remain, and a link for each span.
-
-    Spans at the same position come in the order of the source. Spaces separate inserted spans from words.
-    """
-    parts: list[str] = []
-    moved: list[Link] = []
-    waiting = deque(sorted(links, key=lambda link: link.target_start))
-    length = cursor = 0
-    source_end = -1  # the end in the source of the span that the result ends with
-    span_end = -1
-    before = ""  # the last character so far
-
-    def add(text: str) -> None:
-        nonlocal length, before
-        parts.append(text)
-        length += len(text)
-        before = text[-1:] or before
-
-    def add_until(end: int) -> None:
-        while waiting and waiting[0].target_start < end:
-            link = waiting.popleft()
-            if cursor <= link.target_start and link.target_end <= end:
-                moved.append(link.moved(0, length - cursor))
-        add(target[cursor:end])
-
-    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.span or (0, 0))):
-        add_until(edit.start)
-        after = target[edit.end : edit.end + 1]
-        if edit.span is None:
-            cursor = edit.end + (after == " " and before in ("", " "))
-            if before == " " and after in ("", *CLOSING) and parts[-1]:
-                parts[-1] = parts[-1][:-1]
-                length -= 1
-            continue
-        unchanged = target[edit.start : edit.end].lower() == edit.text.lower()
-        touches = span_end == length and source_end == edit.span[0]
-        if not (unchanged or touches) and before and (span_end == length or _needs_space(before, OPENING)):
-            add(" ")
-        moved.append(Link(*edit.span, length, length + len(edit.text)))
-        add(edit.text)
-        span_end, source_end = length, edit.span[1]
-        if not unchanged and after and _needs_space(after, CLOSING + ")]}»”’"):
-            add(" ")
-        cursor = edit.end
-    add_until(len(target))
-    return "".join(parts), moved
-
-
-def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a space separates a span from the character beside it; `close` are characters without one."""
-    return not (char.isspace() or UNSPACED.match(char) or char in close)

@@ -1,0 +1,102 @@
+"""Edits of a translation: parts of it that are replaced or removed, with the links that remain."""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from nmtkit.text.alignment import UNSPACED, Link, Span
+
+CLOSING = ".,;:!?…\"'-/"  # punctuation without a space before it
+OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation without a space after it
+
+
+class Edit(NamedTuple):
+    """A part of a translation, its new text, and the span of the source that the new text renders, if any."""
+
+    start: int
+    end: int
+    text: str
+    span: Span | None
+
+
+class Parts:
+    """Disjoint parts of a text, sorted. An empty part is a position."""
+
+    def __init__(self, parts: Iterable[Span] = ()) -> None:
+        self.parts = sorted(parts)
+
+    def add(self, start: int, end: int) -> None:
+        insort(self.parts, (start, end))
+
+    def before(self, position: int) -> Span:
+        """Returns the last part that starts before `position`, or an empty part at 0."""
+        index = bisect_left(self.parts, (position,))
+        return self.parts[index - 1] if index else (0, 0)
+
+    def meet(self, start: int, end: int) -> bool:
+        """Returns whether a part overlaps the part from `start` to `end`, or is a position within it."""
+        other = self.before(end)
+        return start < other[1] if other[0] < other[1] else start < other[0]
+
+    def lie_between(self, start: int, end: int) -> bool:
+        index = bisect_left(self.parts, (start,))
+        return index < len(self.parts) and self.parts[index][0] <= end
+
+    def outside(self, position: int) -> int:
+        """Returns `position`, or the end of the part that it is within."""
+        return max(position, self.before(position)[1])
+
+
+def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
+    """Returns `target` with disjoint edits, the links of words that remain, and a link for each span.
+
+    Spans at the same position come in the order of the source. Spaces separate inserted spans from words.
+    """
+    parts: list[str] = []
+    moved: list[Link] = []
+    waiting = deque(sorted(links, key=lambda link: link.target_start))
+    length = cursor = 0
+    source_end = -1  # the end in the source of the span that the result ends with
+    span_end = -1
+    before = ""  # the last character so far
+
+    def add(text: str) -> None:
+        nonlocal length, before
+        parts.append(text)
+        length += len(text)
+        before = text[-1:] or before
+
+    def add_until(end: int) -> None:
+        while waiting and waiting[0].target_start < end:
+            link = waiting.popleft()
+            if cursor <= link.target_start and link.target_end <= end:
+                moved.append(link.moved(0, length - cursor))
+        add(target[cursor:end])
+
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.span or (0, 0))):
+        add_until(edit.start)
+        after = target[edit.end : edit.end + 1]
+        if edit.span is None:
+            cursor = edit.end + (after == " " and before in ("", " "))
+            if before == " " and after in ("", *CLOSING) and parts[-1]:
+                parts[-1] = parts[-1][:-1]
+                length -= 1
+            continue
+        unchanged = target[edit.start : edit.end].lower() == edit.text.lower()
+        touches = span_end == length and source_end == edit.span[0]
+        if not (unchanged or touches) and before and (span_end == length or _needs_space(before, OPENING)):
+            add(" ")
+        moved.append(Link(*edit.span, length, length + len(edit.text)))
+        add(edit.text)
+        span_end, source_end = length, edit.span[1]
+        if not unchanged and after and _needs_space(after, CLOSING + ")]}»”’"):
+            add(" ")
+        cursor = edit.end
+    add_until(len(target))
+    return "".join(parts), moved
+
+
+def _needs_space(char: str, close: str) -> bool:
+    """Returns whether a space separates a span from the character beside it; `close` are characters without one."""
+    return not (char.isspace() or UNSPACED.match(char) or char in close)
