@@ -100,11 +100,16 @@ def message_of(error: BaseException) -> str | None:
 
 
 def tidied(text: str) -> str:
-    """Returns the help text as a sentence: without click's ranges, and with `[default: …]` kept on one line."""
+    """Returns the help text as a sentence: without click's ranges, and with `[default: …]` kept on one line.
+
+    The first word becomes a capital unless it is a value or a name: "bleu, chrf" and "sacreBLEU tokenizer" stay.
+    """
     text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")
-    if words[:1].islower() and (words[-1].isalnum() or words[-1] == ")"):
-        words = words[0].upper() + words[1:] + "."
+    if re.match("[a-z]+ ", words):
+        words = words[0].upper() + words[1:]
+    if words[-1:].isalnum() or words[-1:] == ")":
+        words += "."
     return words + bracket + default.replace(" ", NO_BREAK)
 
 

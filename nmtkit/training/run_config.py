@@ -26,96 +26,113 @@ class RunConfig(Config):
     """The settings that belong to no component. Each field is a flag of `nmtkit train`."""
 
     batch_tokens: int | None = option(
-        None, "Tokens of an update, of the larger side, over all processes.", min=1, section="Batches"
+        None,
+        "Size of an update in tokens of the larger side, over all processes; none: one micro-batch per process.",
+        min=1,
+        section="Batches",
     )
     max_tokens: int | None = option(
-        None, "Tokens a process takes at once, of the larger side; none: what fits on a GPU, 4096 on a CPU.", min=1
+        None, "Largest micro-batch in tokens of the larger side; none: as many as fit on a GPU, 4096 on a CPU.", min=1
     )
-    max_sentences: int | None = option(None, "Pairs a process takes at once; what makes up an update stays.", min=1)
+    max_sentences: int | None = option(
+        None, "Largest micro-batch in sentence pairs; the size of an update stays the same.", min=1
+    )
     update_freq: int | None = option(
-        None, "Instead of --batch-tokens: N x max-tokens (or 4096) x processes; else 1.", min=1
+        None, "Instead of --batch-tokens: an update has N micro-batches of --max-tokens (or 4096) per process.", min=1
     )
     overfit_batches: int | None = option(
-        None, "Train on the first N batches alone, over and over: their loss goes to 0 if all is well.", min=1
+        None, "Train only on the first N batches, again and again, as a test: the loss should go to 0.", min=1
     )
-    clip_norm: float = option(0.0, "Largest norm of an update's gradient; 0 is off.", min=0)
-    seed: int = option(1, "Seed of parameters, data order and dropout.", min=0)
+    clip_norm: float = option(0.0, "Scale gradients with a larger norm down to this norm; 0: off.", min=0)
+    seed: int = option(1, "Seed of initial weights, data order and dropout.", min=0)
 
-    max_update: int | None = option(100_000, "Updates to make.", min=1, section="Length of the run")
-    max_epoch: int | None = option(None, "Passes over the training set to make.", min=1)
+    max_update: int | None = option(100_000, "Stop after this many updates.", min=1, section="Length of the run")
+    max_epoch: int | None = option(None, "Stop after this many passes over the training set.", min=1)
     stop_time_hours: float | None = option(
-        None, "Stop after this many hours of training, those before a resume included.", above=0
+        None, "Stop after this many hours of training, including hours before a resume.", above=0
     )
     patience: int | None = option(None, "Stop after N validations without a better score.", min=1)
 
     finetune_from: Path | None = option(
         None,
-        "Checkpoint to take weights and, without --arch, the architecture from; pieces it does not know stay fresh.",
+        "Checkpoint with initial weights and, without --arch, the architecture. New pieces get random weights.",
         section="Weights",
     )
-    encoder_embed_path: Path | None = option(None, "Text file of vectors of source pieces, as GloVe's, to start from.")
-    decoder_embed_path: Path | None = option(None, "The same of target pieces; with shared embeddings, of all.")
+    encoder_embed_path: Path | None = option(
+        None, "Text file with initial embeddings of source pieces, in the format of GloVe."
+    )
+    decoder_embed_path: Path | None = option(
+        None, "The same for target pieces, or for all pieces if the embeddings are shared."
+    )
     adapter_rank: int | None = option(
-        None, "Freeze those weights, and train low-rank adapters of this rank beside them (LoRA).", min=1, max=65_536
+        None,
+        "Train low-rank adapters of this rank (LoRA) and freeze the weights of --finetune-from.",
+        min=1,
+        max=65_536,
     )
-    adapter_alpha: float | None = option(None, "Adapters count alpha / rank times; none: once.", above=0)
+    adapter_alpha: float | None = option(None, "Scale the output of adapters by alpha / rank; none: by 1.", above=0)
     adapter_layers: tuple[str, ...] = option(
-        ("*",), "Linear layers that get adapters, as patterns of names: decoder.*; never the output projection."
+        ("*",), "Linear layers with adapters, as name patterns such as decoder.*; the output projection never has one."
     )
-    freeze: tuple[str, ...] = option((), "Parameters not to train, as patterns of names: encoder.*")
-    weight_decay_for: tuple[str, ...] = option((), "Other weight decays, as PATTERN=X of names; vectors have 0.")
+    freeze: tuple[str, ...] = option((), "Parameters that are not trained, as name patterns such as encoder.*.")
+    weight_decay_for: tuple[str, ...] = option(
+        (), "Weight decay X for parameters that match PATTERN, as PATTERN=X. Vectors have no weight decay."
+    )
     ema_decay: float | None = option(
-        None, "Validate and save a running mean of the weights; 0.999, say.", above=0, below=1
+        None, "Decay of a moving average of the weights, which is validated and saved, such as 0.999.", above=0, below=1
     )
 
-    reset_optimizer: bool = option(False, "Resume with a fresh optimizer, another one if given.")
-    reset_lr_scheduler: bool = option(False, "Resume with the learning-rate schedule at its first update.")
+    reset_optimizer: bool = option(False, "Resume without the state of the optimizer; --optimizer may then change.")
+    reset_lr_scheduler: bool = option(False, "Resume with the learning-rate schedule at its beginning.")
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",
-        "Type of matrix products; auto is bf16 where the device has it, else fp32.",
+        "Number type of matrix products; auto: bf16 if the device supports it, else fp32.",
         section="Arithmetic and devices",
     )
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is cuda where there is one.")
-    threads: int | None = option(None, "CPU threads of each process; none shares the cores out.", min=1, max=1024)
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "Device; auto: cuda if there is a GPU.")
+    threads: int | None = option(
+        None, "CPU threads of each process; none: an equal share of the cores.", min=1, max=1024
+    )
     nproc_per_node: int | None = option(
-        None, "Processes on this machine; none is one per GPU, or one on CPU.", min=1, max=1024
+        None, "Processes on this machine; none: one per GPU, or one on a CPU.", min=1, max=1024
     )
     parallel: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: every process has the whole model; fsdp: its share of it, for models that outgrow a device."
+        "ddp", "ddp: every process has the whole model. fsdp: every process has a part of the model, to save memory."
     )
     timeout_minutes: float = option(
-        10.0, "Minutes after which a process that hangs ends the run.", above=0, max=1_000_000
+        10.0, "End the run if a process does not respond for this many minutes.", above=0, max=1_000_000
     )
     deterministic: bool = option(
-        False, "On a GPU, the very same weights from every run: slower backward passes of attention and embeddings."
+        False, "Make runs on a GPU exactly repeatable. Backward passes of attention and embeddings become slower."
     )
-    compile: bool = option(False, "Compile the model, for batches of any shape; not yet measured on a GPU.")
+    compile: bool = option(False, "Compile the model with torch.compile. Not yet measured on a GPU.")
 
     save_dir: Path = option(
         Path("checkpoints"),
-        "Folder of checkpoints, log, config and report.html, the page of the run; one that all machines share.",
+        "Folder for checkpoints, log, config and report.html. All machines must share it.",
         section="Checkpoints",
     )
     save_interval: int | None = option(1, "Epochs between checkpoints.", min=1)
     save_interval_updates: int | None = option(None, "Updates between checkpoints.", min=1)
     save_interval_minutes: float | None = option(10.0, "Minutes between checkpoints.", above=0)
-    keep_last: int | None = option(5, "Keep the last N checkpoints; none keeps all.", min=1)
+    keep_last: int | None = option(5, "Keep the last N checkpoints; none: keep all.", min=1)
     keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
     best_checkpoint_metric: str = option(
         "loss",
-        "Validation score that makes a checkpoint best: loss, ppl, a metric, or another count as NAME:min or NAME:max.",
+        "Validation score for the best checkpoint: loss, ppl, a metric, or another count as NAME:min or NAME:max.",
         metavar="NAME",
     )
 
     validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
     validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
     valid_subset: tuple[str, ...] = option(
-        ("valid",), "Subsets of the dataset to validate on; scores of all but the first are called loss@SUBSET."
+        ("valid",),
+        "Subsets of the dataset for validation. Scores of the second and later subsets are called loss@SUBSET.",
     )
-    valid_beam: int = option(4, "Beam of translations, where metrics read them.", min=1, max=1000)
+    valid_beam: int = option(4, "Beam of the translations for metrics.", min=1, max=1000)
 
-    log_interval: int = option(100, "Updates between log lines, which stay on the terminal.", min=1, section="Logs")
+    log_interval: int = option(100, "Updates between log lines.", min=1, section="Logs")
 
     def __post_init__(self) -> None:
         super().__post_init__()

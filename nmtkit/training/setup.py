@@ -140,9 +140,10 @@ def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> Batc
     An automatic --max-tokens is at least the length of the longest sentence.
     """
     split, job = dataset["train"], plan.job
+    if job.run.max_tokens:  # before the sampler checks the size of an update, which may follow from --max-tokens
+        check_all_sizes(split.source.lengths, split.target.lengths, job.run.max_tokens, "--max-tokens")
     sampler = plan.sampler(split)
     max_tokens = plan.max_tokens if job.run.max_tokens else max(plan.max_tokens, *sampler.max_lengths)
-    check_all_sizes(split.source.lengths, split.target.lengths, max_tokens, "--max-tokens")
     transforms = build_transforms(job, dataset.tokenizer)
     return BatchLoader(split, sampler, max_tokens, rank, ranks, plan.device, job.run.max_sentences, transforms)
 

@@ -14,7 +14,7 @@ from builders import save_tiny_transformer, tiny_tokenizer
 from click.testing import CliRunner
 
 from nmtkit.cli import COMMANDS, MODULES, main
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, tidied
 from nmtkit.cli.flags import flags
 from nmtkit.plugins import load_plugin
 from nmtkit.registry import Registry
@@ -249,6 +249,25 @@ def test_help_pages_fit_into_80_columns(name: str) -> None:
     result = CliRunner().invoke(main, [*([name] if name else []), "--help"], prog_name="nmtkit", terminal_width=80)
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "width of a sub-layer (section 3.1)  [default: 4 5]",
+            "Width of a sub-layer (section 3.1).  [default:\u00a04\u00a05]",
+        ),
+        ("bleu, chrf or ter", "bleu, chrf or ter."),
+        ("html: a page", "html: a page."),
+        ("sacreBLEU tokenizer", "sacreBLEU tokenizer."),
+        ("Number of lines.", "Number of lines."),
+        ("Updates  [1<=x<=5]", "Updates."),
+        ("separated by |", "Separated by |"),
+    ],
+)
+def test_a_help_text_is_shown_as_a_sentence_and_names_keep_their_case(text: str, shown: str) -> None:
+    assert tidied(text) == shown
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

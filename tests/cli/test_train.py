@@ -308,7 +308,10 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
         (["--validate-interval", "none", "--valid-beam", "3"], "--valid-beam does nothing without"),
         (["--validate-interval", "none", "--lr-scheduler", "plateau"], "--lr-scheduler plateau does nothing without"),
         (["--best-checkpoint-metric", "bleu"], "--best-checkpoint-metric bleu does nothing without --metrics bleu"),
-        (["--best-checkpoint-metric", "wer"], "say whether more is better, wer:max, or less, wer:min; known: loss, "),
+        (
+            ["--best-checkpoint-metric", "wer"],
+            "say whether higher (wer:max) or lower (wer:min) is better; known: loss, ",
+        ),
         (["--best-checkpoint-metric", "loss:up"], "'up' is neither min nor max"),
         (["--valid-beam", "3"], "--valid-beam does nothing without a metric of translations"),
         (["--metrics", "bleu", "--bleu-tokenize", "klingon"], "unknown tokenizer 'klingon'"),
