@@ -85,7 +85,7 @@ class TextOptions(Config):
     protect_spans: bool = option(
         False,
         "copy URLs, addresses, {placeholders}, %s, numbers with units, and words and emoji unknown to the vocabulary, "
-        "each exactly as often as the source has it",
+        "each exactly as often as in the source; numbers may take the form of the target language",
     )
     protect: tuple[str, ...] = option(
         (), "copy also what this regular expression matches; repeatable", metavar="REGEX", repeatable=True
