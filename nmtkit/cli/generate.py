@@ -1,4 +1,4 @@
-"""`nmtkit generate`: text in, translations out, one per line and in order."""
+"""`nmtkit generate`: translates lines or a document; the translations come out in order."""
 
 import dataclasses
 import json
@@ -28,20 +28,20 @@ from nmtkit.config import (
 )
 from nmtkit.documents import Document, ReadOptions, check_text, format_of, notice, read_document
 from nmtkit.documents.recognition import COMPRESSIONS, HEAD
-from nmtkit.files import atomic_write
+from nmtkit.files import atomic_write, check_outputs
 from nmtkit.plugins import load_plugins
 from nmtkit.search.options import SearchOptions
 from nmtkit.text.sentences import has_several
 from nmtkit.translation.options import GENERATE_RULES, DeviceOptions, TextOptions, TranslatorOptions
 
 if TYPE_CHECKING:
-    from nmtkit.data.binarized import Split
+    from nmtkit.data.binarized import Dataset
     from nmtkit.translation.requests import Request, Translation
     from nmtkit.translation.translator import Translator
 
 logger = logging.getLogger("nmtkit")
 
-# Fields of a request that come from files beside the input.
+# Options that name files with a line for each input line -> the fields of a request that the lines fill.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
 
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
@@ -50,44 +50,50 @@ JSONL_FIELDS = (
     *("quality", "terms"),
 )
 
+MANY_LINES = 0.2  # share of lines of several sentences that is told; the test sets of WMT have less
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
-    """Settings of the command beside those of the search and of the translator."""
+    """Settings of the command itself; the search, the model and the text have their own."""
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
-    prefix: Path | None = option(None, "a line for each input line: how its translation begins")
+    prefix: Path | None = option(None, "file with a line for each input line: the beginning of its translation")
     constraints: Path | None = option(
-        None, "a line for each input line: phrases, tab-separated, that its translation must hold"
+        None, "file with a line for each input line: tab-separated phrases that its translation must contain"
     )
     avoid: Path | None = option(
-        None, "a line for each input line: phrases, tab-separated, that its translation must not hold"
+        None, "file with a line for each input line: tab-separated phrases that its translation must not contain"
     )
-    reference: Path | None = option(None, "translations for --score-reference; none is those of DATA")
+    reference: Path | None = option(
+        None, "file of translations for --score-reference; none: the references of DATA are scored"
+    )
     source_tag: str | None = option(
         None, "put this symbol of the vocabulary before every line, e.g. <2de>", metavar="TAG"
     )
     format: Literal["text", "jsonl"] = option(
-        "text", "text: a line for each line; jsonl: an object for each line, with all of --nbest"
+        "text", "text: a line for each input line; jsonl: a JSON object for each input line, with all of --nbest"
     )
     input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = option(
         None,
-        "text: lines; else one document, whose text is translated and whose rest stays; none is by the extension of "
-        "--input (.html, .srt, .vtt, .po, .xlf, …)",
+        "text: the input is lines; the other formats: the input is one document, whose text is translated and whose "
+        "markup stays; none: chosen by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
     )
     output: Path | None = option(
-        None, "write here instead of to standard output: the whole translation or nothing", metavar="FILE"
-    )
+        None, "write to this file instead of standard output; the file appears when the translation is complete",
+        metavar="FILE",
+    )  # fmt: skip
     overwrite_translations: bool = option(
-        False, "translate also what is translated in a catalogue (PO, XLIFF), but nothing final"
+        False, "also retranslate the existing translations of a catalogue (PO, XLIFF), except final ones"
     )
     glossary_report: Path | None = option(
-        None, "write what became of each term of --glossary in each line: a table with tabs", metavar="FILE"
+        None, "write a tab-separated table with the result of each term of --glossary in each line", metavar="FILE"
     )
     quality_report: Path | None = option(
-        None, "write how good each translation may be, to sort by: a table with tabs; see --quality", metavar="FILE"
-    )
-    workers: int = option(1, "CPU processes of one thread each; the fastest is one per core", min=1, max=1024)
+        None, "write a tab-separated table with the estimated quality of each translation; see --quality",
+        metavar="FILE",
+    )  # fmt: skip
+    workers: int = option(1, "CPU processes of one thread each; one per core is fastest", min=1, max=1024)
 
 
 class GenerateCommand(Command):
@@ -135,9 +141,11 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="Text, perhaps compressed, repeatable; or one document.  [default: standard input, or DATA]",
+    help="Text file, which may be compressed, repeatable; or one document.  [default: standard input, or DATA]",
 )
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
 def command(
     data: Path | None, paths: tuple[Path, ...], inputs: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any
 ) -> None:
@@ -149,26 +157,30 @@ def command(
     nmtkit generate --path averaged.pt --input page.html --output page.de.html
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
 
-    On a GPU, beam and greedy search by the Transformer run as CUDA graphs over slots, each filled again when its
-    sentence is done; sampling, constraints and prefixes, diverse groups, --no-repeat-ngram, --alignment and other
-    models search batch by batch.
+    On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots; the slot of a finished
+    sentence takes the next sentence. Batch by batch run: other models, sampling, constraints, prefixes, diverse groups,
+    --no-repeat-ngram and --alignment.
     """
     given = on_command_line(flags)
     config: GenerateConfig = derived(GenerateConfig, given)
     search: SearchOptions = derived(SearchOptions, given)
     devices: DeviceOptions = derived(DeviceOptions, given)
+    text: TextOptions = derived(TextOptions, given)
     format = document_format(config, inputs)
     check_combination(config, search, devices, facts_of(format, inputs), data is not None)
+    reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
+    sources = [*paths, *map(Path, plugins), text.glossary, *(getattr(config, name) for name in LINE_FILES)]
+    check_outputs(reports, [*inputs, config.output])
+    check_outputs({"--output": config.output, **reports}, sources)  # --output may replace --input
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
     if format is None:
         check_lines(inputs, config.input_format)
     document = None if format is None else open_document(format, inputs, config, paths[0], search.target_lang)
     load_plugins(plugins)
-    text: TextOptions = derived(TextOptions, given)
     if document is not None:
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or document.protects)
         if text.split_sentences is None:
-            warn_of_paragraphs(document)
+            warn_of_several_sentences(sum(map(has_several, document.segments)), len(document.segments), "segments")
     options: TranslatorOptions = derived(TranslatorOptions, given)
     presets = processor_presets(search.logits_processors) if search.logits_processors else {}
     processors = {
@@ -189,14 +201,14 @@ def derived(config: type, given: dict[str, Any]) -> Any:
 
 
 def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
-    """Returns the format of the document that is the input, None where that is lines."""
+    """Returns the format of the document that is the input, or None if the input is lines."""
     if config.input_format is not None:
         return None if config.input_format == "text" else config.input_format
     return next((format for file in files if (format := format_of(file.name)) is not None), None)
 
 
 def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
-    """Returns what the rules of flags say of the input."""
+    """Returns the facts about the input that the rules of flags need."""
     facts = {"several --input"} if len(files) > 1 else set()
     if format is not None:
         facts |= {"a document", *(["a catalogue (PO or XLIFF)"] if format in ("po", "xliff") else [])}
@@ -206,7 +218,7 @@ def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
 def open_document(
     format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
 ) -> Document:
-    """Reads the document, and says what it is taken for where that was not asked for. Raises OSError or ValueError."""
+    """Reads the document. Names its format if --input-format does not. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None and not click.get_current_context().meta.get("quiet"):
         message = f"{name} is read as {format}; --input-format text is for its lines"
@@ -221,7 +233,7 @@ def open_document(
 
 
 def check_lines(files: Sequence[Path], format: str | None) -> None:
-    """Raises ValueError for a file that is not text, and warns of files of other formats unless `format` is text."""
+    """Raises ValueError for a file that is not text. Warns of files of other formats unless `format` is text."""
     for path in files:
         if not path.is_file():  # a pipe cannot be read twice
             continue
@@ -233,20 +245,30 @@ def check_lines(files: Sequence[Path], format: str | None) -> None:
             logger.warning("%s", message)
 
 
-def warn_of_paragraphs(document: Document) -> None:
-    """Says how many segments have several sentences, of which a model of sentences may leave some out."""
-    count = sum(map(has_several, document.segments))
+def warn_of_several_sentences(count: int, total: int, unit: str) -> None:
+    """Warns if `count` of the lines or segments look like several sentences."""
     if count:
         logger.warning(
-            "%d of %d segments have several sentences, and a model of sentences may leave some out; add "
-            "--split-sentences and the language, as en", count, len(document.segments),
+            "%s of %s %s look like several sentences. A model that was trained on single sentences may leave some out; "
+            "add --split-sentences with the language of the source, such as en", f"{count:,}", f"{total:,}", unit,
         )  # fmt: skip
+
+
+def noticing_sentences(windows: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
+    """Yields windows of requests. At the end, warns if many lines look like several sentences."""
+    count = total = 0
+    for window in windows:
+        total += len(window)
+        count += sum(has_several(request.source) for request in window)
+        yield window
+    if count >= MANY_LINES * total:
+        warn_of_several_sentences(count, total, "lines")
 
 
 def check_combination(
     config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
 ) -> None:
-    """Raises ValueError for flags, and `facts` of the input, that do not go together, naming them."""
+    """Raises ValueError for flags that cannot be combined with each other or with the `facts` about the input."""
     given = given_flags() | facts
     search_flags = {flag_of(field) for field in dataclasses.fields(search)}
     on = (given - search_flags) | changed_flags(search)
@@ -273,7 +295,7 @@ def generate(
     text: TextOptions,
     processors: Mapping[str, Any],
 ) -> None:
-    """Translates the subset of `data`, or the lines of files (standard input where there are none), or a document."""
+    """Translates the subset of `data`, or a document, or the lines of files, by default of standard input."""
     with imports():
         import torch
 
@@ -285,7 +307,7 @@ def generate(
 
     document, files = (source, ()) if isinstance(source, Document) else (None, source)
     device = rank_device(devices.named_device, config.workers)
-    own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of an engine are threads of its own
+    own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of CTranslate2 are its own threads
     threads = 1 if config.workers > 1 else devices.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -297,27 +319,42 @@ def generate(
             paths, device, devices.precision, devices.engine, config.workers, **dataclasses.asdict(options)
         )
         translator.processor_configs = dict(processors)
+        dataset = None if data is None else open_dataset(data, translator, paths[0])
+        if dataset is not None:
+            search = dataclasses.replace(
+                search,
+                source_lang=search.source_lang or dataset.source_language,
+                target_lang=search.target_lang or dataset.target_language,
+            )
+        line_files = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
+        at_terminal = sys.stdin is not None and sys.stdin.isatty()
+        prompts = at_terminal and ranks == 1 and not (dataset or document or files or line_files or config.output)
+        if prompts and config.format == "text" and not text.active:
+            search = dataclasses.replace(search, alignment="hard")  # which the prompt shows
         pipeline = translator.pipeline(search, text, config.source_tag)
         decoder = distribute(translator.batch_decoder(pipeline.search))
-        if decoder is None:  # this rank has done its share
+        if decoder is None:  # rank 0 writes the translations
             return
-        beside = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
-        requests: Iterator[list[Request]]
-        if data is not None:
-            split = open_split(data, config.gen_subset, translator, paths[0])
-            requests = inputs.dataset_requests(split, WINDOW * ranks, search.score_reference)
-        elif document is not None:
-            requests = inputs.segment_requests(document.segments, WINDOW * ranks)
-        elif not (files or beside or config.output) and ranks == 1 and sys.stdin is not None and sys.stdin.isatty():
-            prompt(translator, search, text, config.source_tag)
-            return
+        translations: Iterator[Translation]
+        if prompts:
+            from nmtkit.cli.prompt import typed_translations
+
+            translations = typed_translations(translator, pipeline)
         else:
-            requests = inputs.text_requests(files, None if files else standard_input(), WINDOW * ranks)
+            requests: Iterable[list[Request]]
+            if dataset is not None:
+                requests = inputs.dataset_requests(dataset[config.gen_subset], WINDOW * ranks, search.score_reference)
+            elif document is not None:
+                requests = inputs.segment_requests(document.segments, WINDOW * ranks)
+            else:
+                requests = inputs.text_requests(files, None if files else standard_input(), WINDOW * ranks)
+                if text.split_sentences is None and not search.score_reference:
+                    requests = noticing_sentences(requests)
+            if own_processes:
+                decoder = stack.enter_context(worker_processes(translator, pipeline.search, config.workers))
+            requests = inputs.with_fields(requests, line_files)
+            translations = counted(translator.run(requests, pipeline, decoder, max(ranks, config.workers)))
         out = stack.enter_context(atomic_write(config.output) if config.output else nullcontext(sys.stdout.buffer))
-        if own_processes:
-            decoder = stack.enter_context(worker_processes(translator, pipeline.search, config.workers))
-        processes = max(ranks, config.workers)
-        translations = translator.run(inputs.with_fields(requests, beside), pipeline, decoder, processes)
         report = None
         if text.glossary is not None:
             report = stack.enter_context(GlossaryReport(config.glossary_report))
@@ -325,14 +362,15 @@ def generate(
         if config.quality_report is not None:
             translations = stack.enter_context(QualityReport(config.quality_report)).observe(translations)
         if document is not None:
-            out.write(document.encoded(document.render([found.text for found in counted(translations)])))
+            out.write(document.encoded(document.render([translation.text for translation in translations])))
         else:
             write(translations, config.format, search.score_reference, out)
         if report is not None:
             stderr.print(report.totals, markup=False, highlight=False)
 
 
-def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: Path) -> "Split":
+def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "Dataset":
+    """Opens a dataset. Raises ValueError if its tokenizer is not the tokenizer of the checkpoint."""
     from nmtkit.data.binarized import Dataset
 
     dataset = Dataset.open(folder)
@@ -341,39 +379,12 @@ def open_split(folder: Path, subset: str, translator: "Translator", checkpoint: 
             f"{folder} was made with another tokenizer than {checkpoint} was trained with; "
             "give the dataset it was trained on, or the raw text with --input"
         )
-    return dataset[subset]
-
-
-def prompt(translator: "Translator", search: SearchOptions, text: TextOptions, tag: str | None) -> None:
-    """Reads lines at a terminal: translations go to stdout, their scores and alignments to stderr."""
-    from nmtkit.translation.requests import Request
-
-    options = search if text.active else dataclasses.replace(search, alignment="hard")
-    pipeline = translator.pipeline(options, text, tag)
-    stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
-    while True:
-        stderr.print("> ", end="", style="bold")
-        line = sys.stdin.readline()
-        if not line:
-            return
-        try:
-            (translation,) = translator.stream([line.rstrip("\n")], pipeline)
-        except ValueError as error:  # an architecture without attention
-            if pipeline.search.alignment is None or text.active:
-                raise
-            stderr.print(f"no alignment: {error}", style="dim", markup=False)
-            pipeline = translator.pipeline(search, text, tag)
-            (translation,) = translator.stream([line.rstrip("\n")], pipeline)
-        source = pipeline.source_pieces(*pipeline.segments([Request(line.rstrip("\n"))]))
-        for output in translation.hypotheses:
-            write([dataclasses.replace(translation, hypotheses=[output])], "text", False, sys.stdout.buffer)
-            pairs = [f"{source[int(i)]}→{output.pieces[int(j)]}" for i, j in output.alignment or []]
-            stderr.print(f"  {output.score:.3f}  {' '.join(pairs)}", style="dim", markup=False, highlight=False)
+    return dataset
 
 
 def write(translations: Iterable["Translation"], format: str, scores: bool, out: BinaryIO) -> None:
-    """Writes a line for each translation, flushed at once; with `scores`, text is the score instead."""
-    for translation in counted(translations):
+    """Writes and flushes a line for each translation. With `scores`, the line is the score instead of the text."""
+    for translation in translations:
         if format == "jsonl":
             line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
         else:
@@ -383,7 +394,7 @@ def write(translations: Iterable["Translation"], format: str, scores: bool, out:
 
 
 def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
-    """Yields translations, and says in a terminal how many it has been."""
+    """Yields translations, and shows their count in a terminal."""
     with ExitStack() as stack:
         show = stderr.is_terminal and not sys.stdout.isatty()
         status = stack.enter_context(stderr.status("Translating")) if show else None
@@ -406,7 +417,7 @@ def as_object(translation: "Translation") -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Returns a value, or a list with its items, of which a number that is not finite is None."""
+    """Returns a value, or a list of values, with None for each number that is not finite."""
     if isinstance(value, list):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,12 +5,14 @@ mean something else, are refused. Its log probabilities are of a vocabulary with
 decimal place for a trained model. Needs the package ctranslate2.
 """
 
+import atexit
 import math
+import os
 import shutil
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -44,12 +46,12 @@ def check_options(options: SearchOptions) -> None:
 
 
 def exported(path: Path, precision: Precision) -> Path:
-    """Returns the folder of a CTranslate2 model of the checkpoint `path`: beside it, made if need be.
+    """Returns the folder of the checkpoint `path` as a CTranslate2 model, exporting the checkpoint if necessary.
 
-    Its name holds the checkpoint's checksum, so that another checkpoint under the same name is exported again, and the
-    folder of the old one removed. Where nothing can be written beside the checkpoint, it is a temporary folder.
+    The folder is beside the checkpoint, or in `cache_folder` if nothing can be written beside it. The name contains the
+    checksum of the checkpoint: a new checkpoint with the same name is exported again, and replaces the old export.
 
-    Raises ImportError without the package, and ValueError for a model that CTranslate2 cannot express.
+    Raises ImportError without the package ctranslate2, and ValueError for a model that CTranslate2 cannot express.
     """
     ctranslate2_format.require()
     stem = f"{path.stem}.ctranslate2-{precision}-"
@@ -60,15 +62,31 @@ def exported(path: Path, precision: Precision) -> Path:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="nmtkit-")) / folder.name
+        folder = cache_folder() / folder.name
+        if folder.is_dir():
+            return folder
     for old in path.parent.glob(f"{stem}*"):
         shutil.rmtree(old, ignore_errors=True)
     try:
         ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
     except OSError:
-        if not folder.is_dir():  # else another process has made it meanwhile
+        if not folder.is_dir():  # unless another process has exported it meanwhile
             raise
     return folder
+
+
+@cache
+def cache_folder() -> Path:
+    """Returns nmtkit's folder in the user's cache, or a temporary folder of this process if there is no cache."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmtkit"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 class CTranslate2Engine:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 Span = tuple[int, int]  # first character, and the one after the last
 
 # Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Han. Each of their characters counts as a word.
-UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿豈-﫿\U00020000-\U0003ffff]")
+UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003ffff]")
 JOINERS = "'’-"  # between two letters they belong to the word
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"

@@ -12,7 +12,11 @@ from click.testing import CliRunner, Result
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.requests import Request
 
 WORDS = ["a", "the", "dog", "cat", "runs", "sleeps", "in", "on", "park", "street", ".", "!", "two", "men", "women"]
 LINES = ["a dog runs .", "", "two men sleeps in the park !", "  ", "🙂 كلب", "the cat"]
@@ -234,3 +238,59 @@ def test_what_is_protected_is_copied_and_the_flag_may_be_given_twice(folder):
         "--path", folder / "model.pt", "--protect-spans", "--format", "jsonl", "--alignment", "hard", text=text
     )
     assert refused.exit_code != 0 and "--protect-spans and --alignment cannot be combined" in refused.output
+
+
+def test_windows_line_ends_and_a_byte_order_mark_change_nothing_and_are_counted(folder):
+    plain = run("--path", folder / "model.pt", text="a dog runs .\n\nthe cat\n")
+    windows = run("--path", folder / "model.pt", text=b"\xef\xbb\xbfa dog runs .\r\n\r\nthe cat\r\n")
+    assert windows.stdout == plain.stdout and plain.stderr == ""
+    assert "standard input: the byte-order mark at its beginning is removed" in windows.stderr
+    assert "standard input: the carriage return at the end of 3 lines is removed" in windows.stderr
+
+
+@pytest.mark.parametrize("space", ["\t", "\u00a0", "\u202f", "\u3000", "\u2028", "\x85"])
+def test_white_space_that_the_vocabulary_lacks_is_read_as_spaces(folder, space):
+    lines = ["a dog runs .", "the cat  sleeps", " a park"]
+    spaced = run("--path", folder / "model.pt", text="\n".join(lines))
+    other = run("--path", folder / "model.pt", text="\n".join(line.replace(" ", space) for line in lines))
+    assert other.stdout == spaced.stdout
+
+
+def test_white_space_of_the_vocabulary_stays(tmp_path):
+    """Trained on text with no-break spaces, the model reads them."""
+    tokenizer = Tokenizer(train_model(["a\u00a0dog runs in the\u00a0park", "two\u00a0men sleep"] * 20, 300))
+    pipeline = Pipeline(tokenizer, SearchOptions())
+    segments = pipeline.segments([Request("a\u00a0dog\truns"), Request("a\u00a0dog runs")])
+    ids = [leaf.input.ids for segment in segments for leaf in segment.leaves()]
+    assert ids[0] == ids[1] == tokenizer.encode_source(["a\u00a0dog runs"]).ids.tolist()
+
+
+def test_lines_of_several_sentences_are_told_once(folder):
+    lines = "A dog runs. Two men sleep.\nthe cat sleeps . The cat runs .\n"
+    told = run("--path", folder / "model.pt", text=lines + "the cat\n").stderr
+    assert told.startswith("warning: 1 of 3 lines look like several sentences") and told.count("\n") == 1
+    assert "add --split-sentences with the language of the source" in told
+    assert run("--path", folder / "model.pt", text=lines + "the cat\n" * 10).stderr == ""
+
+
+@pytest.mark.parametrize("name", ["model.pt", "terms.tsv", "prefixes"])
+def test_the_output_replaces_no_file_that_is_read_beside_the_input(folder, name):
+    beside(folder, "terms.tsv", ["dog\tHund"])
+    beside(folder, "prefixes", LINES)
+    before = (folder / name).read_bytes()
+    flags = ["--path", folder / "model.pt", "--input", folder / "test.en"]
+    flags += ["--prefix", folder / "prefixes"] if name == "prefixes" else ["--glossary", folder / "terms.tsv"]
+    for output in ("--output", "--quality-report"):
+        result = run(*flags, output, folder / "." / name)
+        assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+    for other in (["--input", folder / "test.en"], ["--input", folder / "test.de", "--output", folder / "test.en"]):
+        result = run("--path", folder / "model.pt", *other, "--quality-report", folder / "test.en")
+        assert result.exit_code == 2 and "--quality-report" in result.stderr
+    assert (folder / name).read_bytes() == before and (folder / "test.en").read_text() == "\n".join(LINES) + "\n"
+
+
+def test_lines_may_be_translated_in_place(folder):
+    beside(folder, "text", LINES)
+    expected = run("--path", folder / "model.pt", "--input", folder / "text").stdout
+    result = run("--path", folder / "model.pt", "--input", folder / "text", "--output", folder / "text")
+    assert result.exit_code == 0 and (folder / "text").read_text() == expected

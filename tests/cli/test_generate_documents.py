@@ -78,8 +78,8 @@ def test_a_document_from_a_pipe_equals_one_from_a_file(folder):
 def test_several_sentences_in_a_segment_are_warned_of(folder):
     page = b"<p>the <i>dog</i>. <b>Two</b> men.</p><p>A dog. a cat</p><p>One by J. Smith.</p>"
     result = run(folder, "--input-format", "html", text=page)
-    assert result.stderr.startswith("warning: 1 of 3 segments have several sentences, and a model")
-    assert result.stderr.endswith("add --split-sentences and the language, as en\n")
+    assert result.stderr.startswith("warning: 1 of 3 segments look like several sentences. A model")
+    assert result.stderr.endswith("add --split-sentences with the language of the source, such as en\n")
     assert run(folder, "--input-format", "html", text=PAGE.encode()).stderr == ""
 
 

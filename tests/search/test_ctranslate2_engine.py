@@ -1,7 +1,10 @@
 """CTranslate2 as the engine: the same translations as PyTorch's search, and a refusal where they would differ."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,15 +89,38 @@ def test_the_exported_model_stays_beside_the_checkpoint_until_that_changes(model
     assert len(folders()) == 2
 
 
-def test_a_folder_that_cannot_be_written_does_not_matter(model: Path, monkeypatch) -> None:
-    from nmtkit.search import ctranslate2
+READ_ONLY = """
+import sys, tempfile
+from pathlib import Path
 
-    def refuse(**_: object) -> None:
+model = Path(sys.argv[1])
+make = tempfile.TemporaryFile
+
+def refuse(dir):
+    if Path(dir) == model.parent:
         raise PermissionError("read-only")
+    return make(dir=dir)
 
-    monkeypatch.setattr(ctranslate2.tempfile, "TemporaryFile", refuse)
+tempfile.TemporaryFile = refuse
+from nmtkit.translation.translator import Translator
+for _ in range(2):
     assert Translator.load(model, engine="ctranslate2").translate(["All"], beam=1)
+"""
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_processes_share_the_export_of_a_read_only_folder_or_leave_none(
+    model: Path, tmp_path_factory, has_cache: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("folders")
+    (folder / "temporary").mkdir()
+    cache = folder / "cache" if has_cache else Path("/proc/no/folder")
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(folder / "temporary")}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", READ_ONLY, str(model)], env=environment, check=True)
     assert [path.name for path in model.parent.iterdir()] == ["model.pt"]
+    assert len(list((folder / "cache" / "nmtkit").glob("model.ctranslate2-fp32-*"))) == (1 if has_cache else 0)
+    assert not list((folder / "temporary").glob("nmtkit-*"))
 
 
 def generate(*flags: object) -> tuple[int, str, str]:

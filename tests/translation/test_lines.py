@@ -13,6 +13,7 @@ from nmtkit.text.alignment import words
 from nmtkit.text.sentences import sentences, splitter
 from nmtkit.translation.options import TextOptions
 from nmtkit.translation.requests import Request
+from nmtkit.translation.steps import separator
 from nmtkit.translation.translator import Translator
 
 SHORT = {"max_len_a": 0.0, "max_len_b": 8}
@@ -148,3 +149,37 @@ def test_a_language_that_is_none_and_a_missing_package_are_told(path, monkeypatc
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(ImportError, match=r"nmtkit\[text\]"):
         splitter()
+
+
+def test_sentences_of_a_script_without_spaces_get_spaces_between_their_translations(path, monkeypatch):
+    """。 ends a sentence without white space after it; a target language with spaces has a space there."""
+    split = lambda language, text: re.findall("[^。]*(?:。|$)", text)  # noqa: E731
+    monkeypatch.setattr("nmtkit.translation.steps.splitter", lambda: split)
+    model = nmtkit.load(path)
+    first, second = model.translate(["the dog runs。", "two men sleep。"], **SHORT)
+    text = model.translate("the dog runs。two men sleep。", split_sentences="zh", **SHORT)
+    assert text == f"{first} {second}"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "between"),
+    [("Eins.", "Zwei.", " "), ("你好。", "再见。", ""), ("一", "GPT 是", ""), ("", "Zwei", ""), ("Eins. ", "Zwei", ""),
+     ("{a}。", "Ein Hund.", " "), ("한국어.", "다음.", " "), ("こんにちは。", "さようなら。", "")],
+)  # fmt: skip
+def test_a_separator_follows_the_script_of_the_translations(left, right, between):
+    assert separator(left, right) == between
+
+
+def test_words_are_linked_in_every_part_of_a_line_that_is_too_long(path):
+    line = "the dog runs . " * 6 + "two men"
+    translation = nmtkit.load(path, max_source_len=6).translate(line, nbest=1, alignment="words", **SHORT)
+    (output,) = translation.hypotheses
+    assert all(line[a:b] in line.split() and output.text[c:d] for a, b, c, d in output.alignment)
+    assert {a for a, *_ in output.alignment} & set(range(60, len(line)))
+    assert [c for *_, c, _ in output.alignment] == sorted(c for *_, c, _ in output.alignment)
+
+
+def test_a_prefix_of_a_line_whose_sentences_are_translated_is_refused(path):
+    request = nmtkit.Request("the dog runs. two men", prefix="two")
+    with pytest.raises(ValueError, match="line 1: split_sentences cannot be combined with a prefix"):
+        nmtkit.load(path).translate(request, split_sentences="en")

@@ -1,5 +1,6 @@
 """The command as a process: at a terminal, and on a stream too long for memory."""
 
+import json
 import os
 import pty
 import re
@@ -25,13 +26,9 @@ def command(tmp_path_factory) -> list[str]:
 
 
 def test_a_terminal_gets_a_prompt_with_translation_score_and_alignment(command):
-    ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        os.close(theirs)
-        os.write(ours, b"a dog runs .\nthe cat\n\x04")
-        out, talk = process.communicate(timeout=60)
-        os.close(ours)
-    assert process.returncode == 0, talk
+    done = typed(command, b"a dog runs .\nthe cat\n")
+    out, talk = done.stdout, done.stderr
+    assert done.returncode == 0, talk
     translations = out.splitlines()
     assert len(translations) == 2 and all(translations)
     assert "Ctrl-D" in talk and len(re.findall("^> ", talk, re.MULTILINE)) == 3
@@ -39,6 +36,42 @@ def test_a_terminal_gets_a_prompt_with_translation_score_and_alignment(command):
     assert len(scored) == 2
     for _, alignment in scored:
         assert all(re.fullmatch(r"\S+→\S+", pair) for pair in alignment.split())
+
+
+def typed(command: list[str], text: bytes, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Types a text at the prompt of the command."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*command, *flags], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(theirs)
+        os.write(ours, text + b"\x04")
+        out, talk = process.communicate(timeout=60)
+        os.close(ours)
+    return subprocess.CompletedProcess(flags, process.returncode, out, talk)
+
+
+def test_a_terminal_gets_objects_and_reports_where_they_are_asked_for(command, tmp_path):
+    terms = tmp_path / "terms.tsv"
+    terms.write_text("dog\tpark\n")
+    reports = ["--glossary-report", str(tmp_path / "terms"), "--quality-report", str(tmp_path / "quality")]
+    done = typed(
+        command, b"a dog runs .\nthe cat\n", "--format", "jsonl", "--nbest", "2", "--glossary", str(terms), *reports
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.split("\n")[:-1]]
+    assert [(row["id"], row["source"], len(row["hypotheses"])) for row in rows] == [
+        (0, "a dog runs .", 2), (1, "the cat", 2)]  # fmt: skip
+    assert "park" in rows[0]["hypotheses"][0]["text"] and rows[0]["hypotheses"][0]["quality"]["score"] > 0
+    assert (tmp_path / "terms").read_text() == "line\tresult\tterm\ttargets\tfound\n1\thit\tdog\tpark\tpark\n"
+    assert [line.split("\t")[0] for line in (tmp_path / "quality").read_text().split("\n")] == ["line", "1", "2", ""]
+    assert "glossary: 1 terms in 1 of 2 lines" in done.stderr
+
+
+def test_bytes_that_are_not_utf_8_at_a_terminal_are_told_and_the_next_line_is_translated(command):
+    done = typed(command, b"caf\xe9\nthe cat\n")
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
+    assert "standard input:1: byte 4 of the line is not UTF-8" in done.stderr
 
 
 def peak_memory_of(command: list[str], lines: int) -> int:

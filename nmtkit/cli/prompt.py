@@ -1,0 +1,59 @@
+"""The prompt of `nmtkit generate` at a terminal: translates each line that is typed."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nmtkit.cli.command import stderr
+from nmtkit.data.corpus import decode
+from nmtkit.text.sentences import has_several
+from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.translator import Translator
+
+
+def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
+    """Yields the translation of each line that is typed. When it has been written, shows scores and alignments."""
+    stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
+    told = pipeline.text.split_sentences is not None
+    for id, line in enumerate(typed_lines()):
+        if not told and has_several(line):
+            told = True
+            stderr.print("This line looks like several sentences: --split-sentences translates each.", style="dim")
+        try:
+            (translation,) = translator.stream([line], pipeline)
+        except ValueError as error:
+            if pipeline.search.alignment is None or pipeline.text.active:
+                raise
+            stderr.print(f"no alignment: {error}", style="dim", markup=False)  # an architecture without attention
+            pipeline.search = dataclasses.replace(pipeline.search, alignment=None)
+            (translation,) = translator.stream([line], pipeline)
+        yield dataclasses.replace(translation, id=id)
+        show(translation, pipeline)
+
+
+def typed_lines() -> Iterator[str]:
+    """Asks for lines until the end of the input. A line that is not UTF-8 is reported and skipped."""
+    number = 0
+    while True:
+        stderr.print("> ", end="", style="bold")
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        number += 1
+        try:
+            yield decode(line.rstrip(b"\r\n"), Path("standard input"), number)
+        except ValueError as error:
+            stderr.print(str(error), style="dim", markup=False)
+
+
+def show(translation: Translation, pipeline: Pipeline) -> None:
+    """Shows the score of each hypothesis, and the pieces that its pieces attend to if hard alignment is known."""
+    (segment,) = pipeline.segments([Request(translation.source)])
+    source = pipeline.source_pieces(segment)
+    for hypothesis in translation.hypotheses:
+        pairs = ""
+        if pipeline.search.alignment == "hard":
+            pairs = " ".join(f"{source[int(i)]}→{hypothesis.pieces[int(j)]}" for i, j in hypothesis.alignment or [])
+        stderr.print(f"  {hypothesis.score:.3f}  {pairs}", style="dim", markup=False, highlight=False)
