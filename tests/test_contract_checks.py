@@ -191,6 +191,20 @@ class ReadsWeights(Sound):
         return features + nn.functional.linear(features, weight, self.hidden.bias)
 
 
+class ForgetsHooks(Sound):
+    """A module whose copies are made anew, without the hooks of the original."""
+
+    class Table(nn.Embedding):
+        def __deepcopy__(self, memo: Any) -> "ForgetsHooks.Table":
+            copied = type(self)(self.num_embeddings, self.embedding_dim)
+            copied.weight = nn.Parameter(self.weight.detach().clone())
+            return copied
+
+    def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
+        super().__init__(config, vocabulary)
+        self.target = ForgetsHooks.Table(vocabulary.target, config.width)
+
+
 class StaticOtherwise(Transformer):
     def __init__(self, config: Width, vocabulary: Vocabulary) -> None:
         super().__init__(derive(TransformerConfig, TINY_CONFIGS["transformer_tiny"], "test"), vocabulary)
@@ -214,6 +228,7 @@ BROKEN = [
     (HidesState, ["weights survive a round trip"], "must be parameters or registered buffers"),
     (StepsOtherwise, ["a step equals the full pass"], "step differs from the full pass at token 1 of row 0"),
     (ReadsWeights, ["a prepared model computes the same"], "read the weights of a layer only by calling the layer"),
+    (ForgetsHooks, ["hooks of a copy are called"], "forward hooks of target are called in the model but not in a copy"),
     (StaticOtherwise, ["static steps equal steps"], "static_step differs from step at token 1"),
     (Remembers, ["training repeats with the seed"], "keep no state between passes"),
 ]  # fmt: skip

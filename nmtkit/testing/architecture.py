@@ -222,6 +222,26 @@ def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
         _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)
 
 
+def hooks_of_a_copy_are_called(subject: Subject[Architecture]) -> None:
+    """Compares the modules whose forward hooks a full pass calls, in the model and in a prepared copy of the model."""
+    called: list[str] = []
+    model = copy.deepcopy(model_of(subject))
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.append(name))
+    source, target = sources(subject, 4, 9), targets(subject, 7, 2)
+    with contract.evaluated(model):
+        model(source, target)
+        expected = set(called)
+        called.clear()
+        _prepared(model)(source, target)
+    missing = sorted(expected - set(called))
+    require(
+        not missing,
+        f"forward hooks of {', '.join(missing[:5])} are called in the model but not in a copy of the model, which "
+        "validation uses; copy.deepcopy must keep the hooks of a module",
+    )
+
+
 def _prepared(model: Architecture) -> Architecture:
     return prepare(copy.deepcopy(model), "cpu", "fp32")
 
@@ -355,6 +375,9 @@ def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> N
             mean = torch.stack([member[key].double() for member in members]).mean(0)
             _require_close(tensor.double(), mean, f"the average of {key} over two checkpoints is off by up to {{:.2g}}")
         checkpoint.save(folder / "averaged.pt", averaged)
+        loaded = Translator.load(folder / "averaged.pt", trainable=True).models[0]
+        lost = sorted(dict(build(subject, seed=3).named_parameters()).keys() - dict(loaded.named_parameters()).keys())
+        require(not lost, f"a checkpoint that is loaded for training lacks the parameters {', '.join(lost[:5])}")
         lines = ["bado kelu", "", "miro sate vonu pika"]
         single = Translator.load(folder / "averaged.pt").translate(lines, beam=2, max_len_b=3)
         several = Translator.load([folder / "averaged.pt"] * 2).translate(lines, beam=2, max_len_b=3)
@@ -381,6 +404,7 @@ check_architecture = Contract(
         every_source_word_matters,
         a_step_equals_the_full_pass,
         a_prepared_model_computes_the_same,
+        hooks_of_a_copy_are_called,
         static_steps_equal_steps,
         attention_weights_are_distributions_or_refused,
         every_parameter_gets_a_finite_gradient,
