@@ -1,20 +1,25 @@
-"""Checkpoint files: written whole or not at all, read without running code. This module knows no model.
+"""Checkpoint files: written completely or not at all, and read without running code. This module knows no model.
 
 A checkpoint is one `.pt` file that holds a dict of plain tensors and plain types:
 
     nmtkit        format version, an int
-    checksum      of all that follows, an int
-    architecture  registered name            config     its config, a dict
-    tokenizer     Tokenizer.state()           plugins    what to import before building the model
-    model         parameter name -> tensor    update     updates done, an int
-    scores        of the validation at that update by name, where there was one ("loss", "bleu", …)
-    maximized     names of those scores of which more is better
-    scheduled     whether it was saved at one of the run's intervals, and not at its end, by the clock or at a signal
-    run           of a run's: what it is made of, in plain types (setup.run_facts)
-    averaged      of averaged checkpoints: names of the files
-    adapters      of low-rank adapters, which are then all that `model` holds: "base", the path of the checkpoint they
-                  adapt; "fingerprint" of its model; "rank", "alpha" and "layers", as the flags --adapter-… say them
-    training      only in the newest of a run: optimizer, scheduler, data position, best scores
+    checksum      checksum of all other entries, an int
+    architecture  registered name
+    config        config of the architecture, a dict
+    tokenizer     Tokenizer.state()
+    plugins       names of the plug-ins to import before the model is built
+    model         parameter name -> tensor
+    update        number of updates made, an int
+    scores        scores of the validation after that update, if any: name ("loss", "bleu", …) -> value
+    maximized     names of the scores of which higher is better
+    scheduled     whether the checkpoint was saved at an interval of the run, and not at its end, by the clock or at a
+                  signal
+    run           facts about the run in plain types (training/run_facts.py)
+    averaged      names of the files, in averaged checkpoints
+    adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
+                  checkpoint; "fingerprint" of its model; "rank", "alpha" and "layers", the values of --adapter-…
+    training      training state, only in the newest checkpoints of a run: optimizer and raw weights by parameter name,
+                  schedule, position in the data, best score
 """
 
 import pickle
@@ -56,18 +61,18 @@ def numbered(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Objective:
-    """The validation score that a run goes by, and whether more of it is better."""
+    """The validation score that selects the best checkpoint, and whether higher is better."""
 
     name: str
     higher_is_better: bool = False
 
     def value(self, scores: Mapping[str, float]) -> float:
-        """Returns the score as a number of which lower is better."""
+        """Returns the score as a value of which lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]
 
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns for each name of a model's state the first name of the same memory: itself, unless weights are tied."""
+    """Returns for each entry of the state of a model the first entry with the same memory. Only tied weights differ."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     return {
         name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
@@ -79,17 +84,17 @@ def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def save(path: Path, contents: Checkpoint) -> None:
-    """Writes `path`, whole or not at all. Raises OSError: for a full disk, say, and where `path` is no file."""
+    """Writes `path`, completely or not at all. Raises OSError, for example for a full disk or a folder."""
     contents = {name: value for name, value in contents.items() if name not in ("nmtkit", "checksum")}
     with atomic_write(path) as file:
         torch.save({"nmtkit": FORMAT, "checksum": checksum(contents), **contents}, file)
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint as `read` does; one of adapters is merged with its base, and then like any other.
+    """Reads a checkpoint like `read`, and merges adapters with their base, so that the result is a whole model.
 
-    The base is taken from where it was in training, or beside the checkpoint. Raises OSError or ValueError as `read`
-    does, and where there is no base, or another model.
+    The base is the file that the training has used, or a file of the same name beside the checkpoint. Raises OSError or
+    ValueError like `read`, and if the base is missing or another model.
     """
     contents = read(path, mmap)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)
@@ -98,44 +103,44 @@ def load(path: Path, mmap: bool = False) -> Checkpoint:
 def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     facts = contents["adapters"]
     if not isinstance(facts, dict) or {name: type(value) for name, value in facts.items()} != ADAPTERS:
-        raise ValueError(f"{path}: what it says of its adapters is not what nmtkit writes")
-    places = [Path(facts["base"]), path.parent / Path(facts["base"]).name]
-    base_path = next((place for place in places if place.is_file()), None)
+        raise ValueError(f"{path}: its facts about adapters do not have the format of nmtkit")
+    base, beside = Path(facts["base"]), path.parent / Path(facts["base"]).name
+    base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
     if base_path is None:
-        raise FileNotFoundError(f"{path} holds adapters of {places[0]}, which is not there; put that file beside it")
-    base = read(base_path, mmap)
-    if "adapters" in base or fingerprint(base) != facts["fingerprint"]:
+        raise FileNotFoundError(f"{path} holds adapters of {base}, which does not exist; put {beside.name} beside it")
+    whole = read(base_path, mmap)
+    if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
-            f"{path} holds adapters of another model than {base_path} now is; put the file that the run had with "
-            f"--finetune-from there, or beside it as {places[1].name}"
+            f"{path} holds adapters of another model than {base_path}; put the file of --finetune-from there, or "
+            f"beside {path} as {beside.name}"
         )
     try:
-        model = adapters.merge_state(base["model"], contents["model"], facts["alpha"] / facts["rank"])
+        model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     left_out = ("adapters", "training", "checksum")
-    whole = {name: value for name, value in contents.items() if name not in left_out} | {"model": model}
-    return whole | {"checksum": checksum(whole)}
+    merged = {name: value for name, value in contents.items() if name not in left_out} | {"model": model}
+    return merged | {"checksum": checksum(merged)}
 
 
 def read(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint file onto the CPU; with `mmap`, tensors are read from the file as they are used.
+    """Reads a checkpoint file onto the CPU. With `mmap`, tensors are read from the file when they are used.
 
-    Raises FileNotFoundError, or ValueError for a truncated file, a file with code in it (never run), a file that is no
-    nmtkit checkpoint and, unless with `mmap`, one whose checksum is wrong, each naming the path.
+    Raises FileNotFoundError, or ValueError for a truncated file, a file with code (which is never run), a file that is
+    not a checkpoint of nmtkit and, without `mmap`, a file with a wrong checksum. All errors name the path.
     """
     if not path.is_file():
         raise FileNotFoundError(f"checkpoint {path}: no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle's protocol, in files that are then refused
+            warnings.simplefilter("ignore")  # warnings about the pickle protocol of files that are refused below
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
             raise ValueError(f"{path} holds more than plain tensors and types; refused, none of it was run") from error
-        raise ValueError(f"{path} is no checkpoint, or a damaged one") from error
+        raise ValueError(f"{path} is damaged or not a checkpoint") from error
     except (RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is truncated, damaged, or no checkpoint") from error
+        raise ValueError(f"{path} is truncated, damaged or not a checkpoint") from error
     check_contents(contents, path)
     if not mmap:
         check_values(contents, path)
@@ -148,7 +153,7 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
 def check_contents(contents: Any, path: Path) -> None:
     """Raises ValueError unless `contents` has the entries of a checkpoint, with their types. Reads no tensor."""
     if not isinstance(contents, dict) or "nmtkit" not in contents:
-        raise ValueError(f"{path} is no nmtkit checkpoint")
+        raise ValueError(f"{path} is not an nmtkit checkpoint")
     if contents["nmtkit"] != FORMAT:
         raise ValueError(
             f"{path} has checkpoint format {contents['nmtkit']}, and this nmtkit reads format {FORMAT}; "
@@ -156,30 +161,30 @@ def check_contents(contents: Any, path: Path) -> None:
         )
     missing = [name for name in TYPES if name not in contents]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; it is no complete checkpoint")
+        raise ValueError(f"{path} is not a complete checkpoint: it lacks {', '.join(missing)}")
     for name, expected in TYPES.items():
         if not isinstance(contents[name], expected) or isinstance(contents[name], bool):
             raise ValueError(f"{path}: {name} is a {type(contents[name]).__name__}, not a {expected.__name__}")
     for name in ("tokenizer", "model"):
         wrong = [key for key, value in contents[name].items() if not isinstance(value, Tensor)]
         if wrong:
-            raise ValueError(f"{path}: {name} holds {wrong[0]!r}, which is no tensor")
+            raise ValueError(f"{path}: {name} holds {wrong[0]!r}, which is not a tensor")
 
 
 def check_values(contents: Checkpoint, path: Path) -> None:
-    """Raises ValueError when anything differs from what was saved, or a weight is not finite. Reads all tensors."""
+    """Raises ValueError if the checksum is wrong or a weight is not finite. Reads all tensors."""
     if contents.get("checksum") != checksum(contents):
-        raise ValueError(f"{path} is damaged: its contents do not have the checksum they were saved with")
+        raise ValueError(f"{path} is damaged: its contents do not match their checksum")
     for name, tensor in contents["model"].items():
         if tensor.is_floating_point() and not tensor.sum(dtype=torch.float32).isfinite():
             raise ValueError(f"{path}: {name} holds weights that are not finite")
 
 
 def checksum(contents: Checkpoint) -> int:
-    """Returns a number that any flipped bit changes: the sum of all tensors as 64-bit words, and a CRC of the rest.
+    """Returns a checksum that every flipped bit changes: the sum of all tensors as 64-bit words, and a CRC of the rest.
 
-    A sum costs a quarter of the CRC-32 of zip files: 67 ms for the 707 MB of a big model, which takes 3.3 s to read
-    and build.
+    A sum takes a quarter of the time of the CRC-32 of zip files: 67 ms for the 707 MB of a big model, which takes 3.3 s
+    to read and build.
     """
     words, text = 0, 0
     for key, value in contents.items():
@@ -194,12 +199,12 @@ def checksum(contents: Checkpoint) -> int:
 
 
 def fingerprint(contents: Checkpoint) -> int:
-    """Returns a number that tells a model from others; it stays when scores or training state go."""
+    """Returns a number that identifies a model. It does not depend on scores or training state."""
     return checksum({name: contents[name] for name in ("architecture", "config", "tokenizer", "model")})
 
 
 def _leaves(key: Any, value: Any) -> Iterator[Any]:
-    """Yields keys, tensors and plain values of a nested structure in order."""
+    """Yields the keys, tensors and plain values of a nested structure in order."""
     yield key
     if isinstance(value, dict):
         for name, item in value.items():

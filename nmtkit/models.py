@@ -1,4 +1,4 @@
-"""From a registered name and a config to a model, and between a model and its checkpoint."""
+"""Builds models from registered names and configs, and converts between models and checkpoints."""
 
 import contextlib
 import json
@@ -20,13 +20,14 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def build(architecture: str, config: Any, vocabulary: Vocabulary) -> Architecture:
-    """Returns a model with fresh parameters, drawn from torch's global generator."""
+    """Returns a model with fresh parameters, drawn from the global generator of torch."""
     return ARCHITECTURES[architecture].factory(config, vocabulary)
 
 
 class NoInitialisation(TorchFunctionMode):
-    """While entered, parameters are not filled with random numbers, which takes 0.3 s for a base model: for a model
-    all of whose parameters are loaded from a checkpoint.
+    """While entered, parameters are not filled with random numbers, which would take 0.3 s for a base model.
+
+    Only for a model whose parameters are all loaded from a checkpoint.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -39,7 +40,7 @@ class NoInitialisation(TorchFunctionMode):
 def to_checkpoint(
     model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, plugins: list[str], update: int
 ) -> checkpoint.Checkpoint:
-    """Returns what `checkpoint.save` writes; a trainer adds its `training` state."""
+    """Returns the contents of a checkpoint for `checkpoint.save`. A run adds its `training` state."""
     return {
         "architecture": architecture,
         "config": to_dict(config),
@@ -53,9 +54,9 @@ def to_checkpoint(
 def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     """Returns the model, in evaluation mode on the CPU, and the tokenizer of a checkpoint file.
 
-    A checkpoint names its plug-ins but never imports them: opening one runs no code that the user did not ask for.
+    A checkpoint names its plug-ins, but reading it never imports them: no code runs that the user has not asked for.
 
-    Raises ValueError when the architecture is not registered (naming the plug-ins to load), or the weights do not fit.
+    Raises ValueError if the weights do not fit or the architecture is not registered, and names the plug-ins to load.
     """
     contents = checkpoint.load(path)
     tokenizer = tokenizer_of(contents, path)
@@ -72,11 +73,11 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
 
 
 def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
-    """Returns the tokenizer of a loaded checkpoint. Raises ValueError naming `path` when it is none."""
+    """Returns the tokenizer of a loaded checkpoint. Raises ValueError with `path` if there is no valid tokenizer."""
     try:
         return Tokenizer.from_state(contents["tokenizer"])
     except (ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
+        raise ValueError(f"{path} has no valid tokenizer: {error}") from error
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:
@@ -93,13 +94,13 @@ def languages_of(path: Path) -> tuple[str, str] | None:
 
 
 def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
-    """Copies `weights` into the model. Raises ValueError, `mistake` first, for other names, shapes or types."""
+    """Copies `weights` into the model. Raises ValueError, which begins with `mistake`, if they do not fit."""
     for name, tensor in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{mistake}: {name} is of type {weights[name].dtype}, not {tensor.dtype}")
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()]  # a heading, then a line for each difference
+        lines = [line.strip() for line in str(error).split("\n")]  # a heading, then a line for each difference
         more = f"; and {len(lines) - 2} more" if len(lines) > 2 else ""
         raise ValueError(f"{mistake}: {lines[min(1, len(lines) - 1)]}{more}") from error

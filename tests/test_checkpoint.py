@@ -63,8 +63,8 @@ def test_a_pickle_with_code_is_refused_and_never_run(
 @pytest.mark.parametrize(
     ("contents", "message"),
     [
-        ([1, 2], "no nmtkit checkpoint"),
-        ({"model": {}}, "no nmtkit checkpoint"),
+        ([1, 2], "not an nmtkit checkpoint"),
+        ({"model": {}}, "not an nmtkit checkpoint"),
         ({**CONTENTS, "nmtkit": 99}, "format 99"),
         (
             {**CONTENTS, "nmtkit": 1},
@@ -143,9 +143,9 @@ def test_a_flipped_byte_anywhere_in_tensors_or_settings_is_found(tmp_path: Path)
         ({"config": [1]}, "config is a list"),
         ({"architecture": 3}, "architecture is a int"),
         ({"tokenizer": "joint.model"}, "tokenizer is a str"),
-        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model', which is no tensor"),
+        ({"tokenizer": {"joint.model": "abc"}}, "tokenizer holds 'joint.model', which is not a tensor"),
         ({"model": [torch.zeros(2)]}, "model is a list"),
-        ({"model": {"weight": 3.0}}, "model holds 'weight', which is no tensor"),
+        ({"model": {"weight": 3.0}}, "model holds 'weight', which is not a tensor"),
         ({"plugins": "mine.py"}, "plugins is a str"),
         ({"update": True}, "update is a bool"),
         ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight holds weights that are not finite"),

@@ -83,8 +83,8 @@ def test_weights_of_another_model_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)}}, "no tokenizer"),
-        ({"tokenizer": {"other": torch.zeros(1)}}, "no tokenizer"),
+        ({"tokenizer": {"joint.model": torch.arange(9, dtype=torch.uint8)}}, "no valid tokenizer"),
+        ({"tokenizer": {"other": torch.zeros(1)}}, "no valid tokenizer"),
         ({"config": {"heads": 10**30}}, "heads"),
         ({"config": {"heads": 2.0}}, "2.0 is not a whole number"),
         ({"config": {"d_model": float("nan")}}, "nan is not a whole number"),

@@ -2,7 +2,7 @@
 
 from nmtkit.criterions.interface import CRITERIONS, Criterion, Loss
 
-# what a criterion imports from here must stand above the criterions
+# CRITERIONS, Criterion and Loss come first, because the files of the criterions import them from here.
 # isort: split
 from nmtkit.criterions import cross_entropy, expected_reward, guided_alignment
 

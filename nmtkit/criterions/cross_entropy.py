@@ -1,4 +1,4 @@
-"""Likelihood of the target: cross-entropy, with label smoothing, and with R-Drop's agreement of two passes."""
+"""Cross-entropy of the target, with label smoothing, and R-Drop, which compares two passes with dropout."""
 
 from dataclasses import dataclass
 
@@ -18,19 +18,19 @@ class CrossEntropyConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class LabelSmoothedConfig(Config):
     label_smoothing: float = option(
-        0.1, "Share of the target's probability spread evenly over the vocabulary.", min=0, below=1
+        0.1, "Share of the target probability that is spread evenly over the vocabulary.", min=0, below=1
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RDropConfig(LabelSmoothedConfig):
-    r_drop_alpha: float = option(5.0, "Weight of the divergence between the two passes.", min=0)
+    r_drop_alpha: float = option(5.0, "Weight of the divergence of the two passes.", min=0)
 
 
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
 @CRITERIONS.register("cross_entropy", CrossEntropyConfig())
 class CrossEntropy(Criterion):
-    """-log p(target | source); with smoothing, the target is mixed with the uniform distribution.
+    """-log p(target | source). With label smoothing, the target distribution is mixed with the uniform distribution.
 
     Source: Vaswani et al. 2017, section 5.4.
     """
@@ -47,10 +47,11 @@ class CrossEntropy(Criterion):
 
 @CRITERIONS.register("r_drop", RDropConfig())
 class RDrop(CrossEntropy):
-    """Smoothed cross-entropy and alpha / 2 times the symmetric Kullback-Leibler divergence of two passes with dropout.
+    """Smoothed cross-entropy plus alpha / 2 times the symmetric Kullback-Leibler divergence of two dropout passes.
 
-    Half of equation 4 of Liang et al. (2021, arXiv 2106.14448): the mean over the passes, not their sum, so that losses
-    compare with those of other criterions. Validation makes one pass: without dropout the two would be equal.
+    This is half of equation 4 of Liang et al. (2021, arXiv 2106.14448): the mean of the two passes instead of the sum,
+    so that losses are comparable with other criterions. Validation makes a single pass, because without dropout both
+    passes would be equal.
     """
 
     def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:

@@ -30,23 +30,22 @@ from nmtkit.search.options import SearchOptions
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedRewardConfig(Config):
-    reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score to raise: GLEU, smoothed BLEU or chrF2.")
+    reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score: GLEU, smoothed BLEU or chrF2.")
     candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
     candidates_per_sentence: int = option(15, "Candidate translations of each sentence.", min=2, max=1000)
-    candidate_extra: int = option(
-        20, "A candidate is at most this many pieces longer than its source.", min=0, max=10_000
-    )
-    likelihood_weight: float = option(0.017, "Weight of the log-likelihood beside the reward (equation 9).", min=0)
+    candidate_extra: int = option(20, "Most pieces by which a candidate is longer than its source.", min=0, max=10_000)
+    likelihood_weight: float = option(0.017, "Weight of the log-likelihood relative to the reward (equation 9).", min=0)
 
 
 @CRITERIONS.register("expected_reward", ExpectedRewardConfig())
 class ExpectedReward(Criterion):
-    """-alpha log p(target | source) - E[reward of a candidate], for fine-tuning a model trained on likelihood.
+    """-alpha log p(target | source) - E[reward of a candidate], for fine-tuning after training on likelihood.
 
-    With samples, the gradient is that of log p(candidate) times (reward - mean reward of the sentence's candidates),
-    averaged over them. With n-best candidates, the expectation is over the list, its probabilities renormalised.
-    Candidates are generated without dropout and never hold <unk>. Each is scored as a target, so an update needs
-    `candidates_per_sentence` times the memory of likelihood: lower --max-tokens. Validation sees the likelihood alone.
+    With sampled candidates, the gradient is the mean over the candidates of a sentence of the gradient of
+    log p(candidate) times (reward - mean reward of the candidates). With n-best candidates, the expectation is over the
+    list with renormalised probabilities. Candidates are generated without dropout and never contain <unk>. The model
+    scores each candidate like a target, so an update needs `candidates_per_sentence` times as much memory: lower
+    --max-tokens. Validation computes the likelihood only.
     """
 
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
@@ -60,7 +59,7 @@ class ExpectedReward(Criterion):
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
         if not self.training:
             return Loss(loss, {"nll": nll})
-        if not batch.target_tokens:  # a dummy micro-batch has no sentence to translate
+        if not batch.target_tokens:  # a dummy micro-batch
             return Loss(loss, {"nll": nll, "reward": torch.zeros_like(nll)})
         sentences = real_sentences(batch)
         candidates = self.candidates(model, batch.source.select(sentences))
@@ -72,7 +71,7 @@ class ExpectedReward(Criterion):
         return Loss(self.config.likelihood_weight * loss - expected, counts)
 
     def candidates(self, model: Architecture, source: Packed) -> list[list[list[int]]]:
-        """Returns the candidates of each sentence, target ids without eos."""
+        """Returns the candidates of each sentence as target ids without eos."""
         lengths: dict[str, Any] = {"max_len_a": 1.0, "max_len_b": self.config.candidate_extra}
         size = self.config.candidates_per_sentence
         if self.config.candidates == "sample":
@@ -86,7 +85,7 @@ class ExpectedReward(Criterion):
         return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
 
     def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Returns the reward of each candidate and the index of its sentence: [C] and [C], on the CPU."""
+        """Returns the reward of each candidate [C] and the index of its sentence [C], on the CPU."""
         texts = self.tokenizer.decode_target_batch(list(chain.from_iterable(candidates)))
         owner = [sentence for sentence, group in enumerate(candidates) for _ in group]
         reference_texts = self.tokenizer.decode_target_batch(references)
@@ -97,7 +96,7 @@ class ExpectedReward(Criterion):
         return torch.tensor(rewards), torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
-        """Returns a sum over sentences whose gradient is that of the expected reward."""
+        """Returns a sum over sentences that has the gradient of the expected reward."""
         if self.config.candidates == "nbest":
             highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
             p = (log_p - highest[owner]).exp()
@@ -108,13 +107,13 @@ class ExpectedReward(Criterion):
 
 
 def mean_by(values: Tensor, owner: Tensor, sentences: int) -> Tensor:
-    """Returns the mean of the values [C] of each sentence: [B]."""
+    """Returns the mean of the values [C] for each sentence: [B]."""
     counts = owner.bincount(minlength=sentences)
     return values.new_zeros(sentences).index_add(0, owner, values) / counts
 
 
 def real_sentences(batch: Batch) -> Tensor:
-    """Returns the indices of the sentences that count (not of a dummy micro-batch), int64."""
+    """Returns the indices (int64) of the sentences that count. Sentences of a dummy micro-batch do not count."""
     first = batch.target_output[batch.target_input.layout.cu_seqlens[:-1].long()]
     return (first != IGNORE_INDEX).nonzero()[:, 0]
 
@@ -125,9 +124,9 @@ def references(batch: Batch, sentences: Tensor) -> list[list[int]]:
 
 @contextmanager
 def evaluating(model: Architecture) -> Iterator[None]:
-    """Sets the model to evaluation mode and disables gradients.
+    """While entered, the model is in evaluation mode and computes no gradients.
 
-    Autocast's cache of cast weights is disabled too: a weight cast here would get no gradient in the next pass.
+    The weight cache of autocast is disabled too. A weight that is cast here would get no gradient in the next pass.
     """
     device = next(model.parameters()).device.type
     autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
@@ -141,7 +140,7 @@ def evaluating(model: Architecture) -> Iterator[None]:
 
 
 def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[list[int]]) -> Tensor:
-    """Returns log p of each target, eos included, given the memory's sentence of the same index: [C]."""
+    """Returns log p of each target including eos, given the sentence of `memory` with the same index: [C]."""
     lengths = torch.tensor([len(target) + 1 for target in targets])
     layout = Layout.of(lengths).to(memory.values.device)
     inputs = torch.tensor([token for target in targets for token in (BOS, *target)]).to(memory.values.device)
@@ -151,7 +150,7 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
 
 
-# Rewards of a candidate text, given its reference: from 0 to 1
+# Rewards of a candidate text, compared with its reference, from 0 to 1
 
 
 def gleu(candidate: str, reference: str) -> float:
@@ -167,12 +166,12 @@ def _ngrams(text: str) -> Counter[tuple[str, ...]]:
 
 
 def sentence_bleu(candidate: str, reference: str) -> float:
-    """Returns sacreBLEU's sentence BLEU, exponentially smoothed, of the n-gram orders the candidate has."""
+    """Returns the sentence BLEU of sacreBLEU with exponential smoothing, for the n-gram orders of the candidate."""
     return float(_metric("bleu").sentence_score(candidate, [reference]).score) / 100
 
 
 def sentence_chrf(candidate: str, reference: str) -> float:
-    """Returns sacreBLEU's sentence chrF2."""
+    """Returns the sentence chrF2 of sacreBLEU."""
     return float(_metric("chrf").sentence_score(candidate, [reference]).score) / 100
 
 

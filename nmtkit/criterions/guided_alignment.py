@@ -1,4 +1,4 @@
-"""Guided alignment: cross-attention is supervised with given word alignments (Chen et al. 2016; Garg et al. 2019)."""
+"""Guided alignment: word alignments supervise cross-attention (Chen et al. 2016; Garg et al. 2019)."""
 
 from dataclasses import dataclass
 
@@ -18,24 +18,25 @@ from nmtkit.layers.packed import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class GuidedAlignmentConfig(LabelSmoothedConfig):
-    alignment_weight: float = option(0.05, "Weight of the alignment loss beside the cross-entropy.", min=0)
+    alignment_weight: float = option(0.05, "Weight of the alignment loss relative to the cross-entropy.", min=0)
     alignment_layer: int | None = option(
         None,
-        "Decoder layer to supervise, counted from 1; none: the one below the top, of two the top.",
+        "Decoder layer to supervise, counted from 1; none: the second-to-last, or the last of two layers.",
         min=1,
         max=1000,
     )
     alignment_head: int | None = option(
-        1, "Head of that layer to supervise, counted from 1; none: the mean of its heads.", min=1, max=1000
+        1, "Head of that layer to supervise, counted from 1; none: the mean of all heads.", min=1, max=1000
     )
 
 
 @CRITERIONS.register("guided_alignment", GuidedAlignmentConfig())
 class GuidedAlignment(CrossEntropy):
-    """Smoothed cross-entropy, and that of the cross-attention of one head with the alignments of the training pairs.
+    """Smoothed cross-entropy, plus the cross-entropy of the attention of a head with alignments of the training pairs.
 
-    A target token that is aligned to n source tokens should give each 1 / n of its attention (Garg et al. 2019, section
-    4.2); tokens without alignment are left out. A validation set without alignments is scored by cross-entropy alone.
+    A target token that is aligned to n source tokens should attend to each of them with 1 / n (Garg et al. 2019,
+    section 4.2). Target tokens without alignment are ignored. Without alignments, a validation set is scored with
+    cross-entropy only.
     """
 
     def __init__(self, config: GuidedAlignmentConfig, tokenizer: Tokenizer) -> None:
@@ -48,12 +49,12 @@ class GuidedAlignment(CrossEntropy):
             if self.training:
                 raise ValueError(
                     "--criterion guided_alignment needs word alignments of the training pairs: run preprocess with "
-                    "--alignments (pairs that --transforms change have none)"
+                    "--alignments (pairs that --transforms change have no alignments)"
                 )
             return super().compute_loss(model, batch)
         features, weights = model.forward_with_attention(batch.source, batch.target_input, config.alignment_layer)
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
-        if weights is None:  # this update leaves the layer out
+        if weights is None:  # this update skips the layer
             return Loss(loss, {"nll": nll})
         alignment = alignment_loss(weights, batch.alignments, config.alignment_head)
         return Loss(loss + config.alignment_weight * alignment, {"nll": nll, "alignment": alignment.detach()})
@@ -62,8 +63,8 @@ class GuidedAlignment(CrossEntropy):
 def alignment_loss(weights: Tensor, alignments: Tensor, head: int | None) -> Tensor:
     """Returns the cross-entropy of attention weights [B, H, L, M] with alignments, summed over aligned target tokens.
 
-    `alignments` [links, 3] are rows of sentence, source and target position; `head` counts from 1, None takes the mean
-    of all. Raises ValueError for a head that does not exist.
+    Each row of `alignments` [links, 3] has sentence, source position and target position. `head` counts from 1. None
+    selects the mean of all heads. Raises ValueError for a head that does not exist.
     """
     if head is not None and head > weights.shape[1]:
         raise ValueError(f"--alignment-head is {head}; the layer has {weights.shape[1]} heads")
@@ -71,6 +72,6 @@ def alignment_loss(weights: Tensor, alignments: Tensor, head: int | None) -> Ten
     sentence, source, target = alignments.unbind(1)
     token = sentence * weights.shape[2] + target
     links = attention.new_zeros(attention.shape[0] * attention.shape[1])
-    links = links.index_add(0, token, links.new_ones(len(token)))  # of each target token
+    links = links.index_add(0, token, links.new_ones(len(token)))  # number of links of each target token
     log_p = attention[sentence, target, source].clamp(min=torch.finfo(torch.float32).tiny).log()
     return -(log_p / links[token]).sum()

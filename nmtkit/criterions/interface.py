@@ -1,4 +1,4 @@
-"""The interface of criterions: a model and a batch in, a summed loss and counts to log out."""
+"""The interface of criterions. A criterion maps a model and a batch to a summed loss and counts for the log."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The summed loss of a micro-batch; the trainer divides once, by the target tokens of the update.
+    """The summed loss of a micro-batch. The trainer divides the sum once by the target tokens of the update.
 
-    `counts` are further sums to log by name, without gradient. "nll" (negative log-likelihood of the target, natural
-    logarithm, summed over tokens) is always there: perplexity is computed from it.
+    `counts` holds further sums for the log by name, without gradients. "nll" is required: the negative log-likelihood
+    of the target (natural logarithm), summed over tokens. Perplexity is computed from "nll".
     """
 
     sum: Tensor
@@ -24,15 +24,15 @@ class Loss:
 
 
 class Criterion(nn.Module, ABC):
-    """A loss to minimise. Registered factories are called as `factory(config, tokenizer)`."""
+    """A loss function. Registered factories are called as `factory(config, tokenizer)`."""
 
     @abstractmethod
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
         """Returns sums over the tokens of `batch`, never means. May call the model several times."""
 
     def forward(self, model: Architecture, batch: Batch) -> Loss:
-        """Returns `compute_loss` and the architecture's auxiliary losses, which are also logged by name."""
-        model.auxiliary_losses()  # drops what gradient checkpointing's recomputation of the last batch has left
+        """Returns `compute_loss` plus the auxiliary losses of the architecture, which are also logged by name."""
+        model.auxiliary_losses()  # removes the losses of the last recomputation by gradient checkpointing
         loss = self._checked(self.compute_loss(model, batch))
         total, counts = loss.sum, dict(loss.counts)
         for name, value in model.auxiliary_losses().items():
@@ -41,7 +41,7 @@ class Criterion(nn.Module, ABC):
         return Loss(total, counts)
 
     def _checked(self, loss: object) -> Loss:
-        """Raises ContractError naming what a criterion has returned, if it is not a summed loss with its counts."""
+        """Returns `loss`. Raises ContractError if a criterion has not returned a summed loss with counts."""
         name = type(self).__name__
         if not isinstance(loss, Loss):
             raise ContractError(f"criterion {name} returned {described(loss)}; it must return Loss(sum, counts)")

@@ -1,4 +1,4 @@
-"""The lock of a run's folder: one process writes to it, and others can tell which."""
+"""The lock of the folder of a run: only one process writes to the folder, and other processes can see which."""
 
 import fcntl
 import json
@@ -13,16 +13,17 @@ from typing import IO, Any
 log = logging.getLogger("nmtkit")
 
 NAME = ".lock"
-TOUCH_SECONDS = 10.0  # between signs of life of the holder
-WATCHED_SECONDS = 30.0  # without one, after which a holder on another machine counts as dead
-TRIES = 10  # in a second: whoever only looks has the lock for a moment
+TOUCH_SECONDS = 10.0  # time between two signs of life of the process with the lock
+WATCHED_SECONDS = 30.0  # time without a sign of life after which a process on another machine counts as dead
+TRIES = 10  # attempts in a second, because `holder_of` takes the lock for a moment
 
 
 class FolderLock:
     """An exclusive lock on a folder, held from `acquire` to `release`.
 
-    It is the system's (`flock`) on a file in the folder, so it ends with the process, however that ends. Some shared
-    file systems keep such locks within each machine; there the holder's signs of life, new times of the file, count.
+    The operating system locks a file in the folder (`flock`), so that the lock ends with the process. Some shared file
+    systems do not show such locks to other machines. Therefore the process also updates the time of the file regularly,
+    as a sign of life.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -32,7 +33,7 @@ class FolderLock:
         self.released = threading.Event()
 
     def acquire(self) -> None:
-        """Raises ValueError naming the process that has the folder."""
+        """Takes the lock. Raises ValueError if another process has it, and names the process."""
         file = self.path.open("a+", encoding="utf-8")
         try:
             if not self._lock(file):
@@ -65,7 +66,9 @@ class FolderLock:
                 time.sleep(1 / TRIES)
                 continue
             except OSError as error:
-                log.warning("%s cannot be locked (%s): let no other run write to it", self.folder, error.strerror)
+                log.warning(
+                    "%s cannot be locked (%s): make sure that no other run uses it", self.folder, error.strerror
+                )
             return True
         return False
 
@@ -73,14 +76,14 @@ class FolderLock:
         return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
-        """Returns whether the file's time changes: by the file system's clock alone, as those of machines differ."""
+        """Returns whether the time of the file changes. The clocks of the machines need not agree."""
         log.info(
-            "%s was left by %s; looking for signs of life for %g s", self.folder, described(holder), WATCHED_SECONDS
+            "%s was last used by %s; waiting %g s for a sign of life", self.folder, described(holder), WATCHED_SECONDS
         )
         before, end = self.path.stat().st_mtime_ns, time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < end:
             time.sleep(WATCHED_SECONDS / 30)
-            with self.path.open("rb") as file:  # opening makes a network file system look anew
+            with self.path.open("rb") as file:  # a network file system refreshes the time when the file is opened
                 if os.fstat(file.fileno()).st_mtime_ns != before:
                     return True
         return False
@@ -94,11 +97,11 @@ def _touch(path: Path, released: threading.Event) -> None:
         try:
             os.utime(path)
         except OSError as error:
-            log.debug("no sign of life in %s: %s", path, error)
+            log.debug("cannot update the time of %s: %s", path, error)
 
 
 def read_holder(path: Path) -> dict[str, Any] | None:
-    """Returns what the lock's file says of its last holder: process, host and since when; None once it was released."""
+    """Returns "process", "host" and "since" of the last process with the lock, or None if it was released."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -111,7 +114,7 @@ def described(holder: dict[str, Any] | None) -> str:
 
 
 def holder_of(folder: Path) -> dict[str, Any] | None:
-    """Returns which process writes to a run's folder now, None if none does. Changes nothing in the folder."""
+    """Returns the process that has locked a folder, like `read_holder`, or None. Does not change the folder."""
     path = folder / NAME
     holder = read_holder(path)
     if holder is None:
@@ -123,6 +126,6 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
         return holder
     except OSError:
         pass
-    # a holder elsewhere may have a lock that is not seen here
+    # The lock of a process on another machine might not be visible here.
     fresh = holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS
     return holder if fresh else None

@@ -1,9 +1,9 @@
-"""Worker processes that execute small tasks; with a single worker, this process executes them.
+"""Worker processes that execute small tasks. A single worker is this process itself.
 
-Every worker has an object of its own. A task is a method of it with arguments, `(Worker.encode, block, files)`. Tasks
-and results pass through pipes, so they must be small: the text and ids of a training set travel by file. A worker's
-tasks are done in order. Processes are forked where they can be: they share what there is in memory, as weights and
-plug-ins, and a pool is made before other threads are.
+Every worker has its own object. A task is a method of this object with arguments: `(Worker.encode, block, files)`.
+Tasks and results pass through pipes, so they must be small. The text and the ids of a training set pass through files.
+Each worker executes its tasks in order. If the system can fork, processes are forked and share memory, such as weights
+and plug-ins. Create the workers before this process starts other threads.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from typing import Any
 
 from nmtkit.plugins import PluginError, plugin_message
 
-Task = tuple[Any, ...]  # a method, which takes the worker's object first, and its further arguments
-TASKS_AHEAD = 2  # tasks sent to a worker before it has answered, so that it need not wait for the next
-RESULTS_AHEAD = 4  # tasks per worker that may be taken before the earliest of them is answered
+Task = tuple[Any, ...]  # a method of the worker object, and its arguments
+TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
+RESULTS_AHEAD = 4  # tasks per worker that may be taken before the result of the earliest task
 
 
 class Workers:
-    """`count` workers with objects made by `factory`, which must be picklable where processes cannot fork.
+    """`count` workers whose objects are made by `factory`. If the system cannot fork, `factory` must be picklable.
 
-    An error of a task is raised in this process. A worker that was killed raises ChildProcessError.
+    An error of a task is raised in this process. If a worker is killed, this process raises ChildProcessError.
     """
 
     def __init__(self, count: int, factory: Callable[[], Any]) -> None:
@@ -58,16 +58,16 @@ class Workers:
             process.join()
 
     def send(self, worker: int, task: Task) -> None:
-        """Sends a task whose result is not wanted. Should it fail, `imap` or `broadcast` raises its error."""
+        """Sends a task without a result. If the task fails, `imap` or `broadcast` raises its error."""
         if self.count == 1:
             _execute(self._object, task)
         else:
             self._send(worker, False, task)
 
     def imap(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Any]]:
-        """Yields for every task, in order, its worker and its result. Takes tasks only as workers need them.
+        """Yields the worker and the result of every task, in order. Takes tasks only when workers need them.
 
-        Of several errors that of the earliest task is raised; one of `tasks` itself comes after the results before it.
+        Raises the error of the earliest failed task. An error of `tasks` itself is raised after all earlier results.
         """
         if self.count == 1:
             for task in tasks:
@@ -77,9 +77,10 @@ class Workers:
             yield worker, result
 
     def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
-        """Yields the number of a task and its result as they come.
+        """Yields the number and the result of every task, in the order in which results arrive.
 
-        For None, which is no task, yields what is ready and then None as its result: `tasks` has none at the moment.
+        `tasks` may yield None if no task is available at the moment. The results that are ready are yielded then, and
+        None as the result of None.
         """
         if self.count == 1:
             for number, task in enumerate(tasks):
@@ -89,9 +90,9 @@ class Workers:
             yield number, result
 
     def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, int, Any]]:
-        """Yields number, worker and result of every task."""
+        """Yields the number, the worker and the result of every task."""
         coming = enumerate(tasks)
-        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker that are not answered
+        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker without a result
         results: dict[int, tuple[int, Any]] = {}
         taken = yielded = 0
         more = True
@@ -111,7 +112,7 @@ class Workers:
                 except StopIteration:
                     more = False
                     continue
-                except (ValueError, OSError) as error:  # of the iterable: raised after the results before it
+                except (ValueError, OSError) as error:  # an error of `tasks` itself
                     more, results[taken] = False, (worker, error)
                     continue
                 taken += 1
@@ -128,7 +129,7 @@ class Workers:
                 more = more and not isinstance(result, Exception)
 
     def broadcast(self, task: Task) -> list[Any]:
-        """Returns the result of one task of every worker, when all tasks before it are done."""
+        """Lets every worker execute `task` after its other tasks. Returns the results in order of workers."""
         if self.count == 1:
             return [_execute(self._object, task)]
         for worker in range(self.count):
@@ -142,11 +143,11 @@ class Workers:
         return [results[worker] for worker in range(self.count)]
 
     def _send(self, worker: int, wanted: bool, task: Task) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` reports that it has ended
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` reports that the worker has ended
             self._connections[worker].send((wanted, task))
 
     def _receive(self, connection: Any) -> tuple[int, Any]:
-        """Returns a worker and what it answers. Raises the error of a task whose result is not wanted."""
+        """Returns a worker and its next result. Raises the error of a task without a result."""
         worker = self._connections.index(connection)
         try:
             wanted, result = connection.recv()
@@ -155,7 +156,7 @@ class Workers:
             code = self._processes[worker].exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ChildProcessError(
-                f"worker process {worker + 1} ended unexpectedly ({how}); if memory ran out, use fewer --workers"
+                f"worker process {worker + 1} ended unexpectedly ({how}); use fewer --workers if the memory was full"
             ) from None
         if not wanted:
             raise result
@@ -169,7 +170,7 @@ def _execute(worker: Any, task: Task) -> Any:
 
 def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    for other in others:  # copies of the parent's ends, which would keep pipes open when the parent is killed
+    for other in others:  # copies of the pipe ends of the parent would keep the pipes open after its end
         other.close()
     worker = factory()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
@@ -185,13 +186,13 @@ def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> No
 
 
 def _portable(error: Exception) -> Exception:
-    """Returns an error that another process can read and show: with its traceback, or as the message of a plug-in's."""
+    """Returns an error that can be sent to another process: with a note of its traceback, or as a PluginError."""
     message = plugin_message(error)
     if message is not None:
         return PluginError(message)
     error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # of classes whose constructor takes something else than they were made of
+    except Exception:  # a class whose constructor takes other arguments cannot be unpickled
         return RuntimeError("".join(traceback.format_exception(error)))
     return error

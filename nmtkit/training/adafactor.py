@@ -1,7 +1,7 @@
-"""Adafactor (Shazeer & Stern 2018) as torch.optim.Adafactor has it, in operations that never wait for a GPU.
+"""Adafactor (Shazeer & Stern 2018), equal to torch.optim.Adafactor, in operations that never wait for a GPU.
 
-torch's own reads three numbers of every parameter on the host at each step, some 400 waits an update for
-transformer_base, and knows no `found_inf`.
+In each step, torch.optim.Adafactor reads three numbers of every parameter on the host: about 400 waits per update for
+transformer_base. It does not support `found_inf`.
 """
 
 import math
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-MIN_WEIGHT_RMS = 1e-3  # by which an update is scaled at least: weights of zero must be able to move
+MIN_WEIGHT_RMS = 1e-3  # least scale of an update, because weights of zero must be able to change
 
 
 class Adafactor(Optimizer):
-    """Second moments are kept by row and column of the last two dimensions; vectors have whole ones.
+    """Adafactor with second moments by row and column of the last two dimensions. Vectors have full second moments.
 
-    An update is scaled by the root mean square (RMS) of its weights, times min(lr, 1 / sqrt(step)), and its own RMS is
-    clipped to `update_clip`. `found_inf`, a number on the device, may be set before a step: unless it is 0, parameters
-    and state stay as they are.
+    An update is scaled by the root mean square (RMS) of its weights and by min(lr, 1 / sqrt(step)). The RMS of the
+    update is clipped to `update_clip`. `found_inf`, a number on the device, may be set before a step. If it is not 0,
+    the step changes neither parameters nor state.
     """
 
-    _step_supports_amp_scaling = True  # as torch marks optimizers that read `found_inf`
+    _step_supports_amp_scaling = True  # the mark of optimizers that read `found_inf`
     found_inf: Tensor | None = None
 
     def __init__(self, params: Any, *, lr: float, beta2_decay: float, update_clip: float, weight_decay: float) -> None:
@@ -41,18 +41,18 @@ class Adafactor(Optimizer):
     def _step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            # not called "step", which torch would leave on the CPU when a checkpoint is loaded
+            # The name is not "step", because torch leaves a state of this name on the CPU when it loads a checkpoint.
             state["steps"] = torch.zeros((), device=parameter.device)
             if parameter.dim() > 1:
                 state["row_var"] = torch.zeros_like(parameter[..., :1])
                 state["col_var"] = torch.zeros_like(parameter[..., :1, :])
             else:
                 state["variance"] = torch.zeros_like(parameter)
-        taken = torch.ones_like(state["steps"])  # 0 if this update is skipped
+        taken = torch.ones_like(state["steps"])  # becomes 0 if this update is skipped
         if self.found_inf is not None:
             skipped = self.found_inf > 0
             taken = taken.masked_fill_(skipped, 0.0)
-            gradient = gradient.masked_fill(skipped, 0.0)  # times 0 it would still be NaN
+            gradient = gradient.masked_fill(skipped, 0.0)  # NaN times 0 would still be NaN
         step = state["steps"].add_(taken).clamp(min=1)
         size = rms(parameter).clamp_(min=MIN_WEIGHT_RMS)
         rate = step.rsqrt().clamp_(max=group["lr"]).mul_(size).mul_(taken)
@@ -66,9 +66,9 @@ class Adafactor(Optimizer):
 
 
 def updated_variance(state: dict[str, Tensor], gradient: Tensor, share: Tensor, eps: float) -> Tensor:
-    """Takes the squared gradient into the moments of `state` with the weight `share`; returns the variance, newly made.
+    """Adds the squared gradient to the moments of `state` with the weight `share`. Returns the variance, a new tensor.
 
-    By row and column it is their product over the mean of the rows.
+    With moments by row and column, the variance is their product, divided by the mean of the row moments.
     """
     if "variance" in state:
         return state["variance"].lerp_(gradient.square(), share).clone()
@@ -79,5 +79,5 @@ def updated_variance(state: dict[str, Tensor], gradient: Tensor, share: Tensor, 
 
 
 def rms(x: Tensor) -> Tensor:
-    """Returns the root mean square, a number."""
+    """Returns the root mean square of all values, a tensor without dimensions."""
     return torch.linalg.vector_norm(x) / math.sqrt(x.numel())

@@ -56,15 +56,17 @@ class MovingAverage:
 
 
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
-    """Returns the checkpoints to average: files, or of one folder the `last` N or the `best` N by `metric`.
+    """Returns the checkpoints to average: the files `inputs`, or the `last` N or the `best` N in a single folder.
 
-    Raises OSError, or ValueError for a choice that does not go with the inputs.
+    Raises OSError, or ValueError if the choice does not fit the inputs.
     """
     if last is not None and best is not None:
-        raise ValueError("--last and --best both choose the checkpoints; give one")
+        raise ValueError("--last and --best both choose the checkpoints; give only one")
     selects = last is not None or best is not None
     if selects and len(inputs) > 1:
-        raise ValueError(f"--last and --best choose among one folder's checkpoints; {len(inputs)} paths were given")
+        raise ValueError(
+            f"--last and --best choose among the checkpoints of a single folder; {len(inputs)} paths were given"
+        )
     if not selects and inputs[0].is_dir():
         raise ValueError(f"{inputs[0]} is a folder; say which of its checkpoints with --last N or --best N")
     if last is not None:
@@ -75,7 +77,7 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
 
 
 def write(paths: list[Path], output: Path) -> None:
-    """Writes the average of these checkpoints to `output`. Raises OSError, or ValueError as `average` does."""
+    """Writes the average of these checkpoints to `output`. Raises OSError, or ValueError like `average`."""
     check_files(paths, output)
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
@@ -84,34 +86,34 @@ def write(paths: list[Path], output: Path) -> None:
 
 
 def members(folder: Path) -> list[Path]:
-    """Returns the checkpoints of a run that were saved at its intervals, oldest first: they lie equally far apart.
+    """Returns the checkpoints that were saved at the intervals of the run, oldest first, if there are any.
 
-    Those of the run's end, of the clock and of a signal do not count, unless there are no others. Raises OSError or
-    ValueError where there are none.
+    These have equal distances. Otherwise returns the checkpoints of the end, of the clock and of signals. Raises
+    OSError or ValueError if there are no checkpoints.
     """
     return scheduled(folder) or _numbered(folder)
 
 
 def scheduled(folder: Path) -> list[Path]:
-    """Returns the `members` of a folder, none where no checkpoint was saved at an interval."""
+    """Returns the checkpoints of a folder that were saved at the intervals of the run, oldest first."""
     return [path for path in _numbered(folder) if checkpoint.read(path, mmap=True).get("scheduled", False)]
 
 
 def last_of(folder: Path, count: int) -> list[Path]:
-    """Returns the newest `count` of the `members` of a folder. Raises OSError or ValueError when there are fewer."""
+    """Returns the newest `count` of the `members` of a folder. Raises OSError or ValueError if there are fewer."""
     paths = members(folder)
     if len(paths) < count:
         raise ValueError(
-            f"{folder}: {count} checkpoints asked for, {len(paths)} saved at its intervals; give --last {len(paths)}"
+            f"{folder} has {len(paths)} checkpoints of the intervals of the run, not {count}; give --last {len(paths)}"
         )
     return paths[-count:]
 
 
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
-    """Returns the `count` checkpoints with the best validation scores, best first.
+    """Returns the `count` checkpoints with the best validation scores, best first. Scores must be finite.
 
-    `metric` is a score's name, or name:max or name:min where the checkpoints do not say which is better. Raises
-    OSError, or ValueError when fewer have one.
+    `metric` is the name of a score. With name:max or name:min, it also says what is better. Raises OSError, or
+    ValueError if fewer checkpoints have a score.
     """
     name, _, direction = metric.partition(":")
     if direction not in ("", "min", "max"):
@@ -125,15 +127,15 @@ def best_of(folder: Path, count: int, metric: str) -> list[Path]:
             scored.append((checkpoint.Objective(name, higher).value(scores), path))
     if len(scored) < count:
         raise ValueError(
-            f"{folder}: {count} checkpoints with a validation {name} asked for, {len(scored)} there; "
-            "train with a larger --keep-best to keep more"
+            f"{folder} has {len(scored)} checkpoints with a validation {name}, not {count}; train with a larger "
+            "--keep-best to keep more"
         )
     return [path for _, path in sorted(scored)[:count]]
 
 
 def _numbered(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder of checkpoints")
+        raise FileNotFoundError(f"{folder}: no such folder")
     paths = checkpoint.numbered(folder)
     if not paths:
         raise ValueError(f"{folder} holds no checkpoints (update_….pt)")
@@ -141,27 +143,26 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def check_files(paths: list[Path], output: Path) -> None:
-    """Raises ValueError when `output` is one of the members, or two of them are the same file, a link say."""
+    """Raises ValueError if `output` is one of `paths`, or if two of `paths` are the same file or link to it."""
     for index, path in enumerate(paths):
-        if os.path.realpath(output) == os.path.realpath(path):  # Path.resolve raises RuntimeError for a link to itself
+        if os.path.realpath(output) == os.path.realpath(path):  # Path.resolve fails for a link to itself
             raise ValueError(f"--output {output} is one of the checkpoints to average, {path}; give another name")
         for other in paths[:index]:
             if os.path.realpath(path) == os.path.realpath(other):
-                raise ValueError(f"{other} and {path} are one file, which would count twice; leave one out")
+                raise ValueError(f"{other} and {path} are the same file, which would count twice; remove one of them")
 
 
 def average(paths: list[Path]) -> Checkpoint:
-    """Returns a complete checkpoint, without training state, of the mean of the weights, summed in fp32.
+    """Returns a complete checkpoint, without training state, with the mean of the weights. Sums are in fp32.
 
-    Files are mapped, one at a time, so that the memory needed is that of the sums and of what is being read of one
-    file.
+    Files are mapped one at a time, so that the memory holds only the sums and parts of a single file.
 
-    Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file that is of another
-    model than the first, naming the difference.
+    Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file with another model
+    than the first file, and names the difference.
     """
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])
-    sums: dict[str, Tensor] = {}  # tied weights are summed once
+    sums: dict[str, Tensor] = {}  # tied weights are summed only once
     newest = -1
     for path in paths:
         member = checkpoint.load(path, mmap=True)
@@ -175,7 +176,7 @@ def average(paths: list[Path]) -> Checkpoint:
             elif name in sums:
                 sums[name] += tensor
             else:
-                sums[name] = tensor.to(torch.float32, copy=True)  # the file's own memory must not change
+                sums[name] = tensor.to(torch.float32, copy=True)  # a copy, because the mapped file must not change
         newest = max(newest, member["update"])
     for name, tensor in sums.items():
         if tensor.is_floating_point():
@@ -189,10 +190,10 @@ def average(paths: list[Path]) -> Checkpoint:
 
 
 def check_same_model(first: Checkpoint, other: Checkpoint, first_path: Path, other_path: Path) -> None:
-    """Raises ValueError unless both hold the same architecture, config, tokenizer and parameters."""
+    """Raises ValueError unless both have the same architecture, config, tokenizer and shapes of parameters."""
     difference = _difference(first, other)
     if difference:
-        raise ValueError(f"{first_path} and {other_path} are of different models: {difference}")
+        raise ValueError(f"{first_path} and {other_path} hold different models: {difference}")
 
 
 def _difference(first: Checkpoint, other: Checkpoint) -> str | None:

@@ -1,4 +1,4 @@
-"""The folder of a run: numbered checkpoints, `last.pt` and `best.pt`, which of them stay, and which one to resume."""
+"""The folder of a run: writes and removes checkpoints, and finds the checkpoint to resume from."""
 
 import logging
 import math
@@ -18,14 +18,15 @@ from nmtkit.training.differences import changes, table
 
 log = logging.getLogger("nmtkit")
 
-VISIBLE_SECONDS = 5.0  # until a file that one machine makes must be seen by the others
-RESUMABLE = 2  # newest checkpoints that keep the training state: should the newest be damaged, there is another
+VISIBLE_SECONDS = 5.0  # time after which all machines must see a new file
+RESUMABLE = 2  # newest checkpoints that keep the training state; the second is used if the newest is damaged
 
 
 class CheckpointManager:
-    """Writes checkpoints into `folder` and removes what is neither among the last nor among the best.
+    """Writes checkpoints into `folder`, and removes checkpoints that are neither among the last nor among the best.
 
-    The last are those saved at the run's intervals; those of the clock and of signals come on top while they are new.
+    `keep_last` counts the checkpoints that were saved at the intervals of the run. The newest checkpoints that were
+    saved by the clock or at a signal are kept too.
     """
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
@@ -34,20 +35,22 @@ class CheckpointManager:
         self.keep_best = keep_best
         self.objective = objective
         self.objectives: dict[str, float] = {}  # file name -> validation score, lower is better
-        self.scheduled: set[str] = set()  # names of the files saved at the run's intervals
+        self.scheduled: set[str] = set()  # names of the files that were saved at the intervals of the run
         self.locked: FolderLock | None = None
 
     def open(self) -> None:
-        """Removes half-written files and reads the scores of existing checkpoints, if there is a folder yet.
+        """Locks the folder, if it exists, removes incomplete files, and reads the scores of all checkpoints.
 
-        Raises ValueError for a folder that holds something else than a run.
+        Raises ValueError for a folder that holds something other than a run.
         """
         if not self.folder.is_dir():
             return
         contents = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         ours = ("config.toml", "log.jsonl")
         if contents and not any(NUMBERED.fullmatch(path.name) or path.name in ours for path in contents):
-            raise ValueError(f"--save-dir {self.folder} holds something else than a run; give an empty or a new folder")
+            raise ValueError(
+                f"--save-dir {self.folder} holds something other than a run; give an empty or a new folder"
+            )
         self.lock()
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
@@ -55,10 +58,10 @@ class CheckpointManager:
             try:
                 self._note(path, checkpoint.read(path, mmap=True))
             except (ValueError, OSError):
-                continue  # a damaged one; `newest` says so
+                continue  # damaged: `newest` warns about it
 
     def lock(self) -> None:
-        """Takes the folder for this process until `unlock`. Raises ValueError naming the process that has it."""
+        """Locks the folder for this process. Raises ValueError if another process has locked it, and names it."""
         if self.locked is None:
             lock = FolderLock(self.folder)
             lock.acquire()
@@ -77,9 +80,9 @@ class CheckpointManager:
             self.scheduled.add(path.name)
 
     def check_shared(self) -> None:
-        """Raises ValueError when not all processes see the same folder: rank 0 leaves a file for the others to find.
+        """Raises ValueError if the processes see different folders. Creates the folder if there are several processes.
 
-        With several processes it makes the folder.
+        Rank 0 writes a file, which the other ranks must find.
         """
         if distributed.world_size() == 1:
             return
@@ -101,27 +104,27 @@ class CheckpointManager:
             if not has_seen:
                 raise ValueError(
                     f"--save-dir {folder} of process {rank} is not the folder that process 0 writes to, "
-                    f"{folders[0][1]}; all processes resume from one folder: give one that all machines share"
+                    f"{folders[0][1]}; all processes need the same folder: give a folder that all machines share"
                 )
 
     def newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
-        """Returns the newest checkpoint to resume from, None when there are none; damaged ones are passed over.
+        """Returns the newest checkpoint that can be resumed, or None if there are no checkpoints.
 
-        Raises ValueError when there are checkpoints and none will do.
+        Skips damaged files with a warning. Raises ValueError if no checkpoint can be resumed.
         """
         paths = numbered(self.folder) if self.folder.is_dir() else []
         for path in reversed(paths):
             try:
                 contents = checkpoint.read(path)
             except (ValueError, OSError) as error:
-                log.warning("%s; trying the one before it", error)
+                log.warning("%s; trying the previous checkpoint", error)
                 continue
             if "training" in contents:
                 return path, contents
         if paths:
             raise ValueError(
-                f"{self.folder} holds checkpoints, but none that can be resumed; give another --save-dir, "
-                "and --finetune-from one of them to start with its weights"
+                f"no checkpoint in {self.folder} can be resumed; give another --save-dir, and --finetune-from with one "
+                "of the checkpoints to start with its weights"
             )
         return None
 
@@ -135,16 +138,16 @@ class CheckpointManager:
         return newest if path is None or newest else (path, checkpoint.read(path))
 
     def is_best(self, value: float) -> bool:
-        """Returns whether a checkpoint of this objective, lower is better, would be kept for it."""
+        """Returns whether a checkpoint with this value of the objective would be among the best. Lower is better."""
         best = self._best()
         return len(best) < self.keep_best or any(value < self.objectives[name] for name in best)
 
     def _best(self) -> list[str]:
-        """Returns the names of the best checkpoints, best first; of equals the older one."""
+        """Returns the names of the best checkpoints, best first. Among equal checkpoints, the oldest is first."""
         return sorted(self.objectives, key=lambda name: (self.objectives[name], name))[: self.keep_best]
 
     def save(self, contents: checkpoint.Checkpoint) -> Path:
-        """Writes `update_N.pt`, moves the links, removes what is not to stay. Raises OSError, a full disk say."""
+        """Writes `update_N.pt`, updates the links, and removes old checkpoints. Raises OSError, as on a full disk."""
         path = self.folder / file_name(contents["update"])
         checkpoint.save(path, contents)
         self._note(path, contents)
@@ -170,11 +173,11 @@ class CheckpointManager:
 
 
 def drop_training_state(path: Path) -> None:
-    """Rewrites a checkpoint without its training state, if it has one. Leaves a damaged one as it is."""
+    """Rewrites a checkpoint without its training state, if it has any. Does not change a damaged checkpoint."""
     try:
         contents = checkpoint.read(path, mmap=True)
         if "training" in contents:
-            checkpoint.check_values(contents, path)  # or the new checksum would hide the damage
+            checkpoint.check_values(contents, path)  # otherwise the new checksum would hide damage
             del contents["training"]
             checkpoint.save(path, contents)
     except ValueError as error:
@@ -182,7 +185,7 @@ def drop_training_state(path: Path) -> None:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Points a relative symbolic link at `target` in its folder; at every moment there is the old or the new one."""
+    """Replaces a relative symbolic link by a link to `target`. At every moment, the old or the new link exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -206,6 +209,6 @@ def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any
         resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""
         raise ValueError(
             f"--save-dir {path.parent} holds another run, which cannot go on with\n{table(differing)}\n"
-            f"resume it with what it had before{resettable}; or give another --save-dir, and --finetune-from {path} to "
+            f"resume it with its own settings{resettable}; or give another --save-dir, and --finetune-from {path} to "
             "start there from its weights"
         )

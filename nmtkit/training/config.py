@@ -1,6 +1,6 @@
-"""The settings of a training: those of its run, those of its components by name, and the plug-ins these come from.
+"""The settings of a training: settings of the run, settings of the components, and plug-ins.
 
-Settings come from three places; the first that has one wins: flags, a TOML file, the presets.
+Flags override a TOML file, which overrides the presets.
 """
 
 import os
@@ -35,9 +35,9 @@ from nmtkit.training.metrics import METRICS, Metric, objective
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
-# Kind of component -> registry. Of a kind with one component, settings stand in the table [kind], whose `name` says
-# which entry it was written for; of a kind with several, names are a list `kind` in [run], and each has its table
-# [kind.name].
+# Kind of component -> registry. If a job has one component of a kind, its settings are in the TOML table [kind], and
+# `name` in this table is the name of the component. If a job may have several, their names are the list `kind` in
+# [run], and the settings of each are in the table [kind.name].
 REGISTRIES: dict[str, Registry[Any]] = {
     "architecture": ARCHITECTURES,
     "criterion": CRITERIONS,
@@ -71,12 +71,12 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """One training: the config of the run, those of its components by table, the plug-ins they come from, its data."""
+    """A training: the config of the run, the components by TOML table, the plug-ins, and the dataset."""
 
     run: RunConfig
-    components: dict[str, Component]  # "optimizer", "metrics.bleu": see `table_of`
+    components: dict[str, Component]  # by table, such as "optimizer" and "metrics.bleu"; see `table_of`
     plugins: tuple[str, ...] = ()
-    data: Path | None = None  # the dataset's folder
+    data: Path | None = None  # folder of the dataset
 
     def __post_init__(self) -> None:
         scheduler = self.components["lr-scheduler"].name
@@ -91,7 +91,7 @@ class JobConfig:
         objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
         beam = changed_flags(self.run) & {"--valid-beam"}
         if beam and not any(metric.translates for metric in metrics.values()):
-            raise ValueError("--valid-beam does nothing without a metric of translations: --metrics bleu, say")
+            raise ValueError("--valid-beam does nothing without a metric of translations, such as --metrics bleu")
 
     @property
     def schedule_follows_validations(self) -> bool:
@@ -105,30 +105,30 @@ class JobConfig:
         return tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
 
     def _check_shardable(self) -> None:
-        """Raises ValueError for components that need whole parameters, where each process has a share of them."""
+        """Raises ValueError for components that need whole parameters, because with fsdp a process has only a share."""
         optimizer, criterion = (self.components[table].name for table in ("optimizer", "criterion"))
         if optimizer not in OPTIMIZERS.on_shards:
             raise ValueError(
-                f"--optimizer {optimizer} needs whole parameters, and with --parallel fsdp a process has but its "
+                f"--optimizer {optimizer} needs whole parameters, but with --parallel fsdp a process has only a "
                 f"share; give one of {', '.join(sorted(OPTIMIZERS.on_shards))}, or --parallel ddp"
             )
-        if criterion in ("expected_reward", "guided_alignment"):  # which call other methods than the model's forward
+        if criterion in ("expected_reward", "guided_alignment"):  # they call methods other than forward
             raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
         if self.run.compile:
-            raise ValueError("--compile does not go with --parallel fsdp; give one of them")
+            raise ValueError("--compile and --parallel fsdp exclude each other; give only one of them")
 
     def metrics(self) -> dict[str, Metric]:
-        """Returns the metrics by name, made anew. Raises ValueError or ImportError for what one of them refuses."""
+        """Returns new metrics by name. Raises ValueError or ImportError if a metric refuses its settings."""
         return {it.name: METRICS[it.name].factory(it.config) for it in self.chosen("metrics")}
 
     def chosen(self, kind: str) -> list[Component]:
-        """Returns the components of a kind, in the order in which they were named."""
+        """Returns the components of a kind, in the order of their names on the command line."""
         return [component for table, component in self.components.items() if kind_of(table) == kind]
 
     def tables(self, folder: Path | None = None) -> dict[str, dict[str, Any]]:
-        """Returns the resolved config in plain types, as `--config` reads it and a checkpoint holds it.
+        """Returns the resolved config in plain types, for a config file or a checkpoint.
 
-        Paths are absolute; with `folder`, they are as a config file in that folder names them.
+        Paths are absolute. With `folder`, paths are relative to this folder.
         """
 
         def located(path: Path) -> Path:
@@ -149,19 +149,19 @@ class JobConfig:
         return tables
 
     def toml(self, folder: Path) -> str:
-        """Returns the resolved config as a file in `folder` holds it; `--config` with that file is the same job."""
+        """Returns the resolved config as TOML for a file in `folder`. `--config` with this file gives the same job."""
         return to_toml(self.tables(folder))
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobTemplate:
-    """A job before its flags are read: which flags there are depends on the components chosen by name."""
+    """A job before its flags are parsed. The chosen components decide which flags exist."""
 
-    run: Mapping[str, Any]  # settings of the file's table [run]
-    components: dict[str, Component]  # with the settings of the file
+    run: Mapping[str, Any]  # settings in the table [run] of the file
+    components: dict[str, Component]  # their configs have the settings of the file
     plugins: tuple[str, ...]
-    origin: str  # the file, for errors
-    data: Path | None = None  # the dataset that the file names
+    origin: str  # name of the file, for errors
+    data: Path | None = None  # dataset of the file
 
     @staticmethod
     def read(
@@ -170,12 +170,13 @@ class JobTemplate:
         plugins: Sequence[str] = (),
         finetune_from: Path | None = None,
     ) -> "JobTemplate":
-        """Loads the plug-ins and chooses the components: `names` by kind, else those of the TOML file, else defaults.
+        """Loads the plug-ins and chooses the components.
 
-        `names` are as typed: of a kind with several, with commas, or "none". A table applies only to the name it was
-        written for; paths in a file are relative to its folder. Where nothing names an architecture, it is that of the
-        checkpoint `finetune_from`, or of the one that the file starts from, with its settings. Raises OSError, or
-        ValueError for an unknown name, an unknown or wrong setting, and two components with one flag.
+        `names` by kind override the names in the TOML file, which override the defaults. `names` has the text of the
+        flags: several names with commas between them, or "none". A table of the file applies only to the component that
+        it names. Paths in the file are relative to its folder. Without a name of an architecture, the architecture and
+        its settings come from the checkpoint `finetune_from` or that of the file. Raises OSError, or ValueError for an
+        unknown name, a wrong setting, and two components with the same flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
@@ -204,13 +205,13 @@ class JobTemplate:
         )
 
     def job(self, given: Mapping[str, Any], data: Path | None = None) -> JobConfig:
-        """Returns the job: `given` are the flags on the command line, by field name, over the file's settings.
+        """Returns the job. The flags `given` on the command line, by field name, override the settings of the file.
 
-        `data` goes before the dataset that the file names.
+        `data` overrides the dataset of the file.
         """
         run_fields = field_types(RunConfig)
         run_flags = {name: value for name, value in given.items() if name in run_fields}
-        # flags settle what the file left open: of two settings for one thing the file's goes
+        # A flag removes the conflicting setting of the file.
         in_file = dict(self.run)
         for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
             if run_flags.get(name) is not None:
@@ -231,7 +232,7 @@ def _architecture_of(path: Path) -> Component:
 
 
 def table_of(kind: str, name: str) -> str:
-    """Returns the title of a component's table: [optimizer], [metrics.bleu]."""
+    """Returns the title of the TOML table of a component, such as "optimizer" or "metrics.bleu"."""
     return f"{kind}.{name}" if REGISTRIES[kind].several else kind
 
 
@@ -242,7 +243,7 @@ def kind_of(table: str) -> str:
 def _components(
     kind: str, given: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
-    """Returns by table the components of a kind, with the settings of the file; takes their list out of `run`."""
+    """Returns the components of a kind by table, with the settings of the file. Removes their names from `run`."""
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
     if several:
         in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")
@@ -252,10 +253,12 @@ def _components(
     for table in tables:
         if kind_of(table) == kind and table not in written_for and given is None:
             known = ", ".join(in_file) or "none"
-            raise ValueError(f"{origin}: [{table}] does nothing: {kind} of [run] are {known}; add it to the list")
+            raise ValueError(
+                f"{origin}: [{table}] does nothing, because {kind} in [run] lists {known}; add it to the list"
+            )
     names = in_file if given is None else names_in(given) if several else (given,)
     if len(set(names)) < len(names):
-        raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} names one twice")
+        raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} repeats a name")
     chosen = {}
     for name in names:
         entry, table = REGISTRIES[kind][name], table_of(kind, name)
@@ -269,18 +272,18 @@ def _components(
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Returns the names of a list as typed, `a,b`; "none" and the empty text are none."""
+    """Returns the names in a text such as "a,b". "none" and the empty text have no names."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
 
 
 def relative_to(path: Path, folder: Path) -> Path:
-    """Returns `path` as seen from `folder`, or absolute where the two share nothing but the root."""
+    """Returns `path` relative to `folder`, or absolute if both have only the root in common."""
     both = os.path.abspath(path), os.path.abspath(folder)
     return Path(both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both))
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns settings of a config file, with the paths among them seen from here and not from its folder."""
+    """Returns the settings of a config file. Relative paths in them, which begin at `folder`, begin here."""
     types = field_types(cls)
 
     def located(value: Any) -> Any:
@@ -292,12 +295,12 @@ def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str,
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """Returns the types that make up an annotation: of `tuple[Path, ...] | None`, Path among others."""
+    """Returns all types in an annotation. In `tuple[Path, ...] | None`, one of them is Path."""
     return (hint, *(part for argument in typing.get_args(hint) for part in _parts(argument)))
 
 
 def _with_paths(config: Any, located: Callable[[Path], Path]) -> Any:
-    """Returns `config` with a function applied to every path in it."""
+    """Returns `config` with `located` applied to every path in it."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -317,9 +320,9 @@ def _converted(value: Any, hint: Any, name: str) -> Any:
 
 
 def read_tables(path: Path) -> dict[str, dict[str, Any]]:
-    """Returns the tables of a TOML config; in its keys and titles, dashes and underscores are alike.
+    """Returns the tables of a TOML config. Keys and titles may have dashes instead of underscores.
 
-    Raises OSError, or ValueError naming the file and what is wrong with it.
+    Raises OSError, or ValueError with the name of the file and the mistake.
     """
     if not path.is_file():
         raise FileNotFoundError(f"config {path}: no such file")
@@ -329,18 +332,18 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():
-        if title == "sweep":  # of `nmtkit sweep`; its runs share the rest
+        if title == "sweep":  # settings of `nmtkit sweep`, whose runs share the other tables
             continue
         kind = title.replace("_", "-")
         if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):
             known = [f"{kind}.NAME" if kind in SEVERAL else kind for kind in ("run", *REGISTRIES)]
-            raise ValueError(f"{path}: {title!r} is no table of a run; {suggestion(kind, known)}")
+            raise ValueError(f"{path}: {title!r} is not a table of a run; {suggestion(kind, known)}")
         inner = {f"{kind}.{name}": settings for name, settings in table.items()} if kind in SEVERAL else {kind: table}
         for name, settings in inner.items():
             if not isinstance(settings, dict):
                 key = name.partition(".")[2]
                 raise ValueError(
-                    f"{path}: {key!r} stands in [{kind}]; settings stand in [{kind}.NAME], and the list of names is "
+                    f"{path}: {key!r} is in [{kind}]; settings belong in [{kind}.NAME], and the names in "
                     f'{kind} = ["NAME"] in [run]'
                 )
             _add_settings(tables.setdefault(name, {}), settings, f"[{name}]", path)
@@ -350,5 +353,5 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
 def _add_settings(table: dict[str, Any], settings: Mapping[str, Any], title: str, path: Path) -> None:
     for key, value in settings.items():
         if (key := key.replace("-", "_")) in table:
-            raise ValueError(f"{path}: {key!r} stands twice in {title}")
+            raise ValueError(f"{path}: {key!r} is twice in {title}")
         table[key] = value

@@ -1,4 +1,4 @@
-"""The cost of a run before it starts: parameters, FLOP and memory without values, and time by a few real updates."""
+"""The cost of a run before it starts: parameters, FLOP and memory of a fake model, and the time of some updates."""
 
 import math
 import time
@@ -31,19 +31,19 @@ from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_loader, build_trainer
 
-P100_FLOPS = 9.5e12  # FLOP/s that the paper takes a P100 to sustain, in its training cost (section 5, table 2)
-SENTENCE_TOKENS = 32  # of an average sentence, where there is no dataset to count in
-SENTENCES = 16  # of the batch that is run without values
+P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100 that the paper assumes for its training cost (table 2)
+SENTENCE_TOKENS = 32  # tokens of an average sentence, if there is no dataset
+SENTENCES = 16  # sentences of the fake batch
 WARM_UP = 2  # updates before the clock starts
 
 Pairs = npt.NDArray[np.int64]
 
 
-# --- FLOP and memory, counted without values --------------------------------------------------------------------------
+# --- FLOP and memory, counted with a fake model -----------------------------------------------------------------------
 
 
-def without_values(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
-    """Returns the job's model with fake parameters: they have shapes but no memory."""
+def fake_model(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
+    """Returns the model of a job with fake parameters, which have shapes but no memory."""
     architecture = job.components["architecture"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build(architecture.name, architecture.config, vocabulary)
@@ -55,7 +55,7 @@ def without_values(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
 
 
 def _route_in_turn(layer: Experts) -> None:
-    """Sends tokens to experts in turn: the gate's products are made, but its logits have no values to choose by."""
+    """Assigns tokens to experts in turn, because fake logits have no values. The products of the gate are computed."""
     active = layer.active**2 if layer.groups else layer.active
 
     def gates(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def _route_in_turn(layer: Experts) -> None:
 
 
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
-    """Returns the number of parameters by the first part of their name, shared ones counted where they come first."""
+    """Returns the number of parameters by the first part of their name. Shared parameters count once."""
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.split(".")[0]
@@ -81,16 +81,15 @@ def _linear_flops(x: Sequence[int], weight: Sequence[int], *_: object, out_shape
     return 2 * math.prod(x) * weight[0]
 
 
-FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # that torch does not count itself
+FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products that torch does not count
 
 
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
-    """Returns FLOP of the forward pass and bytes kept for the backward pass, per token of each side.
+    """Returns the FLOP of the forward pass and the bytes saved for the backward pass, per token of each side.
 
-    The model must be one `without_values`; it is run on sentences of `sentence_tokens` tokens. FLOP are those of matrix
-    products, attention's own included. Bytes are those of the tensors that autograd saves, parameters left out, and
-    so are the logits, which the loss makes block by block. Raises ValueError for a model whose forward pass looks at
-    values.
+    `model` must be a `fake_model`. Its sentences have `sentence_tokens` tokens. The FLOP count all matrix products,
+    including attention. The bytes are those of the tensors that autograd saves, without parameters and without logits,
+    which the loss computes in blocks. Raises ValueError for a model whose forward pass depends on values.
     """
     layout = Layout.of(torch.full((SENTENCES,), sentence_tokens))
     batch = Packed(torch.zeros(layout.tokens, dtype=torch.int64), layout)
@@ -101,7 +100,7 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             saved[storage._cdata] = storage.nbytes()
-        kept.append(tensor)  # or a freed storage's number would come again
+        kept.append(tensor)  # otherwise the address of a freed storage could occur again
         return tensor
 
     kept: list[Tensor] = []
@@ -116,7 +115,7 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
             model.output_projection(features)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
-            f"the cost of {type(model).__name__} cannot be estimated: its forward pass looks at values"
+            f"the cost of {type(model).__name__} cannot be estimated: its forward pass depends on values"
         ) from error
     return counter.get_total_flops() / layout.tokens, sum(saved.values()) / layout.tokens
 
@@ -126,27 +125,27 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The cost of one update, and of the run where its length is known."""
+    """The cost of one update, and of the run if its length is known."""
 
-    parameters: dict[str, int]  # by part
-    tokens: int  # of each side of an update
-    flops: float  # of an update, forward and backward, over all processes
+    parameters: dict[str, int]  # number of parameters of each part of the model
+    tokens: int  # tokens of each side of an update
+    flops: float  # FLOP of an update, forward and backward, over all processes
     state_bytes: int  # weights, gradients and optimizer state of one process
-    activation_bytes: float  # of one micro-batch
+    activation_bytes: float  # activations of one micro-batch
     updates: int | None
-    by_epochs: bool  # whether `updates` follows from the updates of an epoch, which differ a little
+    by_epochs: bool  # whether `updates` is an estimate from the updates of an epoch
     updates_per_epoch: int | None
     world_size: int
 
     def p100_hours(self) -> float | None:
-        """Returns hours of one P100 by the paper's accounting: time x devices x sustained FLOP/s, solved for time."""
+        """Returns the hours of one P100 by the accounting of the paper: FLOP / sustained FLOP per second."""
         return None if self.updates is None else self.updates * self.flops / P100_FLOPS / 3600
 
 
 def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
-    """Returns a line for people on the contract of an architecture of a plug-in; none for one of this package.
+    """Checks the forward pass of an architecture of a plug-in. Returns a line about the check, or none for our own.
 
-    Raises ContractError for a model that breaks it, as by reading later target words.
+    Raises ContractError if, for example, the forward pass reads later target words.
     """
     architecture = job.components["architecture"]
     if is_own(ARCHITECTURES[architecture.name].factory):
@@ -161,8 +160,8 @@ def estimate(
     updates_per_epoch: int | None = None,
     sentence_tokens: int = SENTENCE_TOKENS,
 ) -> Estimate:
-    """Returns the cost of a planned run. The model is never allocated."""
-    model = without_values(plan.job, vocabulary)
+    """Returns the cost of a planned run. The model is not allocated."""
+    model = fake_model(plan.job, vocabulary)
     parameters = parameters_by_part(model)
     flops, activation_bytes = cost_of_token(model, sentence_tokens, plan.precision)
     trained = trainable_parameters(model)
@@ -175,7 +174,7 @@ def estimate(
     return Estimate(
         parameters=parameters,
         tokens=plan.batch_tokens,
-        flops=3 * flops * plan.batch_tokens,  # the backward pass makes each product twice
+        flops=3 * flops * plan.batch_tokens,  # the backward pass has two products for each forward product
         state_bytes=(sum(parameters.values()) * 4 + gradient_bytes + optimizer_bytes) // shares,
         activation_bytes=activation_bytes * plan.max_tokens,
         updates=updates,
@@ -186,7 +185,7 @@ def estimate(
 
 
 def report(expected: Estimate) -> list[str]:
-    """Returns the estimate as lines for people."""
+    """Returns the estimate as lines of text."""
     total = sum(expected.parameters.values())
     memory = expected.state_bytes + expected.activation_bytes
     lines = [f"{'parameters':<26}{total / 1e6:>10,.1f} M"]
@@ -215,17 +214,17 @@ def report(expected: Estimate) -> list[str]:
 
 
 def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, updates: int) -> list[str]:
-    """Returns lines for people on what `job` will take; with `updates`, so many are made and timed.
+    """Returns the estimated cost of `job` as lines of text. With `updates`, makes and times that many updates.
 
-    Without `data`, a joint vocabulary of `vocabulary_size` is taken, and no update can be timed. Raises ValueError when
-    neither, or not enough, is given.
+    Without `data`, the estimate assumes a joint vocabulary of `vocabulary_size`, and no update can be timed. Raises
+    ValueError if both are missing.
     """
     plan = resolve(job, expected_world_size(job.run), estimate=not updates)
     if data is None:
         if vocabulary_size is None:
             raise ValueError("--dry-run needs a dataset, or --vocab-size")
         if updates:
-            raise ValueError("--dry-run-updates makes real updates, and needs a dataset for them")
+            raise ValueError("--dry-run-updates makes real updates and needs a dataset")
         vocabulary = Vocabulary(source=vocabulary_size, target=vocabulary_size, joint=True)
         return report(estimate(plan, vocabulary)) + check_plugin(job, vocabulary)
     dataset = Dataset.open(data)
@@ -238,13 +237,13 @@ def dry_run(job: JobConfig, data: Path | None, vocabulary_size: int | None, upda
 
 
 def _average_tokens(split: Split) -> int:
-    """Returns the tokens of an average training sentence, of the longer side, from a sample of the first pairs."""
+    """Returns the mean number of tokens of the longer side, from a sample of the first training pairs."""
     sides = (split.source.lengths[:100_000], split.target.lengths[:100_000])
     return max(1, *(round(float(np.mean(side))) for side in sides if len(side)))
 
 
 def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) -> list[str]:
-    """Makes whole updates in this one process and returns lines on their speed beside what the device can reach."""
+    """Makes updates in this process and returns lines about their speed and the peak speed of the device."""
     plan.configure_torch()
     device = plan.device
     trainer = build_trainer(plan.job, dataset.tokenizer, device, resumed=False, updates=expected.updates)
@@ -285,7 +284,7 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
 
 
 def product_ceiling(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """Returns the FLOP/s that large matrix products reach on this device."""
+    """Returns the FLOP/s of large matrix products on this device."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = precisions.DTYPES[precision]
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))

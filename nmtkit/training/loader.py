@@ -1,4 +1,4 @@
-"""The data loader: updates of the sampler, cut into micro-batches, and this rank's made into batches on a thread."""
+"""The data loader: splits the updates of the sampler into micro-batches and reads those of this rank on a thread."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from nmtkit.data.transforms import TransformPipeline
 from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 
-PREFETCHED = 4  # updates prepared beyond the one being computed
-PROBED = 100  # updates whose micro-batches `largest_micro_batch` compares
+PREFETCHED = 4  # updates that the thread prepares in advance
+PROBED = 100  # first updates whose micro-batches are compared before the run
 
 Pairs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the data a run is: the next update is number `index` of `epoch`; both count from 0."""
+    """The position of a run in its data: the next update is number `index` of `epoch`, both counted from 0."""
 
     epoch: int
     index: int
@@ -31,13 +31,13 @@ class Position:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """One global batch, and this rank's share of it."""
+    """One global batch, and the share of this rank."""
 
     position: Position
     pairs: Pairs
-    target_tokens: int  # of the whole update on disk: without transforms, the denominator of its loss
+    target_tokens: int  # of the whole update on disk: without transforms, the denominator of the loss
     source_tokens: int
-    micro_batches: list[tuple[int, Batch]]  # this rank's, with their numbers in the update
+    micro_batches: list[tuple[int, Batch]]  # those of this rank, with their numbers in the update
     ends_epoch: bool
 
     @property
@@ -48,13 +48,13 @@ class Update:
 
 
 class BatchLoader:
-    """Endless updates from a position on; call `close` when done.
+    """Yields endless updates from a position on. Call `close` at the end.
 
-    Ranks take the micro-batches of an update in turn. All have equally many: those that would have one fewer get a
-    dummy, in which no token counts.
+    Ranks take the micro-batches of an update in turn. All ranks have the same number of micro-batches. If there are too
+    few, some ranks get a dummy, in which no token counts.
 
-    `transforms` change pairs as they are read. Which pairs make up an update and a micro-batch follows from the lengths
-    on disk, so a micro-batch of transformed pairs may exceed `max_tokens`.
+    `transforms` change pairs when they are read. The lengths on disk decide which pairs form an update and a
+    micro-batch, so a micro-batch of transformed pairs may exceed `max_tokens`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class BatchLoader:
         return self.prefetched
 
     def close(self) -> None:
-        """Waits for the preparing thread: the interpreter aborts if it ends while a thread is inside torch."""
+        """Waits for the preparing thread. The interpreter aborts if it ends while a thread executes code of torch."""
         if self.prefetched is not None:
             self.prefetched.close()
             self.prefetched.thread.join()
@@ -111,7 +111,7 @@ class BatchLoader:
         return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), own, ends_epoch)
 
     def batch(self, pairs: Pairs, epoch: int) -> Batch:
-        """Returns a micro-batch of these pairs, on the device."""
+        """Returns a micro-batch of these pairs on the device."""
         batch = self.split.batch(pairs, partial(self.transforms, epoch) if self.transforms else None)
         if self.device.type == "cuda":
             return pinned(batch).to(self.device, non_blocking=True)
@@ -124,13 +124,13 @@ class BatchLoader:
         return replace(batch, target_output=ignored, target_tokens=0)
 
     def largest_micro_batch(self) -> Pairs:
-        """Returns the pairs of the micro-batch with most tokens on both sides together, of the first updates."""
+        """Returns the pairs of the micro-batch with the most tokens of both sides in the first updates."""
         return self.extreme_micro_batches()[0]
 
     def extreme_micro_batches(self) -> tuple[Pairs, Pairs]:
-        """Returns the pairs of the micro-batch with most tokens, and of that with most sentences, of the first updates.
+        """Returns the pairs of two micro-batches of the first updates: the most tokens, and the most sentences.
 
-        The second may need more memory: flash attention rounds what it keeps of every sentence up to 128 rows.
+        The second may need more memory, because flash attention stores a multiple of 128 rows for every sentence.
         """
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = [part for parts in self._first_micro_batches() for part in parts]
@@ -146,22 +146,24 @@ class BatchLoader:
         ]
 
     def idle_share(self) -> float:
-        """Returns the share of all passes of the first updates that are dummies, because ranks have no micro-batch."""
+        """Returns the share of dummies among the micro-batches of all ranks in the first updates."""
+        if self.ranks == 1:
+            return 0.0
         counts = [len(parts) for parts in self._first_micro_batches()]
         passes = sum(-(-count // self.ranks) * self.ranks for count in counts)
         return 1 - sum(counts) / passes
 
     def longest_sentence(self) -> int:
-        """Returns the tokens of the longest sentence, which no micro-batch can be smaller than."""
+        """Returns the tokens of the longest sentence, the smallest possible limit of a micro-batch."""
         return max(self.sampler.max_lengths)
 
     def tokens_of(self, pairs: Pairs) -> int:
-        """Returns the tokens of the larger side of some pairs."""
+        """Returns the number of tokens of the larger side of `pairs`."""
         return max(int(side.lengths[pairs].sum()) for side in (self.split.source, self.split.target))
 
 
 def pinned(batch: Batch) -> Batch:
-    """Returns the batch in page-locked memory, from where copies to the GPU do not block."""
+    """Returns the batch in page-locked memory. Copies from there to the GPU do not block."""
 
     def pin(packed: Packed) -> Packed:
         layout = packed.layout

@@ -1,6 +1,6 @@
-"""Learning-rate schedulers by name (`--lr-scheduler`): functions of the update; plateau also sees validation scores.
+"""Learning-rate schedulers by name (`--lr-scheduler`): functions of the update. plateau also uses validation scores.
 
-A registered factory is called as `factory(config, run)`, with the facts of the run that a schedule may need.
+A registered factory is called as `factory(config, run)`. `run` is a `RunInfo`.
 """
 
 import math
@@ -19,30 +19,30 @@ MAX_UPDATES = 10**9
 class RunInfo:
     """Facts of a run that a schedule may depend on."""
 
-    d_model: int | None  # the architecture's width, where its config has one
-    max_update: int | None  # updates the run will make; where --max-epoch bounds it, about as many
+    d_model: int | None  # width of the architecture, if its config has one
+    max_update: int | None  # updates from the start of the schedule to the end of the run; with --max-epoch an estimate
 
 
 class LRScheduler(ABC):
-    """The learning rate of each update. Registered factories are called as `factory(config, run)`."""
+    """The learning rate of each update, counted from the start of the schedule."""
 
     @abstractmethod
     def lr(self, update: int) -> float:
         """Returns the learning rate of `update`, counted from 1."""
 
     def observe(self, score: float) -> None:  # noqa: B027  # most schedules do not need it
-        """Takes note of a validation's score, lower is better; called alike on all ranks."""
+        """Receives the score of a validation, of which lower is better. Called on all ranks with the same score."""
 
     def state(self) -> dict[str, Any]:
-        """Returns what `lr` depends on beside the config, in plain types."""
+        """Returns the state besides the config that `lr` depends on, in plain types."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load
-        """Restores what `state` returned."""
+        """Restores the state that `state` returned."""
 
 
 def learning_rate(scheduler: LRScheduler, update: int) -> float:
-    """Returns the learning rate of `update`. Raises ValueError naming what the schedule returned if it is none."""
+    """Returns the learning rate of `update`. Raises ValueError if the schedule does not return a valid number."""
     rate: object = scheduler.lr(update)
     if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 <= float(rate) < math.inf:
         raise ValueError(
@@ -56,7 +56,7 @@ LR_SCHEDULERS: Registry[LRScheduler] = Registry("lr-scheduler", "--lr-scheduler"
 
 
 def warmup_factor(update: int, warmup_updates: int) -> float:
-    """Returns the linear warm-up's factor: 1 / warmup_updates at update 1, 1 at `warmup_updates` and after."""
+    """Returns the factor of a linear warm-up: 1 / warmup_updates at update 1, and 1 from `warmup_updates` on."""
     return min(1.0, update / warmup_updates) if warmup_updates else 1.0
 
 
@@ -68,7 +68,7 @@ class FixedConfig(Config):
 
 @LR_SCHEDULERS.register("fixed", FixedConfig())
 class Fixed(LRScheduler):
-    """One learning rate, after a warm-up."""
+    """A constant learning rate after a warm-up."""
 
     def __init__(self, config: FixedConfig, run: RunInfo) -> None:
         self.config = config
@@ -79,14 +79,16 @@ class Fixed(LRScheduler):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrtConfig(Config):
-    lr: float | None = option(None, "Learning rate at the end of warm-up; none: the paper's, from d_model.", above=0)
-    lr_factor: float = option(1.0, "Multiplies the paper's rate, when --lr is not given.", above=0)
+    lr: float | None = option(
+        None, "Learning rate at the end of warm-up; none: that of the paper, from d_model.", above=0
+    )
+    lr_factor: float = option(1.0, "Factor on the rate of the paper, without --lr.", above=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=1, max=MAX_UPDATES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lr is not None and self.lr_factor != 1.0:
-            raise ValueError("--lr and --lr-factor both set the learning rate; give one")
+            raise ValueError("--lr and --lr-factor both set the learning rate; give only one")
 
 
 @LR_SCHEDULERS.register("inverse_sqrt", InverseSqrtConfig())
@@ -100,7 +102,9 @@ class InverseSqrt(LRScheduler):
         elif run.d_model is not None:
             self.peak = config.lr_factor * (run.d_model * config.warmup_updates) ** -0.5
         else:
-            raise ValueError("the paper's learning rate depends on d_model, which this architecture lacks; give --lr")
+            raise ValueError(
+                "the learning rate of the paper depends on d_model, which this architecture does not have; give --lr"
+            )
 
     def lr(self, update: int) -> float:
         return self.peak * min(update / self.warmup_updates, (self.warmup_updates / update) ** 0.5)
@@ -109,10 +113,13 @@ class InverseSqrt(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class CosineConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    end_lr: float = option(0.0, "Learning rate at the end of the decay, and after.", min=0)
+    end_lr: float = option(0.0, "Learning rate at the end of the decay and afterwards.", min=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
     decay_updates: int | None = option(
-        None, "Update at which the decay ends; none: with the run.", min=1, max=MAX_UPDATES
+        None,
+        "Update of the schedule at which the decay ends; none: the last update of the run.",
+        min=1,
+        max=MAX_UPDATES,
     )
 
     def __post_init__(self) -> None:
@@ -129,7 +136,7 @@ class PolynomialConfig(CosineConfig):
 @LR_SCHEDULERS.register("polynomial", PolynomialConfig())
 @LR_SCHEDULERS.register("cosine", CosineConfig())
 class Decay(LRScheduler):
-    """Falls from a peak to an end rate over the run: half a cosine (Loshchilov & Hutter 2017), or a polynomial."""
+    """Decay from a peak to an end rate: half a cosine (Loshchilov & Hutter 2017), or a polynomial."""
 
     def __init__(self, config: CosineConfig, run: RunInfo) -> None:
         self.config = config
@@ -157,14 +164,14 @@ class Decay(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class StepConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    lr_shrink: float = option(0.5, "Factor of each step.", above=0, below=1)
-    lr_step_updates: int = option(10000, "Updates from one step to the next.", min=1, max=MAX_UPDATES)
+    lr_shrink: float = option(0.5, "Factor on the learning rate at each step.", above=0, below=1)
+    lr_step_updates: int = option(10000, "Updates between two steps.", min=1, max=MAX_UPDATES)
     warmup_updates: int = option(0, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
 
 
 @LR_SCHEDULERS.register("step", StepConfig())
 class Step(LRScheduler):
-    """Shrinks by a factor every `lr_step_updates` after the warm-up."""
+    """Multiplies the learning rate by a factor every `lr_step_updates` after the warm-up."""
 
     def __init__(self, config: StepConfig, run: RunInfo) -> None:
         self.config = config
@@ -178,8 +185,10 @@ class Step(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class PlateauConfig(Config):
     lr: float = option(5e-4, "Learning rate at the end of warm-up.", above=0)
-    lr_shrink: float = option(0.5, "Factor of each step.", above=0, below=1)
-    lr_patience: int = option(3, "Validations without a better score before the rate shrinks.", min=1, max=MAX_UPDATES)
+    lr_shrink: float = option(0.5, "Factor on the learning rate at each step.", above=0, below=1)
+    lr_patience: int = option(
+        3, "Validations without a better score before the rate is reduced.", min=1, max=MAX_UPDATES
+    )
     min_lr: float = option(0.0, "Smallest learning rate.", min=0)
     warmup_updates: int = option(0, "Updates of linear warm-up.", min=0, max=MAX_UPDATES)
 
@@ -191,12 +200,12 @@ class PlateauConfig(Config):
 
 @LR_SCHEDULERS.register("plateau", PlateauConfig())
 class Plateau(LRScheduler):
-    """Shrinks by a factor when validation stops improving."""
+    """Multiplies the learning rate by a factor when validations stop to improve."""
 
     def __init__(self, config: PlateauConfig, run: RunInfo) -> None:
         self.config = config
         self.best = math.inf
-        self.waited = 0  # validations since the best, or since the last step
+        self.waited = 0  # validations since the best validation or the last step
         self.steps = 0
 
     def lr(self, update: int) -> float:

@@ -1,4 +1,4 @@
-"""Means and speed between log lines, and the guard against updates whose loss or gradient is not finite."""
+"""Means and speed between log lines, and the check for updates whose loss or gradient is not finite."""
 
 import logging
 import math
@@ -15,23 +15,23 @@ from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
 
-RECENT = 50  # updates over which the live speed is taken
-IN_A_ROW = 20  # skipped updates that end the run; an fp16 loss scale that starts too high takes about ten
+RECENT = 50  # updates over which the current speed is measured
+IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 loss scale needs about ten to settle
 PAIRS_SHOWN = 8
 
 
 def perplexity(nll: float) -> float:
-    """Returns exp(nll), the perplexity of a mean negative log-likelihood, capped where a float would overflow."""
+    """Returns exp(nll), the perplexity for a mean negative log-likelihood. Very large values are capped."""
     return math.exp(min(nll, 700.0))
 
 
 class Meter:
-    """Sums up the metrics of updates on the device; `read`, at a log line, waits for it once, on a CPU never."""
+    """Sums the metrics of updates on the device. `read`, called for each log line, waits for a GPU once."""
 
     def __init__(self, device: torch.device, guard: "NonfiniteGuard") -> None:
         self.device = device
         self.guard = guard
-        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # time, target tokens
+        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT)  # (time, target tokens) of updates
         self._clear()
 
     def _clear(self) -> None:
@@ -47,12 +47,12 @@ class Meter:
         self.recent.append((time.monotonic(), metrics.target_tokens))
 
     def pause(self, seconds: float) -> None:
-        """Leaves out time that was not spent on updates."""
+        """Excludes `seconds` that were not spent on updates from the speed."""
         self.started += seconds
         self.recent = deque(((when + seconds, tokens) for when, tokens in self.recent), maxlen=RECENT)
 
     def speed(self, updates_left: int | None) -> dict[str, Any]:
-        """Returns target tokens per second over the last updates, and the seconds left at that speed."""
+        """Returns the target tokens per second of the latest updates, and the seconds left at this speed."""
         if len(self.recent) < 2:
             return {}
         seconds = max(self.recent[-1][0] - self.recent[0][0], 1e-9)
@@ -61,7 +61,7 @@ class Meter:
         return {"tokens_per_second": round(tokens / seconds, 1), "seconds_left": left}
 
     def read(self) -> dict[str, Any]:
-        """Returns the log record since the last call: means per target token over all ranks, and speed."""
+        """Returns a log record of the updates since the last call: means per target token over all ranks, and speed."""
         self._read_flags()
         finite, skipped = self.finite, {"skipped": self.skipped} if self.skipped else {}
         if not finite:
@@ -83,7 +83,7 @@ class Meter:
         }
 
     def latest(self) -> dict[str, Any]:
-        """Returns this rank's means of the last update, where reading them does not wait for a device."""
+        """Returns the means of the latest update on this rank. On a GPU, returns nothing, so as not to wait."""
         if self.device.type != "cpu" or not self.finite or not self.finite[-1].own_target_tokens:
             return {}
         last = self.finite[-1]
@@ -91,7 +91,7 @@ class Meter:
         return {"loss": loss, "ppl": perplexity(nll), "lr": last.lr, "norm": float(last.norm)}
 
     def _read_flags(self) -> None:
-        """Counts the skipped updates among the unread, and keeps the others."""
+        """Counts the skipped updates among the unread updates and keeps the other updates."""
         finite = self.guard.check(self.unread)
         self.skipped += len(self.unread) - len(finite)
         self.finite += finite
@@ -106,20 +106,21 @@ class Meter:
 
 
 class DivergedError(ValueError):
-    """Too many updates in a row were skipped."""
+    """Reports that too many updates in a row were skipped."""
 
 
 class NonfiniteGuard:
-    """Reports skipped updates, and ends the run when there are too many in a row."""
+    """Reports skipped updates, and ends the run after too many skipped updates in a row."""
 
     def __init__(self, save_dir: Path) -> None:
         self.save_dir = save_dir
         self.in_a_row = 0
 
     def check(self, updates: list[StepMetrics]) -> list[StepMetrics]:
-        """Returns the updates that were not skipped, and warns of the others; waits for the device once.
+        """Returns the updates that were not skipped, and warns about each skipped update. Waits for the device once.
 
-        Updates come in order. Raises DivergedError after too many skipped in a row, naming the checkpoint before them.
+        Updates must come in order. Raises DivergedError after too many skipped updates in a row, and names the newest
+        checkpoint.
         """
         if not updates:
             return []
@@ -132,8 +133,8 @@ class NonfiniteGuard:
                 last = self.save_dir / "last.pt"
                 good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
                 raise DivergedError(
-                    f"{self.in_a_row} updates in a row had gradients that are not finite, the last number "
-                    f"{metrics.number}. {good} A lower --lr or a --clip-norm may help, and fp32 over fp16"
+                    f"{self.in_a_row} updates in a row, up to {metrics.number}, had gradients that are not finite. "
+                    f"{good} A lower --lr or a --clip-norm may help, and fp32 instead of fp16"
                 )
         return [metrics for metrics, finite in zip(updates, flags, strict=True) if finite]
 

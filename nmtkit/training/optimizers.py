@@ -1,14 +1,15 @@
 """Optimizers by name (`--optimizer`): factories of `torch.optim.Optimizer`. The trainer sets the learning rate.
 
-A registered factory is called as `factory(config, groups)`. Each group is a dict, as torch's optimizers take it:
+A registered factory is called as `factory(config, groups)`. Each group is a dict for optimizers of torch:
 
-    "name"          "matrices", "embeddings" (the output projection among them), "vectors", or "tensors" of more axes;
-                    where --weight-decay-for makes several of a kind, followed by the decay
-    "params"        the parameters
-    "param_names"   their names
-    "weight_decay"  where it is not the optimizer's own: vectors have 0
+    "name"          "matrices", "embeddings" (with the output projection), "vectors", or "tensors" (three or more axes).
+                    If --weight-decay-for makes several groups of a kind, the name ends with the decay.
+    "params"        parameters
+    "param_names"   names of the parameters
+    "weight_decay"  weight decay, if it differs from the weight decay of the optimizer: vectors have 0
 
-A group's "lr" is set before every step, to the schedule's learning rate times the group's "lr_scale" if it has one.
+Before every step, the trainer sets "lr" of each group to the learning rate of the schedule, times "lr_scale" of the
+group if present.
 """
 
 from collections import defaultdict
@@ -28,7 +29,7 @@ ParameterGroups = list[dict[str, Any]]
 
 
 class OptimizerRegistry(Registry[Optimizer]):
-    """The registry of optimizers, which also knows the ones that work on shards."""
+    """The registry of optimizers. `on_shards` holds the names of the optimizers that work on shards of parameters."""
 
     def __init__(self) -> None:
         super().__init__("optimizer", "--optimizer")
@@ -37,9 +38,10 @@ class OptimizerRegistry(Registry[Optimizer]):
     def register(
         self, name: str, preset: Any, works_on_shards: bool = False
     ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-        """As `Registry.register`. `works_on_shards` declares that a step on some rows of a parameter, of its gradient
-        and of its state is the step on the whole, as where every number is treated without looking at the others;
-        --parallel fsdp refuses the others.
+        """Decorator like `Registry.register`. --parallel fsdp refuses optimizers without `works_on_shards`.
+
+        `works_on_shards` declares that a step on some rows of a parameter, its gradient and its state equals these rows
+        of a step on the whole parameter. An example is an optimizer that treats every value separately.
         """
         keep = super().register(name, preset)
 
@@ -57,10 +59,10 @@ OPTIMIZERS = OptimizerRegistry()
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig(Config):
     adam_betas: tuple[float, ...] = option(
-        (0.9, 0.98), "Decay rates of the two moments (the paper's section 5.3).", min=0, below=1
+        (0.9, 0.98), "Decay rates of the two moments (section 5.3 of the paper).", min=0, below=1
     )
-    adam_eps: float = option(1e-9, "Added to the root of the second moment.", above=0, max=1)
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradient.", min=0)
+    adam_eps: float = option(1e-9, "Constant that is added to the square root of the second moment.", above=0, max=1)
+    weight_decay: float = option(0.0, "L2 penalty, which is added to the gradient.", min=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +72,9 @@ class AdamConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(AdamConfig):
-    weight_decay: float = option(0.01, "Share of a weight taken off per update and unit of learning rate.", min=0)
+    weight_decay: float = option(
+        0.01, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+    )
 
 
 @OPTIMIZERS.register("adam", AdamConfig(), works_on_shards=True)
@@ -81,7 +85,7 @@ def adam(config: AdamConfig, groups: ParameterGroups) -> Optimizer:
 
 @OPTIMIZERS.register("adamw", AdamWConfig(), works_on_shards=True)
 def adamw(config: AdamWConfig, groups: ParameterGroups) -> Optimizer:
-    """Adam with weight decay apart from the gradient (Loshchilov & Hutter 2019)."""
+    """Adam with weight decay that does not enter the gradient (Loshchilov & Hutter 2019)."""
     return torch.optim.AdamW(groups, **_adam_arguments(config))
 
 
@@ -97,16 +101,16 @@ def _adam_arguments(config: AdamConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig(Config):
-    momentum: float = option(0.99, "Nesterov momentum; 0: none.", min=0, below=1)
-    weight_decay: float = option(0.0, "L2 penalty, added to the gradient.", min=0)
+    momentum: float = option(0.99, "Nesterov momentum; 0: no momentum.", min=0, below=1)
+    weight_decay: float = option(0.0, "L2 penalty, which is added to the gradient.", min=0)
 
 
 @OPTIMIZERS.register("sgd", SGDConfig(), works_on_shards=True)
 def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
     """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013).
 
-    Momentum starts at zero here: torch's fused kernel would allocate it uninitialised, and leave it so if the first
-    update is skipped because a gradient is not finite.
+    Momentum starts at zero here. The fused kernel of torch allocates it uninitialised, and does not initialise it if
+    the first update is skipped because of a non-finite gradient.
     """
     momentum, weight_decay = config.momentum, config.weight_decay
     nesterov = momentum > 0
@@ -120,16 +124,20 @@ def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class AdafactorConfig(Config):
-    beta2_decay: float = option(-0.8, "Exponent of the second moment's decay, 1 - update^X.", min=-10, max=0)
-    update_clip: float = option(1.0, "Largest root mean square of an update, before the learning rate.", min=1)
-    weight_decay: float = option(0.0, "Share of a weight taken off per update and unit of learning rate.", min=0)
+    beta2_decay: float = option(-0.8, "X in the decay of the second moment, 1 - update^X.", min=-10, max=0)
+    update_clip: float = option(
+        1.0, "Largest root mean square of an update before the learning rate is applied.", min=1
+    )
+    weight_decay: float = option(
+        0.0, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+    )
 
 
 @OPTIMIZERS.register("adafactor", AdafactorConfig())
 def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
-    """Adafactor, second moments by row and column, for models whose Adam state is too large (Shazeer & Stern 2018).
+    """Adafactor (Shazeer & Stern 2018): second moments by row and column, for models whose Adam state is too large.
 
-    The learning rate is relative: each update is scaled by the root mean square of its weights.
+    The learning rate is relative: each update is scaled by the root mean square of the weights.
     """
     return Adafactor(
         groups,
@@ -173,9 +181,10 @@ def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]
 
 
 class CompositeOptimizer(Optimizer):
-    """Several optimizers, each for parameters of its own, as one: stepped, saved, loaded and resumed together.
+    """Several optimizers, each with its own parameters, that act as a single optimizer.
 
-    `param_groups` are those of all, in order, and `state` is shared, so that `state_dict` is an ordinary one.
+    `param_groups` holds the groups of all optimizers in order. All optimizers share `state`, so that `state_dict` has
+    the usual format.
     """
 
     def __init__(self, *optimizers: Optimizer) -> None:
@@ -186,7 +195,7 @@ class CompositeOptimizer(Optimizer):
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
         self.state = state
         self._share()
-        # whether it reads `found_inf` on the device, as torch's fused optimizers do
+        # True if all optimizers read `found_inf` on the device, like the fused optimizers of torch
         self._step_supports_amp_scaling = all(
             getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in optimizers
         )
@@ -203,7 +212,7 @@ class CompositeOptimizer(Optimizer):
         self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Steps each optimizer. A `closure` is refused: it would be called by each."""
+        """Makes a step of each optimizer. A `closure` is not supported, because each optimizer would call it."""
         assert closure is None
         for optimizer in self.optimizers:
             if self._step_supports_amp_scaling:
@@ -217,31 +226,34 @@ class CompositeOptimizer(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(AdamWConfig):
-    weight_decay: float = option(0.1, "Share of a weight taken off per update and unit of learning rate.", min=0)
-    muon_momentum: float = option(0.95, "Momentum of the matrices, in Nesterov's form.", min=0, below=1)
+    weight_decay: float = option(
+        0.1, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
+    )
+    muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
     muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(
-        "match_rms_adamw", "How an update follows a matrix's shape: the root mean square of AdamW's, or Jordan's rule."
+        "match_rms_adamw", "Scale of an update: the root mean square of an AdamW update, or the rule of Jordan."
     )
-    muon_lr_scale: float = option(1.0, "Learning rate of the matrices, as a multiple of --lr.", above=0)
+    muon_lr_scale: float = option(1.0, "Learning rate of the matrices as a multiple of --lr.", above=0)
 
 
 @OPTIMIZERS.register("muon", MuonConfig())
 def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
-    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices; AdamW for all else.
+    """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) for matrices, AdamW for other parameters.
 
-    Matrices within the model get the orthogonalised momentum, by torch.optim.Muon. Embeddings, the output projection,
-    vectors, and tensors of more than two axes get AdamW. By default the update of a matrix has the root mean square
-    0.2 of AdamW's (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that both share a learning rate; with
-    `original` it is scaled by the root of max(1, rows / columns), and learning rates are of the order of 0.02.
+    torch.optim.Muon orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
+    vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
+    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that both share a learning rate.
+    With `original`, the update is scaled by the square root of max(1, rows / columns), and learning rates are near
+    0.02.
 
-    Projections of queries, keys and values that one weight holds are orthogonalised one by one, as Jordan et al. do.
-    Raises ValueError where no matrix is trained.
+    If a weight holds the projections of queries, keys and values, each projection is orthogonalised separately (Jordan
+    et al. 2024). Raises ValueError if no matrix is trained.
     """
     matrices = [group for group in groups if group["name"].startswith("matrices")]
     others = [group for group in groups if not group["name"].startswith("matrices")]
     if not matrices:
-        raise ValueError("--optimizer muon is for matrices, and none is trained; give --optimizer adamw")
+        raise ValueError("--optimizer muon is for matrices, but this run trains no matrix; give --optimizer adamw")
     splits: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
     optimizer = torch.optim.Muon(
         [_split_stacked(group, splits) | {"lr_scale": config.muon_lr_scale} for group in matrices],
@@ -263,9 +275,9 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
 
 def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
-    """Returns a group in which a weight that stacks several projections (`stacked_rows`) is their views.
+    """Returns the group with views of the projections instead of each weight that stacks several (`stacked_rows`).
 
-    Adds the weight and the views to `splits`.
+    Adds each such weight and its views to `splits`.
     """
     params, names = [], []
     for name, parameter in zip(group["param_names"], group["params"], strict=True):

@@ -1,17 +1,17 @@
-"""A model whose gradients are summed over all processes: `--parallel ddp` and `--parallel fsdp`, by torch's engines.
+"""Models whose gradients are summed over all processes: `--parallel ddp` and `--parallel fsdp`, by engines of torch.
 
-With ddp every process has a replica of the model, under DistributedDataParallel; gradients are summed over the
-processes in the last micro-batch of an update, while the backward pass still runs. (FSDP2's replicated form,
-`replicate`, makes the same sums, but keeps a second copy of all weights and waits for each sum: on two gloo processes
-an update of 256 tokens a process takes 1.5 times as long.)
+With ddp, every process has a replica of the model in DistributedDataParallel. Gradients are summed over the processes
+during the backward pass of the last micro-batch of an update. (`replicate` of FSDP2 computes the same sums, but keeps a
+second copy of all weights and waits for each sum. On two gloo processes, an update of 256 tokens per process takes 1.5
+times as long.)
 
-With fsdp every process has a shard of each parameter, of its gradient and of its optimizer state, by FSDP2's
-`fully_shard`: a layer's parameters are gathered when it is about to compute and freed after it. Gradients are summed
-into the shards, in fp32, at the end of every backward pass, because keeping them whole until the end of an update would
-take the memory that sharding saves.
+With fsdp, `fully_shard` of FSDP2 gives every process a shard of each parameter, of its gradient and of its optimizer
+state. The parameters of a layer are gathered before the layer computes and freed afterwards. Gradients are summed into
+the shards, in fp32, at the end of every backward pass. Whole gradients until the end of an update would need the memory
+that sharding saves.
 
 Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
-processes must make equally many passes; the loader pads their micro-batches with dummies.
+processes must make the same number of passes, so the loader adds dummy micro-batches.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from nmtkit.criterions import Criterion, Loss
 from nmtkit.layers.packed import Batch, Layout, Packed
 from nmtkit.processes import distributed
 
-if TYPE_CHECKING:  # a second to import, and for fsdp alone
+if TYPE_CHECKING:  # importing takes a second, and only fsdp needs this module
     from torch.distributed.tensor import DTensor
 
 
 class LossModule(nn.Module):
-    """Model and criterion in one module: DistributedDataParallel must see the whole forward pass in one call."""
+    """Model and criterion in one module, because DistributedDataParallel needs the forward pass in a single call."""
 
     def __init__(self, model: Architecture, criterion: Criterion) -> None:
         super().__init__()
@@ -48,16 +48,17 @@ class LossModule(nn.Module):
 
 
 def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """DistributedDataParallel's communication hook: the sum over the processes, where its own takes the mean."""
+    """Communication hook of DistributedDataParallel: sums over the processes. The default hook takes the mean."""
+    distributed.advance()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
 class ReplicatedModel:
-    """The whole model in this process, and with several processes a replica of it in each.
+    """A model that is whole in this process. With several processes, each process has a replica.
 
-    `parameters` are those that are trained, by name; the optimizer and the running means of weights work on them.
-    Raises ValueError when there are none.
+    `parameters` holds the trained parameters by name. The optimizer and the running means use them. Raises ValueError
+    if no parameter is trained.
     """
 
     def __init__(self, model: Architecture, criterion: Criterion, device: torch.device) -> None:
@@ -70,20 +71,20 @@ class ReplicatedModel:
                 self.loss = DistributedDataParallel(
                     self.loss,
                     broadcast_buffers=False,
-                    init_sync=False,  # every process draws its parameters from the same seed
+                    init_sync=False,  # every process draws the parameters from the same seed
                     gradient_as_bucket_view=True,
                     find_unused_parameters=model.find_unused_parameters,
                 )
             self.loss.register_comm_hook(None, all_reduce_sum)
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of one forward and backward pass; `last` says that it is the update's last here."""
+        """The context of a forward and backward pass. `last` says that the update has no more passes here."""
         if isinstance(self.loss, DistributedDataParallel) and not last:
             return self.loss.no_sync()
         return contextlib.nullcontext()
 
     def zero_grad(self) -> None:
-        """Clears the gradients. DistributedDataParallel's are views of its buckets, and are kept."""
+        """Clears the gradients. Those of DistributedDataParallel are views of its buckets and are set to zero."""
         if isinstance(self.loss, DistributedDataParallel):
             torch._foreach_zero_(self.gradients())
         else:
@@ -91,7 +92,7 @@ class ReplicatedModel:
                 parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of `parameters`; zeros for those that no pass has used, such as dropped layers."""
+        """Returns the gradients of `parameters`. Parameters that no pass has used, as in dropped layers, get zeros."""
         gradients = []
         for parameter in self.parameters.values():
             if parameter.grad is None:
@@ -100,38 +101,37 @@ class ReplicatedModel:
         return gradients
 
     def gradient_norm(self) -> Tensor:
-        """The 2-norm of all gradients, in fp32, on the device."""
+        """Returns the 2-norm of all gradients, in fp32, on the device."""
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.gradients())).float())
 
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole of `tensor`, which belongs to parameter `name`, on rank 0. Every rank must call it."""
+        """Returns on rank 0 the whole tensor of parameter `name` from its parts. Every rank must call this method."""
         return tensor
 
     def shard(self, name: str, whole: Tensor) -> Tensor:
-        """Returns this process's part of a tensor that belongs to parameter `name`."""
+        """Returns the part of this process of a whole tensor of parameter `name`."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The `state_dict` of the whole model, on rank 0. Every rank must call it."""
+        """Returns the `state_dict` of the whole model on rank 0. Every rank must call this method."""
         return self.model.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Loads what `state` has of the model; it has at least all that is trained."""
+        """Loads `state` into the model. `state` has at least all trained parameters."""
         missing, unexpected = self.model.load_state_dict(state, strict=False)
         assert not unexpected and not self.parameters.keys() & set(missing)
 
     def unsharded(self) -> contextlib.AbstractContextManager[None]:
-        """The context in which any method of the model works in every process, without gradients."""
+        """The context in which every process can call all methods of the model, without gradients."""
         return contextlib.nullcontext()
 
 
 class ShardedModel(ReplicatedModel):
-    """A shard of every parameter in this process.
+    """A model of which this process has a shard of every parameter.
 
-    `gathered_dtype` is the type in which parameters are gathered, where it is not their own: bf16 halves the bytes to
-    send and to hold.
+    Parameters are gathered in `gathered_dtype`, if given: bf16 halves the bytes to send and to store.
     """
 
     def __init__(
@@ -150,11 +150,11 @@ class ShardedModel(ReplicatedModel):
         for sharded in self.sharded_modules:
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
-        model.to(device)  # buffers of modules without parameters
+        model.to(device)  # moves buffers of modules without parameters
         self.parameters = {}
         for name, parameter in trainable_parameters(model).items():
             parameter.grad = torch.zeros_like(parameter)
-            # optimizers work on the shards as on any tensors
+            # Optimizers treat shards like any tensors.
             self.parameters[name] = nn.Parameter(local_shard(parameter))
             self.parameters[name].grad = local_shard(parameter.grad)
 
@@ -166,7 +166,7 @@ class ShardedModel(ReplicatedModel):
         return distributed.all_reduce(squares).sqrt()
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor of another number of dimensions than the parameter's is not sharded."""
+        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter is not sharded."""
         parameter = self.model.get_parameter(name)
         return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
 
@@ -178,7 +178,7 @@ class ShardedModel(ReplicatedModel):
 
     def state_dict(self) -> dict[str, Tensor]:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        # tied parameters stay one tensor
+        # Tied parameters stay a single tensor.
         gathered = {
             id(parameter): gather_shards(parameter, local_shard(parameter)) for parameter in parameters.values()
         }
@@ -210,7 +210,7 @@ class ShardedModel(ReplicatedModel):
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the parameters that are not frozen, by name. Raises ValueError when there are none."""
+    """Returns the parameters that are not frozen, by name. Raises ValueError if all are frozen."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
         raise ValueError("no parameter is left to train; freeze fewer of them")
@@ -218,10 +218,10 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def sharded_layers(model: Architecture) -> list[nn.Module]:
-    """Returns the layers that are gathered one at a time: members of the model's outermost lists of modules.
+    """Returns the layers that are gathered one at a time: the members of the outermost lists of modules.
 
-    FSDP gathers parameters when a module is called. Those that the model uses otherwise than as `layer(…)`, which a
-    forward pass on one token shows, are gathered with the whole model.
+    FSDP gathers parameters when a module is called. A forward pass on one token shows which layers the model calls as
+    `layer(…)`. All other layers are gathered with the whole model.
     """
     called: set[nn.Module] = set()
     listed = _listed_layers(model)
@@ -242,12 +242,12 @@ def _listed_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Returns this process's part of a DTensor; they share memory."""
+    """Returns the part of this process of a DTensor. Both share memory."""
     return cast("DTensor", tensor)._local_tensor
 
 
 def gather_shards(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Returns the whole of a tensor that is sharded like `parameter`: on rank 0 and the CPU, empty on other ranks."""
+    """Returns a tensor that is sharded like `parameter`, whole and on the CPU. On ranks other than 0 it is empty."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(parameter, DTensor)

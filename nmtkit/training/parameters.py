@@ -1,6 +1,6 @@
-"""The parameters of a run: which are trained, their groups, how much each decays, and the weights they start from.
+"""The parameters of a run: the choice of trained parameters, their groups and weight decays, and their first values.
 
-Parameters are chosen by patterns of their names (`encoder.*`, as in a shell).
+Parameters are chosen by patterns of names, such as `encoder.*`, with the rules of file names in a shell.
 """
 
 import os
@@ -24,9 +24,9 @@ Side = Literal["source", "target"]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Takes the parameters that match out of training; returns how many numbers that are.
+    """Freezes the parameters whose names match. Returns the number of values in all frozen parameters.
 
-    Raises ValueError for a pattern that no parameter matches.
+    Raises ValueError for a pattern that matches no parameter.
     """
     names = dict(model.named_parameters())
     for pattern in patterns:
@@ -36,7 +36,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def choose_trained(model: Architecture, run: RunConfig) -> int:
-    """Adds the adapters of a run or freezes what it names, in place; returns how many numbers are not trained."""
+    """Adds adapters or freezes parameters in place, as the run says. Returns the number of frozen values."""
     if run.adapter_rank:
         alpha = run.adapter_alpha or run.adapter_rank
         adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)
@@ -46,10 +46,11 @@ def choose_trained(model: Architecture, run: RunConfig) -> int:
 def parameter_groups(
     trained: Mapping[str, nn.Parameter], rules: Sequence[str], embeddings: Collection[str]
 ) -> ParameterGroups:
-    """Returns trained parameters grouped by kind and by weight decay, as optimizers.py describes the groups.
+    """Returns the trained parameters in groups by kind and by weight decay. optimizers.py describes the groups.
 
-    The decay is that of the first of `rules` ("pattern=decay") that matches; else vectors (biases, gains of norms) have
-    none, and the others the optimizer's. Raises ValueError for a rule that is none or that no parameter matches.
+    The first of `rules` ("pattern=decay") that matches sets the decay. Without a match, vectors (biases, gains of
+    norms) have no decay, and other parameters have the decay of the optimizer. Raises ValueError for a wrong rule and
+    for a rule that matches no parameter.
     """
     decays = [decay_rule(rule) for rule in rules]
     for pattern, _ in decays:
@@ -79,7 +80,7 @@ def _kind(parameter: nn.Parameter, embedding: bool) -> str:
 
 
 def embedding_names(model: Architecture) -> set[str]:
-    """Returns the names of the parameters that have a row for each piece or position, the output projection's too."""
+    """Returns the names of the parameters of embeddings, of pieces or positions, and of the output projection."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     parameters = {id(parameter) for table in (*tables, model.output_projection) for parameter in table.parameters()}
     return {name for name, parameter in model.named_parameters() if id(parameter) in parameters}
@@ -109,11 +110,11 @@ def decay_rule(rule: str) -> tuple[str, float]:
 def start_from(
     model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, path: Path
 ) -> dict[Side, int]:
-    """Copies the weights of a checkpoint, also with another vocabulary: rows of the same piece keep their numbers.
+    """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    Pieces that the checkpoint does not know keep their fresh rows. Where the model ties what was apart, as separate
-    embeddings that become joint ones, a piece known to several takes the row of the last: the target's. Returns how
-    many pieces of each vocabulary are known. Raises ValueError for a model of other shapes.
+    Every piece that the checkpoint knows gets its row from the checkpoint. Other pieces keep their fresh rows. If
+    source and target embeddings are separate in the checkpoint and joint in the model, the rows of the target are
+    taken. Returns the number of known pieces in each vocabulary. Raises ValueError for a model with other shapes.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -127,12 +128,12 @@ def start_from(
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             if key not in contents["model"]:
-                raise ValueError(f"{path} has no parameter {key}; its config differs from this model's")
+                raise ValueError(f"{path} has no parameter {key}; its config differs from the config of this model")
             old = contents["model"][key]
             axes = sides[key]
             fixed = [axis for axis in range(tensor.dim()) if axis not in axes]
             if tensor.dim() != old.dim() or any(tensor.shape[axis] != old.shape[axis] for axis in fixed):
-                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, this model's {tuple(tensor.shape)}")
+                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, in this model {tuple(tensor.shape)}")
             if not axes:
                 tensor.copy_(old)
             for axis, side in axes.items():
@@ -142,9 +143,10 @@ def start_from(
 
 
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
-    """Returns what checkpoints say of the adapters of a model that has started from `base`, as checkpoint.py has it.
+    """Returns the facts about the adapters of a model for its checkpoints, in the format of checkpoint.py.
 
-    Raises ValueError unless the model has the very weights and the tokenizer of `base`, which must be a whole model.
+    `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a whole model with the
+    same tokenizer and equal weights.
     """
     path = Path(os.path.realpath(base))
     contents = checkpoint.read(path)
@@ -154,12 +156,12 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
         )
     if models.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
         raise ValueError(
-            f"adapters leave the embeddings of {base} as they are, and the dataset has another vocabulary; "
+            f"adapters do not change the embeddings of {base}, and the dataset has another vocabulary; "
             f"preprocess with --tokenizer-from {base}"
         )
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.cpu(), contents["model"][name].to(tensor.dtype)):
-            raise ValueError(f"adapters leave {base} as it is, and {name} differs in this model: give its own settings")
+            raise ValueError(f"adapters do not change {base}, but {name} differs here: use the same settings")
     rank, layers = run.adapter_rank, list(run.adapter_layers)
     assert rank is not None
     facts = {"rank": rank, "alpha": float(run.adapter_alpha or rank), "layers": layers}
@@ -167,11 +169,12 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
 
 
 def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path: Path) -> int:
-    """Copies vectors of pieces from a text file into an embedding; returns how many pieces of the vocabulary it has.
+    """Copies vectors of pieces from a text file into an embedding. Returns the number of known pieces in the file.
 
-    The format is that of word2vec, GloVe and fastText: on each line a piece and its numbers, separated by spaces, after
-    an optional line with their counts. Values are taken as they are (the Transformer multiplies them by sqrt(d_model)).
-    Raises OSError, or ValueError for vectors of another width, numbers that are none, and a file without a known piece.
+    The file has the format of word2vec, GloVe and fastText: each line has a piece and its numbers, separated by spaces.
+    The first line may hold the counts of lines and numbers. Values are copied without scaling (the Transformer
+    multiplies embeddings by sqrt(d_model)). Raises OSError, or ValueError for vectors of another width, fields that are
+    not numbers, and a file without a known piece.
     """
     pieces = pieces_of(tokenizer)[side]
     embedding = embedding_of(model, side, len(pieces))
@@ -185,7 +188,7 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
                 if number == 1 and len(fields) == 1 and width != 1:
                     continue
                 if len(fields) != width:
-                    raise ValueError(f"line {number} has {len(fields)} numbers, and the embedding is {width} wide")
+                    raise ValueError(f"line {number} has {len(fields)} numbers, but the embedding has width {width}")
                 if piece in rows:
                     vector = torch.tensor([float(field) for field in fields])
                     if not vector.isfinite().all():
@@ -194,14 +197,14 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
         except ValueError as error:  # UnicodeDecodeError too
             raise ValueError(f"{path}: {error}") from error
     if not known:
-        raise ValueError(f"{path} has none of the {side} pieces, such as {pieces[-1]!r}; train vectors on pieces")
+        raise ValueError(f"{path} has no vector of a {side} piece, such as {pieces[-1]!r}; train vectors on pieces")
     with torch.no_grad():
         embedding.weight[list(known)] = torch.stack(list(known.values()))
     return len(known)
 
 
 def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
-    """Returns the embedding of a side's vocabulary. Raises ValueError where there is none of that name."""
+    """Returns the embedding of the vocabulary of a side. Raises ValueError if the model has no such embedding."""
     part = getattr(model, f"{side}_embedding", None)
     for module in part.modules() if isinstance(part, nn.Module) else ():
         if isinstance(module, nn.Embedding) and module.num_embeddings == pieces:
@@ -210,10 +213,10 @@ def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
 
 
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
-    """Returns for each entry of the model's state the axes that count pieces, and of which vocabulary.
+    """Returns for each entry of the state of a model the axes along pieces, and the side of their vocabulary.
 
-    They are where shapes differ from those of models of a larger vocabulary, which are never allocated. Of a joint
-    vocabulary, the side is "source".
+    An axis runs along pieces if its size differs in a model with a larger vocabulary. These models are never allocated.
+    The side of a joint vocabulary is "source".
     """
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
@@ -234,7 +237,7 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
             for axis, size in enumerate(shape)
             if others[name][axis] != size
         }
-        assert len(axes[name]) < 2, f"{name} counts pieces on two axes"
+        assert len(axes[name]) < 2, f"{name} has two axes along pieces"
     return axes
 
 
@@ -246,7 +249,7 @@ def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns the rows of the new vocabulary whose piece the old one has, and its rows there."""
+    """Returns the rows of the pieces that both vocabularies have: in the new and in the old vocabulary."""
     old_row = {piece: row for row, piece in enumerate(old)}
     pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
     rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

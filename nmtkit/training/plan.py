@@ -1,7 +1,7 @@
-"""The plan of a run: what its settings come to on this machine.
+"""The plan of a run: the values of its settings on this machine.
 
-The run itself, its dry run, the cost estimate and the memory probe all take device, precision, processes, threads and
-batch size from here, so that none of them can see a different run.
+The run, its dry run, the cost estimate and the memory probe take device, precision, processes, threads and batch size
+from the same plan, so that they all describe the same run.
 """
 
 import math
@@ -18,32 +18,32 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
-MAX_TOKENS = 4096  # of a micro-batch on a CPU, and of the updates of a run that is not told their size
-# A process's micro-batch may be this much larger than its share of an update: sentences do not divide evenly, and a
-# micro-batch more than there are processes would make all of them wait for another pass.
+MAX_TOKENS = 4096  # default tokens of a micro-batch on a CPU, and of an update
+# A micro-batch may be larger than the share of a process in an update by this factor. Sentences do not divide evenly,
+# and with one micro-batch more than there are processes, all processes would wait for another pass.
 SHARE_MARGIN = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A job with the size of an update in tokens, and where and how it runs."""
+    """A job with the size of an update in tokens, and the device, precision and processes of the run."""
 
     job: JobConfig
     device: torch.device  # of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # processes, over all machines
-    max_tokens: int  # of a micro-batch, of the larger side; on a GPU the most to try, unless --max-tokens is given
-    threads: int | None  # CPU threads of this process; None leaves torch's default
+    max_tokens: int  # of the larger side of a micro-batch; on a GPU without --max-tokens, the first value to try
+    threads: int | None  # CPU threads of this process; None: the default of torch
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of an update, of the larger side, over all processes."""
+        """Tokens of the larger side of an update, over all processes."""
         assert self.job.run.batch_tokens is not None
         return self.job.run.batch_tokens
 
     @property
     def fits_max_tokens(self) -> bool:
-        """Whether the memory probe is to lower `max_tokens` until micro-batches fit, where it would refuse them."""
+        """Whether the memory probe lowers `max_tokens` until micro-batches fit, instead of an error."""
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def even_max_tokens(self, max_tokens: int) -> int:
@@ -54,15 +54,15 @@ class RunPlan:
     def updates(
         self, updates_per_epoch: int | None, done: int = 0, epoch: int = 0, index: int = 0
     ) -> tuple[int | None, bool]:
-        """Returns the updates of the whole run, None without an end, and whether that is an estimate from --max-epoch.
+        """Returns the number of updates of the whole run, or None, and whether it is an estimate from --max-epoch.
 
-        Epochs differ by an update or two: once `done` updates are made, the next number `index` of `epoch`, those that
-        have ended say how many they have.
+        Epochs differ by one or two updates. After `done` updates, when the next update is number `index` of `epoch`,
+        the estimate uses the mean length of the finished epochs.
         """
         config = self.job.run
         if config.max_epoch is None or updates_per_epoch is None:
             return config.max_update, False
-        before = done - index  # updates of the epochs that have ended
+        before = done - index  # updates of the finished epochs
         per_epoch = before / epoch if epoch else updates_per_epoch
         by_epochs = max(done, before + round((config.max_epoch - epoch) * per_epoch))
         if config.max_update is not None and config.max_update <= by_epochs:
@@ -70,21 +70,21 @@ class RunPlan:
         return by_epochs, epoch < config.max_epoch
 
     def configure_torch(self) -> None:
-        """Sets what torch keeps for the whole process: threads, and on a GPU how it multiplies and adds."""
+        """Sets the threads and, on a GPU, the arithmetic of torch for the whole process."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         if self.device.type == "cpu":
             limit_product_caches()
         if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of fraction, several times as fast
+            torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of mantissa, several times as fast
         if self.job.run.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, and reads it at its start
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs this, and reads it at its start
             torch.use_deterministic_algorithms(True)
 
     def sampler(self, split: Split) -> BatchSampler:
-        """Returns the batches of every epoch.
+        """Returns the sampler of the updates of each epoch.
 
-        Raises ValueError for a pair that exceeds --batch-tokens, and for fewer batches than --overfit-batches.
+        Raises ValueError for a pair that exceeds --batch-tokens, and if there are fewer batches than --overfit-batches.
         """
         lengths = split.source.lengths, split.target.lengths
         return BatchSampler(*lengths, self.batch_tokens, self.job.run.seed, repeated=self.job.run.overfit_batches)
@@ -101,7 +101,7 @@ def resolve(
     config = job.run
     device = torch.device("cuda") if estimate and config.device == "cuda" else device_of(config)
     if config.deterministic and device.type == "cpu":
-        raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are the same without it")
+        raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are equal anyway")
     tokens = config.batch_tokens or resumed_batch_tokens
     max_tokens = config.max_tokens or MAX_TOKENS
     if tokens is None:
@@ -129,7 +129,7 @@ def _share(tokens: int, parts: int) -> int:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Returns this process's device, and makes it torch's current one. Raises ValueError when there is none."""
+    """Returns the device of this process and makes it the current device. Raises ValueError if it does not exist."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -145,7 +145,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def processes_to_start(config: RunConfig) -> int:
-    """Returns how many processes `nmtkit train` starts on this machine; 1 in a process that a launcher started."""
+    """Returns the number of processes that `nmtkit train` starts: 1 in a process that a launcher has started."""
     if distributed.launched():
         return 1
     if config.nproc_per_node is None and config.device != "cpu":
@@ -154,5 +154,5 @@ def processes_to_start(config: RunConfig) -> int:
 
 
 def expected_world_size(config: RunConfig) -> int:
-    """Returns how many processes the run has, before they have met: those of the launcher, or those to start."""
+    """Returns the number of processes of the run: those of the launcher, or those that `nmtkit train` will start."""
     return int(os.environ.get("WORLD_SIZE") or processes_to_start(config))

@@ -1,4 +1,4 @@
-"""The type of matrix products, and the loss scale that keeps fp16 gradients in range."""
+"""The dtype of matrix products, and the loss scale that keeps fp16 gradients in range."""
 
 import contextlib
 from typing import Any
@@ -12,9 +12,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: str, device: torch.device) -> str:
-    """Returns `precision`, with `auto` as bf16 where the device multiplies in it, else as fp32.
+    """Returns `precision`. `auto` is bf16 if the device multiplies in bf16, else fp32.
 
-    Raises ValueError for a precision that the device does not have.
+    Raises ValueError for a precision that the device does not support.
     """
     if precision == "auto":
         if device.type == "cuda" and not torch.cuda.is_available():
@@ -27,16 +27,17 @@ def resolve(precision: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """The context in which a model computes; its parameters stay in fp32."""
+    """The context of the forward pass of a model. The parameters stay in fp32."""
     return torch.autocast(device.type, DTYPES[precision]) if precision != "fp32" else contextlib.nullcontext()
 
 
 class LossScale:
-    """A factor on the loss in fp16, halved when gradients overflow and doubled after a while without; elsewhere 1.
+    """A factor on the loss in fp16. It is halved if gradients overflow, and doubled after a time without overflow.
 
-    It stays on the device, so that no update waits for the host. torch.amp.GradScaler is not used: it takes a pass of
-    its own over the gradients to look for overflow, where the norm that we clip by shows it; under FSDP it would look
-    at this process's shards alone; and it skips updates that are not finite in fp16 only.
+    In other precisions the factor is 1. The factor stays on the device, so that no update waits for the host.
+    torch.amp.GradScaler is not used for three reasons. It makes an additional pass over the gradients to find
+    overflows, which the norm for clipping shows anyway. With FSDP it would only check the shards of this process. And
+    it skips non-finite updates in fp16 only.
     """
 
     def __init__(self, precision: str, device: torch.device, growth_interval: int = 2000) -> None:
@@ -46,7 +47,7 @@ class LossScale:
         self.finite_updates = torch.tensor(0, dtype=torch.int32, device=device)
 
     def update(self, finite: Tensor) -> None:
-        """`finite` is a bool on the device: whether all gradients of the update were finite."""
+        """Adjusts the factor. `finite` is a bool on the device: whether all gradients of the update are finite."""
         if self.active:
             found_inf = (~finite).float()
             torch._amp_update_scale_(self.value, self.finite_updates, found_inf, 2.0, 0.5, self.growth_interval)

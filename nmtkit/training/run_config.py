@@ -82,8 +82,10 @@ class RunConfig(Config):
         None, "Decay of a moving average of the weights, which is validated and saved, such as 0.999.", above=0, below=1
     )
 
-    reset_optimizer: bool = option(False, "Resume without the state of the optimizer; --optimizer may then change.")
-    reset_lr_scheduler: bool = option(False, "Resume with the learning-rate schedule at its beginning.")
+    reset_optimizer: bool = option(
+        False, "Resume without the state of the optimizer; --optimizer and --freeze may then change."
+    )
+    reset_lr_scheduler: bool = option(False, "Resume with a new learning-rate schedule, until the end of the run.")
 
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto",

@@ -1,4 +1,4 @@
-"""Validation: loss, perplexity and metrics of a split, its translations, and both by length of sentence."""
+"""Validation: loss, perplexity, metrics and translations of a split, and loss and BLEU by sentence length."""
 
 import contextlib
 import copy
@@ -25,18 +25,19 @@ from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
 
-LENGTHS = (10, 20, 30, 40, 60)  # target tokens up to which a class of lengths goes; the last has no limit
-RATED = 10  # best and worst translations that the report shows
-FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length; three fixed sentences whose translations are shown each time
+LENGTHS = (10, 20, 30, 40, 60)  # most target tokens in each length class; the last class has no limit
+RATED = 10  # number of best and of worst translations in the report
+FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of three sentences whose translations every validation shows
 
-Sums = dict[tuple[str, str], Tensor]  # by metric, "" for the criterion, and name; one for each class of length
+Sums = dict[tuple[str, str], Tensor]  # (metric or "" for the criterion, name) -> sum for each length class
 
 
 @dataclass(eq=False)
 class Validator:
-    """Scores a model on `split`. Every rank takes a share of the work, and gets all scores.
+    """Scores a model on `split`. Every rank does a share of the work and gets all scores.
 
-    Ranks work on their shares, without collectives, in the context `interruptible`; it may raise StopRequestedError.
+    While a rank works on its share, it starts no collectives and is in the context `interruptible`, which may raise
+    StopRequestedError.
     """
 
     split: Split
@@ -45,25 +46,25 @@ class Validator:
     precision: str
     metrics: Mapping[str, Metric]
     languages: tuple[str | None, str | None] = (None, None)  # codes of source and target in a model of several
-    beam: int = 4  # of translations, which are made if a metric reads them
-    sharded: bool = False  # the model is FSDP's
-    others: Mapping[str, "Validator"] = field(default_factory=dict)  # of further splits, by name
+    beam: int = 4  # for translations, which are made only if a metric needs them
+    sharded: bool = False  # each process has a share of the model (FSDP)
+    others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    target_lang: str | None = None  # the dataset's code of the target language
+    target_lang: str | None = None  # language of the references, as metrics need it
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
-    by_length: list[dict[str, Any]] = field(default_factory=list)  # on rank 0, see `_by_length`
+    by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
 
     def __post_init__(self) -> None:
         self.translates = any(metric.translates for metric in self.metrics.values())
         self.sources = self.split.source_lines() if self.translates else []
         self.references = self.split.references() if self.translates else []
-        self.classes = np.searchsorted(LENGTHS, np.asarray(self.split.target.lengths))  # of length, of each pair
+        self.classes = np.searchsorted(LENGTHS, np.asarray(self.split.target.lengths))  # length class of each pair
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
-        """Returns loss and the criterion's counts by name, per target token; ppl = exp(nll); and the metrics.
+        """Returns the loss and the counts of the criterion per target token, ppl = exp(nll), and the metrics, by name.
 
-        Scores of another split are called "loss@its name". Returns None, on all ranks, when one was interrupted.
+        Scores of other splits are called "loss@SPLIT". Returns None on all ranks if a stop signal interrupts a rank.
         """
         scores = self._own_scores(model, criterion)
         for name, other in self.others.items():
@@ -122,7 +123,7 @@ class Validator:
     # --- sums over tokens -------------------------------------------------------------------------------------------
 
     def _sums(self, model: Architecture, criterion: Criterion) -> Sums:
-        """Returns this rank's sums over each class of length."""
+        """Returns the sums of this rank for each length class."""
         sums: Sums = {}
         with torch.no_grad():
             for length, pairs in self.micro_batches():
@@ -142,7 +143,10 @@ class Validator:
         return sums
 
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Returns this rank's pairs in parts of one class of length, of at most `max_tokens` unless one is longer."""
+        """Returns the micro-batches of this rank, each with its length class.
+
+        A micro-batch has at most `max_tokens` tokens, or a single longer sentence.
+        """
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))
         parts = [
@@ -177,7 +181,7 @@ class Validator:
         return scores
 
     def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:
-        """Returns a record for each class of length that has sentences: "tokens", "sentences", "loss" and "bleu"."""
+        """Returns a record for each length class that has sentences: "tokens", "sentences", "loss", "bleu"."""
         bleu = self.metrics.get("bleu") or METRICS["bleu"].factory(METRICS["bleu"].preset)
         lengths = np.asarray(self.split.target.lengths)
         records = []
@@ -202,7 +206,7 @@ class Validator:
     # --- translations -----------------------------------------------------------------------------------------------
 
     def translations(self, model: Architecture) -> list[str] | None:
-        """Returns translations of the raw source lines by beam search, in order; None when a rank was interrupted."""
+        """Returns the translations of the raw source lines in order, or None if a rank was interrupted."""
         from nmtkit.translation.translator import Translator
 
         rank, ranks = distributed.rank(), distributed.world_size()
@@ -219,10 +223,11 @@ class Validator:
         return hypotheses
 
     def _prepared_copy(self, model: Architecture) -> Architecture:
-        """Returns a copy of the model as `nmtkit generate` has it: with 16-bit weights on a GPU, prepacked on a CPU.
+        """Returns a copy of the model that is prepared like in `nmtkit generate`.
 
-        Autocast would not do: it makes keys and values in 16 bits for a cache in the weights' 32. FSDP's modules cannot
-        be copied; on a GPU their parameters are gathered in 16 bits already.
+        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough: it computes keys
+        and values in 16 bits, but the cache has the 32 bits of the weights. FSDP modules cannot be copied. On a GPU
+        their parameters are gathered in 16 bits anyway.
         """
         from nmtkit.translation.translator import prepare
 
@@ -233,7 +238,7 @@ class Validator:
         )
 
     def followed(self) -> list[dict[str, str]]:
-        """Returns source, translation and reference of three fixed sentences of different lengths, fewer if few."""
+        """Returns source, translation and reference of up to three fixed sentences of different lengths."""
         order = np.argsort(np.asarray(self.split.target.lengths), kind="stable")
         rows = dict.fromkeys(int(order[int(share * len(order))]) for share in FOLLOWED)
         return [
@@ -242,7 +247,7 @@ class Validator:
         ]
 
     def rated(self) -> tuple[list[Example], list[Example]]:
-        """Returns the translations of highest and of lowest chrF, the best and the worst first; a few of each."""
+        """Returns the translations with the highest chrF, best first, and with the lowest chrF, worst first."""
         from sacrebleu import sentence_chrf
 
         rows = [

@@ -40,11 +40,11 @@ def test_explicit_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{}", "--last", 2, "--best", 2], "give one"),
+        (["{}", "--last", 2, "--best", 2], "give only one"),
         (["{}"], "is a folder"),
         (["{}", "{}", "--last", 1], "2 paths"),
         (["{}/none.pt"], "no such file"),
-        (["{}/log.jsonl"], "no checkpoint"),
+        (["{}/log.jsonl"], "not a checkpoint"),
     ],
 )
 def test_mistakes_exit_with_2_and_write_nothing(folder: Path, arguments: list[object], said: str) -> None:
@@ -64,5 +64,5 @@ def test_a_member_is_never_overwritten_or_counted_twice(folder: Path) -> None:
         result = average(first, second, "--output", output)
         assert result.exit_code == 2 and "is one of the checkpoints to average" in result.stderr
     result = average(first, second, folder / "last.pt", "--output", folder / "averaged.pt")
-    assert result.exit_code == 2 and "are one file, which would count twice" in result.stderr
+    assert result.exit_code == 2 and "are the same file, which would count twice" in result.stderr
     assert second.read_bytes() == before

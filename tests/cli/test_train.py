@@ -294,7 +294,7 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
         (["--lr-scheduler", "noam"], "unknown lr-scheduler 'noam'; "),
         (["--plugin", "nowhere.py"], "plug-in nowhere.py: no such file"),
         (["--config", "nowhere.toml"], "config nowhere.toml: no such file"),
-        (["--batch-tokens", "100", "--update-freq", "2"], "give one"),
+        (["--batch-tokens", "100", "--update-freq", "2"], "give only one"),
         (["--max-tokens", "5"], "--max-tokens 5; give --max-tokens"),
         (["--label-smoothing", "1"], "--label-smoothing"),
         (["--precision", "fp16"], "for GPUs"),
@@ -364,7 +364,7 @@ def test_dashes_and_underscores_are_alike_in_the_config(mirror_data: Path, tmp_p
     assert resolved(tmp_path / "run")["run"]["save_interval"] == 3
     assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == 0.5
     (tmp_path / "run.toml").write_text("[run]\nsave-interval = 3\nsave_interval = 3\n")
-    assert "stands twice" in train(mirror_data, *TINY.split(), *flags).stderr
+    assert "is twice in" in train(mirror_data, *TINY.split(), *flags).stderr
 
 
 @pytest.mark.parametrize(
@@ -393,7 +393,7 @@ def test_a_setting_of_another_name_in_the_config_is_named(mirror_data: Path, tmp
     assert result.exit_code == 2
     assert "'max_updates'" in result.stderr
     (tmp_path / "run.toml").write_text("[optimiser]\nname = 3\n")
-    assert "'optimiser' is no table" in train(mirror_data, "--config", tmp_path / "run.toml").stderr
+    assert "'optimiser' is not a table" in train(mirror_data, "--config", tmp_path / "run.toml").stderr
 
 
 def test_a_dry_run_needs_no_dataset_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,11 +473,15 @@ def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
 @pytest.mark.parametrize(
     ("toml", "arguments", "said"),
     [
-        ("", "--transforms cut,cut", "--transforms cut,cut names one twice"),
+        ("", "--transforms cut,cut", "--transforms cut,cut repeats a name"),
         ("", "--transforms blur", "unknown transform 'blur'; known: "),
         ("", "--transforms cut --swap-share 1", "--swap-share does nothing without --transforms swap.all"),
-        ("[transforms.cut]\ncut_tokens = 2\n", "", "[transforms.cut] does nothing: transforms of [run] are none"),
-        ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' stands in [transforms]; settings stand in [transforms."),
+        (
+            "[transforms.cut]\ncut_tokens = 2\n",
+            "",
+            "[transforms.cut] does nothing, because transforms in [run] lists none",
+        ),
+        ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' is in [transforms]; settings belong in [transforms."),
         ('[run]\ntransforms = "cut"\n', "", "transforms of [run]: 'cut' is not a list"),
         ('[run]\ntransforms = ["cut"]\n[transforms.cut]\ncut_token = 2\n', "", "did you mean 'cut_tokens'?"),
     ],

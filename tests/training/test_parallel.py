@@ -152,7 +152,7 @@ def undeclared(config, groups):
         (["--optimizer", "muon"], "--optimizer muon needs whole parameters"),
         (["--plugin", "undeclared.py", "--optimizer", "undeclared"], "--optimizer undeclared needs whole parameters"),
         (["--criterion", "expected_reward"], "--criterion expected_reward needs whole parameters"),
-        (["--compile"], "--compile does not go with --parallel fsdp"),
+        (["--compile"], "--compile and --parallel fsdp exclude each other"),
     ],
 )
 def test_what_cannot_be_sharded_is_refused_by_name(

@@ -109,11 +109,11 @@ def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str]
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["▁the 1 2 3"], "line 1 has 3 numbers, and the embedding is 16 wide"),
+        (["▁the 1 2 3"], "line 1 has 3 numbers, but the embedding has width 16"),
         ([" ".join(["▁the"] + ["x"] * 16)], "could not convert"),
         ([" ".join(["▁the"] + ["nan"] * 16)], "line 1 has a number that is not finite"),
-        ([" ".join(["word"] + ["1"] * 16)], "has none of the source pieces"),
-        ([], "has none of the source pieces"),
+        ([" ".join(["word"] + ["1"] * 16)], "has no vector of a source piece"),
+        ([], "has no vector of a source piece"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(tmp_path: Path, lines: list[str], said: str) -> None:

@@ -485,7 +485,7 @@ def test_a_first_loss_above_uniform_is_told(
     monkeypatch.setattr(setup, "build_model", scaled)
     train(mirror_data, tmp_path / "run", max_update=1)
     (warning,) = warned(caplog)
-    assert "the first update has a loss of" in warning and "have 5.8: look at how the model's weights begin" in warning
+    assert "the first update has a loss of" in warning and "have 5.8: check the initial weights of the model" in warning
 
 
 def test_a_loss_above_uniform_after_warm_up_is_told_once(
@@ -495,7 +495,7 @@ def test_a_loss_above_uniform_after_warm_up_is_told_once(
     train(mirror_data, tmp_path / "run", max_update=40, lr=20.0)
     (warning,) = warned(caplog)
     assert warning.startswith("update 15 has a loss of")
-    assert "above the 5.8 of guessing evenly" in warning and "is the rate too high?" in warning
+    assert "above the 5.8 of uniform guesses" in warning and "is the learning rate too high?" in warning
 
 
 def test_a_first_validation_far_above_training_is_told(
