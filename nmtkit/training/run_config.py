@@ -139,7 +139,7 @@ class RunConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.batch_tokens is not None and self.update_freq is not None:
-            raise ValueError("--batch-tokens and --update-freq both set the size of an update; give one")
+            raise ValueError("--batch-tokens and --update-freq both set the size of an update; give only one")
         if len(set(self.valid_subset)) < max(1, len(self.valid_subset)):
             raise ValueError(f"--valid-subset {','.join(self.valid_subset)} must name subsets, each once")
         on = {flag_of(field) for field in fields(self) if getattr(self, field.name) not in (None, False)}
