@@ -57,6 +57,6 @@ def command(
     model, tokenizer = from_checkpoint(path)
     attention = attend(model, tokenizer, sentence, target, beam, source_lang, target_lang)
     with atomic_write(output) as file:
-        file.write(page(attention, f"Attention in {path}").encode(errors="backslashreplace"))
+        file.write(page(attention, f"Attention in {path.name}").encode(errors="backslashreplace"))
     heads = sum(len(layer) for layers in attention.weights.values() for layer in layers)
     stderr.print(f"wrote {output}: {heads} heads", markup=False, soft_wrap=True)

@@ -4,14 +4,13 @@ The appendix of "Attention Is All You Need" prints such weights for a few heads.
 """
 
 import base64
-import html
 import json
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.pages.document import asset
+from nmtkit.pages.document import Html, render
 
 SPACE_SYMBOL = "▁"  # SentencePiece's sign for a space
 
@@ -53,10 +52,9 @@ def page(attention: Attention, title: str) -> str:
             if name in attention.weights
         ],
     }
-    template = asset("attention.html").replace("{{style}}", asset("style.css"))
     # escaped, so that no token can end the script element that contains the data
     encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    return template.replace("{{title}}", html.escape(title)).replace("{{data}}", encoded)
+    return render("attention.html", title=title, data=Html(encoded))
 
 
 def _encoded(layer: npt.NDArray[np.float32]) -> dict[str, Any]:

@@ -1,28 +1,30 @@
 "use strict";
-// Charts say their values where one points at them, and a click makes one as wide as the page.
+// Pointing at a chart shows the values of its curves. A click enlarges the chart to the width of the page.
 for (const figure of document.querySelectorAll(".chart")) {
   const svg = figure.querySelector("svg");
   const curves = [...svg.querySelectorAll("polyline")].map(line => ({
     name: line.dataset.name, colour: line.getAttribute("class"),
     values: line.dataset.points.split(" ").map(point => point.split(",").map(Number)),
-    spots: line.getAttribute("points").split(" ").map(point => point.split(",").map(Number)),
+    positions: line.getAttribute("points").split(" ").map(point => point.split(",").map(Number)),
   }));
   if (!curves.length) continue;
+  const rows = [...svg.querySelectorAll(".grid")].map(line => Number(line.getAttribute("y1")));
   const cursor = svg.querySelector(".grid").cloneNode();
   cursor.setAttribute("class", "cursor");
   const reading = document.createElement("div");
   reading.className = "reading";
   const hide = () => { cursor.remove(); reading.remove(); };
   svg.addEventListener("pointermove", event => {
-    const view = svg.viewBox.baseVal, { a: scale, e: left } = svg.getScreenCTM();  // a pixel is left + scale * x
+    const { a: scale, e: left } = svg.getScreenCTM();  // column x of the drawing is at pixel left + scale * x
     const x = (event.clientX - left) / scale;
     const nearest = curves.map(curve => {
-      const distance = spot => Math.abs(spot[0] - x);
-      const index = curve.spots.reduce((best, spot, at) => distance(spot) < distance(curve.spots[best]) ? at : best, 0);
-      return { curve, update: curve.values[index][0], value: curve.values[index][1], column: curve.spots[index][0] };
+      const distance = position => Math.abs(position[0] - x);
+      const index = curve.positions.reduce((best, position, i) => distance(position) < distance(curve.positions[best]) ? i : best, 0);
+      return { curve, update: curve.values[index][0], value: curve.values[index][1], column: curve.positions[index][0] };
     });
     const first = nearest.reduce((best, item) => Math.abs(item.column - x) < Math.abs(best.column - x) ? item : best);
-    for (const [name, value] of [["x1", first.column], ["x2", first.column], ["y1", 8], ["y2", view.height - 22]]) cursor.setAttribute(name, value);
+    const ends = { x1: first.column, x2: first.column, y1: Math.min(...rows), y2: Math.max(...rows) };
+    for (const [name, value] of Object.entries(ends)) cursor.setAttribute(name, value);
     svg.append(cursor);
     reading.replaceChildren(`update ${first.update.toLocaleString("en")}`, ...nearest.map(({ curve, value }) => {
       const row = document.createElement("div"), key = document.createElement("span");
@@ -31,10 +33,10 @@ for (const figure of document.querySelectorAll(".chart")) {
       row.append(key, ` ${value}`);
       return row;
     }));
-    figure.append(reading);
-    const box = figure.getBoundingClientRect(), at = left + scale * first.column - box.left, right = at > box.width / 2;
-    reading.style.left = right ? "" : `${at + 12}px`;
-    reading.style.right = right ? `${box.width - at + 12}px` : "";
+    figure.append(reading);  // below the chart, so that it covers no curve
+    const box = figure.getBoundingClientRect(), column = left + scale * first.column - box.left;
+    const room = document.documentElement.clientWidth - box.left - reading.offsetWidth - 8;
+    reading.style.left = `${Math.min(Math.max(0, column - reading.offsetWidth / 2), room)}px`;
   });
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("click", () => { hide(); figure.classList.toggle("large"); });

@@ -1,4 +1,4 @@
-"""Charts as SVG: curves on shared axes, and bars. Their colours and their readings on hover come with every page."""
+"""Charts as SVG: curves on shared axes, and bars. Style sheet and script of the page add colours and readings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,18 +6,20 @@ from html import escape
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 420, 210  # in units of the drawing, which is as wide as its place
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 22  # around the axes
-COLOURS = 10  # of the style sheet, .s1 to .s10
+WIDTH, HEIGHT = 340, 218  # size of the drawing in its own units; about a pixel each where charts stand side by side
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38  # margins around the axes
+COLOURS = 10  # number of colours in the style sheet, .s1 to .s10
 
-Axis = list[tuple[float, str]]  # ticks, where they stand from 0 to 1, and what they say
+Ticks = list[tuple[float, str]]  # position from 0 to 1 along the axis, label
 
 
-def line_chart(title: str, lines: Mapping[str, Sequence[Point]], logarithmic: bool = False, keys: bool = True) -> str:
-    """Returns several curves over the update on shared axes. At least one of them has a point.
+def line_chart(
+    title: str, lines: Mapping[str, Sequence[Point]], logarithmic: bool = False, keys: bool = True, unit: str = ""
+) -> str:
+    """Returns a chart of several curves over updates. At least one curve must have a point.
 
-    Curves keep their colours from chart to chart if they come in the same order, empty ones too. With `keys` they are
-    named beside the title.
+    A curve's colour depends on its position in `lines`, so curves keep their colours across charts if empty curves are
+    passed too. With `keys`, the caption names the curves. `unit` is the title of the vertical axis.
     """
     values = [y for points in lines.values() for _, y in points]
     updates = [x for points in lines.values() for x, _ in points]
@@ -26,40 +28,37 @@ def line_chart(title: str, lines: Mapping[str, Sequence[Point]], logarithmic: bo
     left, right = min(updates), max(updates)
     convert = math.log10 if logarithmic else float
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def position(x: float, y: float) -> Point:
         across, up = (x - left) / (right - left or 1), (convert(y) - low) / (high - low or 1)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    parts = [*_grid(ticks)]
-    for value in _steps(left, right, 5) if right > left else [left]:
-        column = place(value, values[0])[0]
-        parts.append(f'<text x="{column:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{_short(value)}</text>')
+    updates_shown = _round_numbers(left, right, 4) if right > left else [left]
+    below = [(position(value, values[0])[0], _short(value)) for value in updates_shown]
+    parts = [
+        *_axes(ticks, below, unit + ", logarithmic" * logarithmic if unit else "logarithmic" * logarithmic, "update")
+    ]
     for index, (name, points) in enumerate(lines.items()):
         if points:
-            drawn = [place(*point) for point in points]
-            spots = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
+            drawn = [position(*point) for point in points]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in drawn)
             data = " ".join(f"{x:g},{y:.6g}" for x, y in points)
             colour = f"s{index % COLOURS + 1}"
             parts.append(
-                f'<polyline class="{colour}" points="{spots}" data-name="{escape(name)}" data-points="{data}"/>'
+                f'<polyline class="{colour}" points="{path}" data-name="{escape(name)}" data-points="{data}"/>'
             )
             if len(points) == 1:
                 parts.append(f'<circle class="{colour}" r="3" cx="{drawn[0][0]:.1f}" cy="{drawn[0][1]:.1f}"/>')
-    named = [name for name, points in lines.items() if points]
-    shown = legend(lines, named) if keys else ""
-    return _figure(title, shown, f"{title} by update" + ", logarithmic" * logarithmic, "".join(parts))
+    caption = legend(lines, [name for name, points in lines.items() if points]) if keys else ""
+    return _figure(title, caption, f"{title} by update" + ", logarithmic" * logarithmic, "".join(parts))
 
 
 def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
-    """Returns a bar for each of `counts`, whose index is a number of `unit`; the axis ends with the last above zero."""
+    """Returns a chart with a bar for each count. Bar `i` stands for `i` of `unit`. Zeros at the end are left out."""
     longest = max((index for index, count in enumerate(counts) if count), default=1)
     low, high, ticks = _scale(0, max(1, *counts), False)
     step = (WIDTH - LEFT - RIGHT) / (longest + 1)
-    parts = [*_grid(ticks)]
-    for value in _steps(0, longest, 6):
-        parts.append(
-            f'<text x="{LEFT + (value + 0.5) * step:.1f}" y="{HEIGHT - 5}" text-anchor="middle">{_short(value)}</text>'
-        )
+    below = [(LEFT + (value + 0.5) * step, _short(value)) for value in _round_numbers(0, longest, 6)]
+    parts = [*_axes(ticks, below, "", unit)]
     for index, count in enumerate(counts):
         if count:
             height = (count - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
@@ -71,7 +70,7 @@ def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
 
 
 def legend(names: Sequence[str] | Mapping[str, object], shown: Sequence[str] | None = None) -> str:
-    """Returns the names of curves with their colours; `shown` are those of them that are drawn."""
+    """Returns the names of curves with their colours, or only the names in `shown`."""
     return "".join(
         f'<span class="key s{index % COLOURS + 1}">{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -86,50 +85,59 @@ def _figure(title: str, caption: str, label: str, drawing: str) -> str:
     )
 
 
-def _grid(ticks: Axis) -> list[str]:
-    """Returns a line and a label for each tick of the upright axis."""
+def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horizontal: str) -> list[str]:
+    """Returns grid lines and labels. `below` are column and label of horizontal ticks; the rest are axis titles."""
     parts = []
     for up, label in ticks:
         row = HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{row:.1f}" y2="{row:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{row + 4:.1f}" text-anchor="end">{label}</text>')
+    for column, label in below:
+        parts.append(f'<text x="{column:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{label}</text>')
+    if vertical:
+        parts.append(f'<text class="axis" x="4" y="11">{escape(vertical)}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="axis" x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(horizontal)}</text>')
     return parts
 
 
-def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Axis]:
-    """Returns the ends of an axis, logarithms if it is `logarithmic`, and its ticks."""
+def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Ticks]:
+    """Returns the ends of an axis and its ticks. The first and the last tick are the ends and enclose all data.
+
+    The ends of a `logarithmic` axis are logarithms.
+    """
     if logarithmic:
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         digits = (1, 2, 5) if len(decades) <= 4 else (1,)
         marks = [digit * 10.0**decade for decade in decades for digit in digits]
-        start, end = math.log10(low), math.log10(high)
-        inside = [math.log10(mark) for mark in marks if low <= mark <= high]
-        if len(inside) < 2:
-            inside = [start, end]
-        return start, end, [((mark - start) / (end - start or 1), _short(10**mark)) for mark in inside]
-    steps = _steps(low, high, 4)
-    width = steps[1] - steps[0] if len(steps) > 1 else abs(high) or 1.0
-    start = min(low, math.floor(low / width + 1e-9) * width)
-    end = max(high, math.ceil(high / width - 1e-9) * width)
-    count = round((end - start) / width)
+        first = max(index for index, mark in enumerate(marks) if mark <= low * (1 + 1e-9) or index == 0)
+        last = min(index for index, mark in enumerate(marks) if mark >= high * (1 - 1e-9) or index == len(marks) - 1)
+        marks = marks[first : max(last, first) + 1]
+        start, end = math.log10(marks[0]), math.log10(marks[-1])
+        return start, end, [((math.log10(mark) - start) / (end - start or 1), _short(mark)) for mark in marks]
+    width = _step(low, high, 4) if high > low else abs(high) or 1.0
+    start = math.floor(low / width + 1e-9) * width if high > low else low
+    count = max(0, math.ceil((high - start) / width - 1e-9))
     marks = [start + index * width for index in range(count + 1)]
-    return start, end, [((mark - start) / (end - start or 1), _short(mark)) for mark in marks]
+    return start, marks[-1], [(index / (count or 1), _short(mark)) for index, mark in enumerate(marks)]
 
 
-def _steps(low: float, high: float, count: int) -> list[float]:
-    """Returns round numbers from `low` to `high`, about `count` steps of 1, 2 or 5 times a power of ten."""
-    if high <= low:
-        return [low]
+def _step(low: float, high: float, count: int) -> float:
+    """Returns the distance of about `count` ticks from `low` to `high`: 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
-    width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first = math.ceil(low / width - 1e-9)
-    last = math.floor(high / width + 1e-9)
-    return [index * width for index in range(first, last + 1)]
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+
+
+def _round_numbers(low: float, high: float, count: int) -> list[float]:
+    """Returns about `count` round numbers from `low` to `high`."""
+    width = _step(low, high, count)
+    return [index * width for index in range(math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9) + 1)]
 
 
 def _short(value: float) -> str:
     """Returns a number in few characters: 12k, 3.5M, 0.002."""
+    value = 0.0 if abs(value) < 1e-12 else value
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"

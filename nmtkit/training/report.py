@@ -1,14 +1,13 @@
 """Writes the HTML page of a run: curves, translations of validations and the resolved config. It needs no network."""
 
 import json
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nmtkit.files import atomic_write
 from nmtkit.pages.charts import Point, line_chart
-from nmtkit.pages.document import document
+from nmtkit.pages.document import Html, render
 from nmtkit.training import report_validation
 from nmtkit.training.progress import shown_scores
 from nmtkit.training.report_validation import Example
@@ -23,6 +22,7 @@ CURVES = {
     "gradient norm": (("norm", "train"),),
 }
 KINDS = ("train", "valid")
+UNITS = {"loss": "nats per token", "BLEU": "points", "learning rate": "step size", "gradient norm": "L2 norm"}
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
 # numbers of a record without a curve
@@ -56,7 +56,7 @@ def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def write(folder: Path, config: str, best: Sequence[Example] = (), worst: Sequence[Example] = ()) -> None:
     """Writes `folder/report.html` from `folder/log.jsonl`. Raises OSError."""
     records = read_records(folder / "log.jsonl")
-    page = html(records, config, report_validation.html(records, best, worst), folder.resolve().name)
+    page = html(records, config, report_validation.sections(records, best, worst), folder.resolve().name)
     with atomic_write(folder / "report.html") as file:
         file.write(page.encode())
 
@@ -81,20 +81,14 @@ def curves_of(records: Iterable[dict[str, Any]]) -> dict[str, tuple[tuple[str, s
     return CURVES | {field: tuple((field, kind) for kind in kinds) for field, kinds in more.items()}
 
 
-def html(records: Sequence[dict[str, Any]], config: str, validations: str, name: str) -> str:
+def html(records: Sequence[dict[str, Any]], config: str, validations: Mapping[str, Any], name: str) -> str:
     charts = []
     for title, lines in curves_of(records).items():
         drawn: dict[str, list[Point]] = {kind: [] for kind in KINDS}
         drawn |= {kind: points(records, kind, field) for field, kind in lines}
         if any(drawn.values()):
-            charts.append(line_chart(title, drawn, title in LOGARITHMIC))
-    return document(
-        name,
-        f'<p class="lead">{escape(_summary(records))}</p>',
-        f'<div class="charts">{"".join(charts)}</div>',
-        validations,
-        f"<h2>Resolved config</h2><pre>{escape(config)}</pre>",
-    )
+            charts.append(Html(line_chart(title, drawn, title in LOGARITHMIC, unit=UNITS.get(title, ""))))
+    return render("report.html", title=name, lead=_summary(records), body=charts, config=config, **validations)
 
 
 def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Point]:
@@ -107,9 +101,9 @@ def points(records: Iterable[dict[str, Any]], kind: str, field: str) -> list[Poi
 
 def _summary(records: Sequence[dict[str, Any]]) -> str:
     updates = max((record["update"] for record in records if record["kind"] == "train"), default=0)
-    text = f"{updates} updates"
+    text = f"{updates:,} updates"
     best = [record for record in records if record["kind"] == "valid" and record.get("best")]
     if best:
         last = max(best, key=lambda record: record["update"])
-        text += f"; best validation after update {last['update']}: " + ", ".join(shown_scores(last))
+        text += f"; best validation after update {last['update']:,}: " + ", ".join(shown_scores(last))
     return text

@@ -138,6 +138,9 @@ def test_the_page_has_a_curve_for_each_run_and_needs_no_network(tmp_path: Path) 
     assert compare(*folders, "--report", tmp_path / "page.html").exit_code == 0
     page = (tmp_path / "page.html").read_text()
     assert "a &lt;b&gt;" in page and "http" not in page and "src=" not in page
+    parts = [page.index(f"<h2>{title}</h2>") for title in ("Scores", "Curves", "Settings that differ")]
+    assert parts == sorted(parts)
+    assert "<th>best bleu</th>" in page[parts[0] : parts[1]] and "<th>lr</th>" in page[parts[2] :]
     drawings = [
         ElementTree.fromstring(svg)
         for svg in page.split("<svg")[1:]

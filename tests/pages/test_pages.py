@@ -86,9 +86,29 @@ def test_axes_have_round_numbers_and_a_logarithmic_one_powers_of_ten() -> None:
     falling = [(float(x), 5.3 - x / 100) for x in range(0, 500, 50)]
     assert ticks(charts.line_chart("loss", {"train": falling})) == ["0", "2", "4", "6"]
     steep = [(1.0, 30_000.0), (2.0, 20.0), (3.0, 3.0)]
-    assert ticks(charts.line_chart("perplexity", {"train": steep}, logarithmic=True)) == ["10", "100", "1000", "10k"]
+    assert ticks(charts.line_chart("perplexity", {"train": steep}, logarithmic=True)) == [
+        *("1", "10", "100", "1000", "10k", "100k")
+    ]
     assert ticks(charts.line_chart("flat", {"train": [(5.0, 0.25)]})) == ["0.25"]
     assert ticks(charts.line_chart("zero", {"train": [(1.0, 0.0), (2.0, 0.0)]}, logarithmic=True)) == ["0"]
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+@pytest.mark.parametrize("values", [(3.0, 30_000.0), (1.03, 1.98), (2.6, 37.0), (0.0002, 0.0007), (7.0, 7.0)])
+def test_all_data_lies_between_the_first_and_the_last_tick(values: tuple[float, float], logarithmic: bool) -> None:
+    figure = charts.line_chart("x", {"train": list(enumerate(values))}, logarithmic)
+    svg = ElementTree.fromstring(figure).find("svg")
+    assert svg is not None
+    rows = [float(line.get("y1", "")) for line in svg.iter("line")]
+    drawn = [float(point.split(",")[1]) for point in next(svg.iter("polyline")).get("points", "").split(" ")]
+    assert min(rows) - 0.1 <= min(drawn) and max(drawn) <= max(rows) + 0.1
+    assert len(rows) >= (3 if values[0] != values[1] and not logarithmic else 1)
+
+
+def test_axes_have_titles_that_are_no_ticks() -> None:
+    svg = ElementTree.fromstring(charts.line_chart("loss", {"train": [(1.0, 2.0)]}, unit="nats per token")).find("svg")
+    assert svg is not None
+    assert [text.text for text in svg.iter("text") if text.get("class") == "axis"] == ["nats per token", "update"]
 
 
 def test_bars_are_as_high_as_their_counts() -> None:

@@ -1,5 +1,6 @@
 """The page of attention heads, as a real browser shows it (skipped where there is no chromium)."""
 
+import html
 import json
 import os
 import re
@@ -116,6 +117,12 @@ def test_an_address_opens_a_head_and_follows_a_token_through_all_of_them(attenti
     assert [bool(caption) for caption in captions] == [False] * 6 + [True] * 12
     weights = attention.weights["cross"][1][2, 0]
     assert f"{100 * weights.max():.0f} %" in captions[-1]
+    for classes, tokens in (("rows", attention.target), ("columns-of", attention.source)):
+        (labels,) = re.findall(rf'<span class="{classes}">(.*?)</span></span>', shown)
+        assert html.unescape(re.sub("<.*?>", " ", labels)).split() == [
+            token.replace("▁", "") or "␣" for token in tokens
+        ]
+    assert shown.count('class="followed">') == 1  # the label of the row
     # the first step of the decoder can only look at the start
     assert captions[6] == "→ <b>start</b> 100 %"
 
@@ -157,6 +164,7 @@ def test_the_command_writes_the_page_of_a_checkpoint(model_and_tokenizer, tmp_pa
     output = tmp_path / "dog.html"
     result = CliRunner().invoke(main, ["attention", "--path", str(path), "a dog", "--output", str(output)])
     assert result.exit_code == 0 and result.stdout == "" and "18 heads" in result.stderr
+    assert f"<title>Attention in {path.name}</title>" in output.read_text(encoding="utf-8")
     assert output.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [one.name for one in tmp_path.iterdir() if one.suffix == ".tmp"] == []
 
