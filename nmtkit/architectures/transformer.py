@@ -60,7 +60,7 @@ class TransformerConfig(Config):
         "sinusoidal",
         "position encoding (section 3.5); halves: sines before cosines; fairseq: also the frequencies of Marian",
     )
-    position_offset: int = option(0, "position of the first token", min=0, max=1024)
+    position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
     pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
     window: int | None = option(

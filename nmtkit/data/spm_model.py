@@ -87,14 +87,17 @@ class Piece:
 
 
 def pieces_of(model: bytes) -> list[Piece]:
-    """Returns the pieces of a model file by id. Raises ValueError when it is no SentencePiece model."""
+    """Returns the pieces of a model file by id. Raises ValueError when it is not a SentencePiece model."""
     pieces = []
     for _, value in _fields(model, only=(PIECES,)):
         fields = dict(_fields(_message(value)))
-        score = struct.unpack("<f", _message(fields.get(SCORE, bytes(4))))[0]
+        packed = _message(fields.get(SCORE, bytes(4)))
+        if len(packed) != 4:
+            raise ValueError("not a SentencePiece model")
+        score = struct.unpack("<f", packed)[0]
         pieces.append(Piece(_message(fields.get(PIECE, b"")).decode(), score, int(fields.get(TYPE, NORMAL))))
     if not pieces:
-        raise ValueError("no SentencePiece model")
+        raise ValueError("not a SentencePiece model")
     return pieces
 
 
@@ -159,7 +162,7 @@ def _as_varint(number: int) -> bytes:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("no SentencePiece model")
+        raise ValueError("not a SentencePiece model")
     return value
 
 
@@ -180,11 +183,13 @@ def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, i
                 wanted = not only or field in only  # the pieces, nearly all of the file, are not
                 value, position = message[position : position + size] if wanted else b"", position + size
             else:
-                raise ValueError("no SentencePiece model")
+                raise ValueError("not a SentencePiece model")
+            if position > len(message):
+                raise ValueError("a SentencePiece model that is truncated")
             if not only or field in only:
                 yield field, value
     except IndexError as error:
-        raise ValueError("no SentencePiece model") from error
+        raise ValueError("not a SentencePiece model") from error
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""A Transformer as a model of CTranslate2, an inference engine in C++. Needs the package ctranslate2."""
+"""Exports a Transformer as a model of CTranslate2, an inference engine in C++. Needs the package ctranslate2."""
 
 import importlib.util
 from pathlib import Path
@@ -13,18 +13,18 @@ from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.layers.feed_forward import GATED
 
-# settings of a Transformer that CTranslate2's models have too
+# Settings that CTranslate2's models have too.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
-POSITIONS = 4096  # sinusoids written out for CTranslate2, which computes none
+POSITIONS = 4096  # rows of the table of sinusoids, which CTranslate2 reads from the model
 
 
 def save(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
 
-    It takes and gives SentencePiece pieces; the models for them are put beside. Its own default scores by
-    log probability / pieces; ask it for `length_penalty` and lengths as you need them.
+    The translator reads and writes SentencePiece pieces; the folder holds the SentencePiece models too. By default
+    CTranslate2 sorts hypotheses by log probability / pieces; `length_penalty` of its `translate_batch` changes that.
 
     Raises ValueError naming the option of the architecture that CTranslate2 does not have.
     """
@@ -43,13 +43,16 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
 
 
 def require() -> None:
-    """Raises ImportError, saying what to install, where the package is missing."""
+    """Raises ImportError, saying what to install, if the package ctranslate2 is missing."""
     if importlib.util.find_spec("ctranslate2") is None:
         raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'")
 
 
 def specification(model: Transformer, source_pieces: list[str], target_pieces: list[str]) -> Any:
-    """Returns CTranslate2's specification of a model whose pieces, by id, are these; `save` of it writes the files."""
+    """Returns the specification of a model in CTranslate2. Its method `save` writes the files.
+
+    `source_pieces` and `target_pieces` are the vocabularies by id.
+    """
     from ctranslate2.specs import TransformerSpec
     from ctranslate2.specs.common_spec import Activation
 

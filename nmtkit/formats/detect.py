@@ -1,4 +1,4 @@
-"""Which toolkit a model on disk is of."""
+"""Finds the toolkit that a model on disk is from."""
 
 from pathlib import Path
 
@@ -8,8 +8,19 @@ from nmtkit.formats import fairseq, huggingface, marian
 
 def load(source: Path) -> Checkpoint:
     """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming it."""
+    try:
+        return _load(source)
+    except ValueError as error:
+        if str(source) in str(error):
+            raise
+        raise ValueError(f"{source}: {error}") from error
+
+
+def _load(source: Path) -> Checkpoint:
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
+    if (source / huggingface.CONFIG_FILE).exists():  # a folder of their Trainer has .pt files too
+        return huggingface.load(source)
     if source.suffix == ".npz" or any(marian.decoder_files(source)):
         return marian.load(source)
     if fairseq.is_model(source):
@@ -17,6 +28,6 @@ def load(source: Path) -> Checkpoint:
     if source.is_dir():
         return huggingface.load(source)
     raise ValueError(
-        f"{source} is no model that can be imported: give a folder of Hugging Face's transformers, "
+        f"{source} is not a model that can be imported: give a folder of Hugging Face's transformers, "
         "Marian's .npz, or fairseq's .pt with its dictionaries"
     )

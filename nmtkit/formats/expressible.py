@@ -1,4 +1,4 @@
-"""Whether another program has a model that computes the same as one of ours."""
+"""Checks that another program can compute the same as a model of nmtkit."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.config import flag_of
 
-# settings that matter in training alone
+# Settings that change training alone.
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
 TRAINING |= {"gradient_checkpointing"}
 
@@ -17,18 +17,18 @@ TRAINING |= {"gradient_checkpointing"}
 def check_expressible(
     model: Architecture, source: Path, program: str, same: Collection[str], allowed: Mapping[str, Sequence[Any]]
 ) -> Transformer:
-    """Returns the model of the checkpoint `source` if `program` can compute the same; else raises ValueError.
+    """Returns `model`, the model of the checkpoint `source`. Raises ValueError unless `program` can compute the same.
 
-    `same` are the settings of a Transformer that the program's models have too, `allowed` the values that others may
-    have there; of those named in neither, the default. A subclass may compute anything, and is refused.
+    `same` are settings that models of the program have too. `allowed` are the values that other settings may have;
+    settings in neither must have their default. Subclasses are refused, because they may compute anything.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(
-            f"{source} is a {type(model).__name__}, and {program} has no such model: one exports to it the plain "
-            "Transformer only; or give --format safetensors"
+            f"{source} is a {type(model).__name__}, and {program} has no such model: only the plain Transformer can be "
+            "exported; or give --format safetensors"
         )
     config = model.config
-    width = config.d_model // config.heads  # of a head, unless the config says otherwise
+    width = config.d_model // config.heads  # default width of a head
     found, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -40,14 +40,14 @@ def check_expressible(
             wanted.append(as_flag(field, values))
     if found:
         raise ValueError(
-            f"{source} has {', '.join(found)}, and {program} has no such Transformer; it has those trained with "
-            f"{' '.join(wanted)}; or give --format safetensors"
+            f"{source} has {', '.join(found)}, which {program} does not have; models trained with {' '.join(wanted)} "
+            "can be exported; or give --format safetensors"
         )
     return model
 
 
 def as_flag(field: dataclasses.Field[Any], values: Sequence[Any]) -> str:
-    """Returns a flag of `train` with the values that a setting may have."""
+    """Returns the flag of `train` for a setting, with the values that the setting may have."""
     flag = flag_of(field)
     if isinstance(field.default, bool):
         return flag if values[0] else f"--no-{flag[2:]}"

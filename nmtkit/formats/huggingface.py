@@ -1,120 +1,172 @@
-"""Models of Hugging Face's transformers: Marian (OPUS-MT), M2M-100, NLLB and mBART-50.
+"""Imports models of Hugging Face's transformers: Marian (OPUS-MT), M2M-100, NLLB and mBART-50.
 
-A folder holds config.json, the weights (model.safetensors, perhaps in parts, or pytorch_model.bin, of which no code is
-run) and the tokenizer's SentencePiece models with a table of ids. The package transformers is not needed.
+A folder holds config.json, the weights (model.safetensors or pytorch_model.bin, whole or in parts) and the tokenizer's
+SentencePiece models with a table of ids. No code of the files is run. The package transformers is not needed.
 """
 
-import json
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nmtkit.architectures.transformer import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.config import derive
-from nmtkit.data.spm_model import pieces_of, renumbered
+from nmtkit.data.spm_model import pieces_of
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.formats import pickles
+from nmtkit.formats.reading import Settings, naming, read_json
 from nmtkit.formats.tokenizer_json import sentencepiece_model
 from nmtkit.formats.transformer_names import stacks
-from nmtkit.formats.vocabulary import HIDDEN, Table, is_language, read_model, table_of, unused
-from nmtkit.formats.weights import Weights, transformer_checkpoint
+from nmtkit.formats.vocabulary import (
+    HIDDEN,
+    SPECIAL,
+    Table,
+    is_language,
+    read_model,
+    table_of,
+    tokenizer_of,
+)
+from nmtkit.formats.weights import Weights, load_safetensors, transformer_checkpoint
 
-CONFIG_FILE, TOKENIZER_FILE = "config.json", "tokenizer_config.json"
+CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
+TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-BESIDE = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"  # what is computed, or zeros
-# what the settings of a model type do not say
-SPECIAL: dict[str, dict[str, Any]] = {
+IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"  # tables of sinusoids, zeros
+# The values that transformers takes for settings that config.json does not have, where they are not the same for all.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "marian": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
+    "m2m_100": {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "layerdrop": 0.05},
+    "mbart": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
+}
+# Settings that follow from the model type alone.
+FIXED: dict[str, dict[str, Any]] = {
     "marian": {"positions": "sinusoidal_halves", "output_bias": True},
-    "m2m_100": {"positions": "sinusoidal_fairseq", "position_offset": 2, "pre_norm": True},
+    "m2m_100": {"positions": "sinusoidal_fairseq", "pre_norm": True},
     "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
 }
+# Settings of the search in generation_config.json, or in config.json of older models, and values that change nothing.
+SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "length_penalty": (1.0,), "no_repeat_ngram_size": (0,), "repetition_penalty": (1.0,),
+    "min_length": (0,), "num_beam_groups": (1,), "diversity_penalty": (0.0,), "do_sample": (False,),
+    "forced_bos_token_id": (),
+}  # fmt: skip
+
+log = logging.getLogger("nmtkit")
 
 
 def load(folder: Path) -> Checkpoint:
     """Returns the checkpoint of the model in `folder`.
 
-    Raises FileNotFoundError or ValueError, naming the file, for one that is missing, damaged or not supported, and
-    ImportError for weights in safetensors without that package.
+    Raises FileNotFoundError or ValueError, naming the file, if a file is missing, damaged or not supported, and
+    ImportError if weights are in safetensors and that package is missing. Warns of what the import leaves out.
     """
-    settings = read_json(folder / CONFIG_FILE)
-    kind = settings.get("model_type")
-    if kind not in LOADERS:
-        raise ValueError(f"{folder / CONFIG_FILE}: model type {kind!r} is not supported; {', '.join(LOADERS)} are")
-    try:
-        config = config_of(settings)
-        source, target, tokenizer = LOADERS[kind](folder, settings)
-    except KeyError as error:
-        raise ValueError(f"{folder} is no complete folder of transformers: its files have no entry {error}") from error
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"{folder} is no folder of transformers: {error}") from error
-    shared = tokenizer.joint and settings.get("share_encoder_decoder_embeddings", True)
-    config = replace(config, output_bias=config.output_bias or bool(target.hidden), share_embeddings=shared)
+    settings = Settings(read_json(folder / CONFIG_FILE, "a folder of transformers has one"), folder / CONFIG_FILE)
+    kind = settings.value("model_type")
+    if not isinstance(kind, str) or kind not in LOADERS:
+        raise ValueError(f"{settings.path}: model type {kind!r} is not supported; {', '.join(LOADERS)} are")
+    config = config_of(settings, kind)
     weights = Weights(read_weights(folder), folder)
-    return transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source, target, settings))
+    sizes = vocabulary_sizes(settings, weights)
+    source, target, tokenizer = LOADERS[kind](folder, settings, sizes)
+    shared = tokenizer.joint and settings.flag("share_encoder_decoder_embeddings", True)
+    config = replace(config, output_bias=config.output_bias or bool(target.hidden), share_embeddings=shared)
+    contents = transformer_checkpoint(config, tokenizer, to_nmtkit(weights, config, source, target), folder)
+    warn_of_search_settings(folder, settings)
+    return contents
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
 
 
-def config_of(settings: Mapping[str, Any]) -> TransformerConfig:
+def config_of(settings: Settings, kind: str) -> TransformerConfig:
     """Returns the config of a model. Raises ValueError naming the setting that nmtkit's Transformer does not have."""
-
-    def same(one: str, other: str) -> int:
-        if settings[one] != settings[other]:
-            raise ValueError(f"{one} {settings[one]} and {other} {settings[other]}: nmtkit has one number for both")
-        return settings[one]
-
-    activation = settings.get("activation_function", "gelu")
+    defaults = DEFAULTS[kind]
+    activation = settings.text("activation_function", defaults["activation_function"])
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation_function {activation!r} is not supported; {', '.join(ACTIVATIONS)} are")
+        raise ValueError(
+            f"{settings.path}: activation_function {activation!r} is not supported; {', '.join(ACTIVATIONS)} are"
+        )
     changes = {
-        "encoder_layers": settings["encoder_layers"],
-        "decoder_layers": settings["decoder_layers"],
-        "d_model": settings["d_model"],
-        "d_ff": same("encoder_ffn_dim", "decoder_ffn_dim"),
-        "heads": same("encoder_attention_heads", "decoder_attention_heads"),
-        "dropout": settings.get("dropout", 0.1),
-        "attention_dropout": settings.get("attention_dropout", 0.0),
-        "activation_dropout": settings.get("activation_dropout", 0.0),
+        "encoder_layers": settings.integer("encoder_layers"),
+        "decoder_layers": settings.integer("decoder_layers"),
+        "d_model": settings.integer("d_model"),
+        "d_ff": settings.same("encoder_ffn_dim", "decoder_ffn_dim"),
+        "heads": settings.same("encoder_attention_heads", "decoder_attention_heads"),
+        "dropout": settings.fraction("dropout", 0.1),
+        "attention_dropout": settings.fraction("attention_dropout", defaults["attention_dropout"]),
+        "activation_dropout": settings.fraction("activation_dropout", 0.0),
+        "encoder_layerdrop": settings.fraction("encoder_layerdrop", defaults["layerdrop"]),
+        "decoder_layerdrop": settings.fraction("decoder_layerdrop", defaults["layerdrop"]),
         "activation": ACTIVATIONS[activation],
         "attention_bias": True,
-        "max_positions": settings["max_position_embeddings"],
-        "scale_embeddings": settings.get("scale_embedding", False),
-        "tie_output": settings.get("tie_word_embeddings", True),
+        "max_positions": settings.integer("max_position_embeddings"),
+        "scale_embeddings": settings.flag("scale_embedding", defaults["scale_embedding"]),
+        "tie_output": settings.flag("tie_word_embeddings", True),
     }
-    return derive(BASE, changes | SPECIAL[settings["model_type"]], CONFIG_FILE)
+    if kind == "m2m_100":  # positions are counted from the one after the id of padding
+        changes["position_offset"] = settings.integer("pad_token_id", 1) + 1
+    return derive(BASE, changes | FIXED[kind], str(settings.path))
+
+
+def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
+    """Returns the entries of the vocabularies of source and target. Raises ValueError unless the embeddings have as
+    many rows."""
+    source = settings.integer("vocab_size")
+    sizes = source, source
+    if not settings.flag("share_encoder_decoder_embeddings", True):
+        sizes = source, settings.integer("decoder_vocab_size", source)
+    for stack, name, size in zip(("encoder", "decoder"), ("vocab_size", "decoder_vocab_size"), sizes, strict=True):
+        rows = len(weights.matrix(*embedding_names(stack)))
+        if rows != size:
+            raise ValueError(f"{settings.path}: {name} is {size}, and the embeddings have {rows} rows")
+    return sizes
+
+
+def warn_of_search_settings(folder: Path, settings: Settings) -> None:
+    """Warns of settings of the search, which a checkpoint does not hold."""
+    path = folder / GENERATION_FILE
+    values = {**settings.values, **(read_json(path) if path.exists() else {})}
+    asked = [
+        f"{name} {values[name]}"
+        for name, neutral in SEARCH_SETTINGS.items()
+        if values.get(name) is not None and values[name] not in neutral
+    ]
+    if asked:
+        log.warning(
+            "%s: settings of the search are not imported: %s; give generate its own flags, such as --beam",
+            path if path.exists() else settings.path, ", ".join(asked),
+        )  # fmt: skip
 
 
 # --- tokenizers -----------------------------------------------------------------------------------------------------
 
 
-def marian_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Table, Table, Tokenizer]:
-    """Two SentencePiece models, and a table of ids for both or for each."""
+def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+    """Reads two SentencePiece models, and one table of ids for both or one for each."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
-    files = ["vocab.json"]
-    if not settings.get("share_encoder_decoder_embeddings", True):
-        files.append("target_vocab.json")
-    tables = [pieces_by_id(folder / name) for name in files]
-    sizes = [settings["vocab_size"], settings.get("decoder_vocab_size") or settings["vocab_size"]]
-    for name, table, size in zip(files, tables, sizes, strict=False):
-        if max(table) >= size:
-            raise ValueError(f"{folder / name} has ids up to {max(table)}, and the model {size} entries")
-    sides = [models] if len(tables) == 1 else [models[:1], models[1:]]
-    start = settings.get("decoder_start_token_id", settings.get("pad_token_id"))
-    found = [table_of(table, side, start, "<unk>", "</s>") for table, side in zip(tables, sides, strict=True)]
-    source, target = found[0], found[-1]
-    both = [
-        renumbered(model, table.pieces, table.control) for model, table in zip(models, (source, target), strict=True)
-    ]
-    return source, target, Tokenizer(*both)
+    start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
+    starts: list[int | None]
+    if settings.flag("share_encoder_decoder_embeddings", True):
+        paths, sides, starts = [folder / VOCAB_FILE], [models], [start]
+    else:  # the decoder's first token is an entry of its own table
+        paths, sides = [folder / VOCAB_FILE, folder / "target_vocab.json"], [models[:1], models[1:]]
+        starts = [None, start]
+    tables = []
+    for path, size, side, first in zip(paths, sizes, sides, starts, strict=False):
+        by_id = pieces_by_id(path)
+        tables.append(table_of(by_id, size, side, first, path))
+    added = added_tokens(folder, set(tables[0].pieces), len(tables[0].pieces))
+    warn_of_added_tokens(folder, set(added.values()) - set(tables[0].pieces), set())
+    tables = [tables[0], tables[-1]]
+    return tables[0], tables[1], tokenizer_of(tables, models)
 
 
 MBART_50 = "MBart50Tokenizer"
-# of M2M-100, in the order of their tokens: transformers 5 does not write them
+# The languages of M2M-100 in the order of their tokens, which transformers 5 does not write.
 M2M_100 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
     "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
@@ -122,46 +174,46 @@ M2M_100 = (
 )
 
 
-def m2m_tokenizer(folder: Path, settings: Mapping[str, Any]) -> tuple[Table, Table, Tokenizer]:
-    """One SentencePiece model, and ids in vocab.json (M2M-100), or those of fairseq and the tokens of languages."""
-    about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else {}
-    if settings["model_type"] == "mbart" and MBART_50 not in (
-        settings.get("tokenizer_class"),
+def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
+    """Reads one SentencePiece model, and ids from vocab.json (M2M-100) or ids as fairseq assigns them."""
+    about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else {}
+    if settings.value("model_type") == "mbart" and MBART_50 not in (
+        settings.values.get("tokenizer_class"),
         str(about.get("tokenizer_class")).removesuffix("Fast"),
     ):
         raise ValueError(
-            f"{folder} is no mBART-50: its tokenizer is no {MBART_50}. mBART before it (cc25, en-ro) writes the "
-            "language after the source, which is not supported"
+            f"{folder} is not an mBART-50: its tokenizer is not {MBART_50}. Earlier mBART models (cc25, en-ro) write "
+            "the language after the source, which is not supported"
         )
     if about.get("legacy_behaviour"):
         raise ValueError(
             f"{folder / TOKENIZER_FILE}: legacy_behaviour, a language after the source, is not supported. NLLB "
             "itself was trained with the language before it: unless this model was trained otherwise, set it to false"
         )
-    if (folder / "sentencepiece.bpe.model").is_file() or not (folder / "tokenizer.json").is_file():
-        model = read_model(folder / "sentencepiece.bpe.model")
+    if (folder / SPM_FILE).exists() or not (folder / TOKENIZER_JSON).exists():
+        model = read_model(folder / SPM_FILE)
         by_id = dict(enumerate(["<s>", "<pad>", "</s>", "<unk>", *(piece.text for piece in pieces_of(model)[3:])]))
     else:
-        model, by_id = sentencepiece_model(read_json(folder / "tokenizer.json"), folder / "tokenizer.json")
-    if (folder / "vocab.json").is_file():
-        by_id = pieces_by_id(folder / "vocab.json")
+        with naming(folder / TOKENIZER_JSON):
+            model, by_id = sentencepiece_model(read_json(folder / TOKENIZER_JSON), folder / TOKENIZER_JSON)
+    if (folder / VOCAB_FILE).exists():
+        by_id = pieces_by_id(folder / VOCAB_FILE)
     size = len(by_id)
-    by_id |= added_tokens(folder, set(by_id.values()), size)
+    added = added_tokens(folder, set(by_id.values()), size)
+    own = set(by_id.values())
+    by_id |= added
     if about.get("language_codes") == "m2m100" and "__af__" not in by_id.values():
         by_id |= dict(enumerate((f"__{code}__" for code in M2M_100.split()), size))
-    if max(by_id) >= settings["vocab_size"]:
-        raise ValueError(f"{folder} has ids up to {max(by_id)}, and the model {settings['vocab_size']} entries")
-    by_id |= {id: unused(id) for id in range(settings["vocab_size"]) if id not in by_id}
-    start = settings.get("decoder_start_token_id", settings["eos_token_id"])
-    if start == settings["eos_token_id"]:
-        start = None
-        # <s> is the decoder's first token in nmtkit; the original's has its part in the sum of the softmax
-        by_id |= {id: unused(id) for id, piece in by_id.items() if piece == "<s>"}
-    table = table_of(by_id, [model], start, "<unk>", "</s>")
-    return table, table, Tokenizer(renumbered(model, table.pieces, table.control))
+    eos = settings.integer("eos_token_id", 2)
+    start = settings.integer("decoder_start_token_id", eos)
+    path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)
+    table = table_of(by_id, sizes[0], [model], None if start == eos else start, path)
+    languages = set(table.pieces) & table.control
+    warn_of_added_tokens(folder, set(added.values()) - own, languages)
+    return table, table, Tokenizer(table.renumber(model))
 
 
-LOADERS: dict[str, Callable[[Path, Mapping[str, Any]], tuple[Table, Table, Tokenizer]]] = {
+LOADERS: dict[str, Callable[[Path, Settings, tuple[int, int]], tuple[Table, Table, Tokenizer]]] = {
     "marian": marian_tokenizer,
     "m2m_100": m2m_tokenizer,
     "mbart": m2m_tokenizer,
@@ -169,99 +221,109 @@ LOADERS: dict[str, Callable[[Path, Mapping[str, Any]], tuple[Table, Table, Token
 
 
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
-    """Returns the tokens that are no pieces of the table, by id, from where a release of transformers writes them.
+    """Returns the tokens that are not pieces of the table, by id, from the files of each release of transformers.
 
-    The oldest have only the names in order, the first after the `size` entries of the table, and no <mask> there.
+    The oldest releases write only the names in order: the first name has the id `size`, and <mask> is not among them.
     """
     found: dict[int, str] = {}
-    for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), ("tokenizer.json", "added_tokens")):
-        tokens = read_json(folder / name).get(key, {}) if (folder / name).is_file() else {}
-        entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
-        found |= {int(id): str(token["content"]) for id, token in entries}
-    if (folder / "added_tokens.json").is_file():
+    for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
+        if (folder / name).exists():
+            contents = read_json(folder / name)
+            with naming(folder / name):
+                tokens = contents.get(key, {})
+                entries = tokens.items() if isinstance(tokens, dict) else ((token["id"], token) for token in tokens)
+                found |= {check_id(id, folder / name): str(token["content"]) for id, token in entries}
+    if (folder / "added_tokens.json").exists():
         found |= pieces_by_id(folder / "added_tokens.json")
     path = folder / "special_tokens_map.json"
-    if not any(is_language(token) for token in found.values()) and path.is_file():
-        names = read_json(path).get("additional_special_tokens", [])
-        texts = [name if isinstance(name, str) else str(name["content"]) for name in names]
+    if not any(is_language(token) for token in found.values()) and path.exists():
+        with naming(path):
+            names = read_json(path).get("additional_special_tokens", [])
+            texts = [name if isinstance(name, str) else str(name["content"]) for name in names]
         found |= dict(enumerate((text for text in texts if text not in pieces), size))
     return found
+
+
+def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
+    """Warns of tokens that transformers takes out of the text before it is divided into pieces."""
+    tokens = sorted(added - known - SPECIAL)
+    if tokens:
+        more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
+        log.warning(
+            "%s: the added tokens %s%s are not imported; text with them is divided into other pieces",
+            folder, ", ".join(tokens[:5]), more,
+        )  # fmt: skip
+
+
+def check_id(id: Any, path: Path) -> int:
+    """Returns an id of a table of pieces, perhaps written as text, as a number."""
+    if isinstance(id, bool) or not isinstance(id, int | str) or not str(id).isascii() or not str(id).isdigit():
+        raise ValueError(f"{path}: {str(id)[:40]!r} is not an id of a piece; ids are whole numbers from 0")
+    return int(id)
+
+
+def pieces_by_id(path: Path) -> dict[int, str]:
+    """Reads a table from piece to id. Raises ValueError if it is empty, and for ids that are negative or repeated."""
+    contents = read_json(path)
+    by_id = {check_id(id, path): piece for piece, id in contents.items()}
+    if not by_id or len(by_id) < len(contents):
+        raise ValueError(f"{path} has {'several pieces with one id' if contents else 'no entries'}")
+    return by_id
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
-def to_nmtkit(
-    weights: Weights, config: TransformerConfig, source: Table, target: Table, settings: Mapping[str, Any]
-) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names; rows of embeddings in the order of the tables."""
-    found: dict[str, Tensor] = {}
-    shared = ["model.shared.weight", "model.encoder.embed_tokens.weight"]
-    decoder = shared if config.share_embeddings else ["model.decoder.embed_tokens.weight", shared[0]]
-    output = decoder if config.tie_output else ["lm_head.weight"]
-    for names, size in ((shared, "vocab_size"), (decoder, "decoder_vocab_size" if decoder != shared else "vocab_size")):
-        rows = len(weights.first(*names))
-        if rows != (settings.get(size) or settings["vocab_size"]):
-            raise ValueError(f"{weights.path}: {size} is {settings.get(size)}, and the embeddings have {rows} rows")
+def embedding_names(stack: str) -> tuple[str, str]:
+    """Returns the names that the embeddings of the encoder or decoder may have in a file."""
+    own = f"model.{stack}.embed_tokens.weight"
+    return ("model.shared.weight", own) if stack == "encoder" else (own, "model.shared.weight")
+
+
+def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
+    """Returns the weights under nmtkit's names. Rows of embeddings are in the order of the tables."""
+    encoder, decoder = embedding_names("encoder"), embedding_names("decoder")
     if config.share_embeddings:
-        weights.check_equal([*shared, "model.decoder.embed_tokens.weight"], "share_encoder_decoder_embeddings")
+        weights.check_equal([*encoder, decoder[0]], "share_encoder_decoder_embeddings")
+        decoder = encoder
+    output = decoder if config.tie_output else ("lm_head.weight",)
     if config.tie_output:
-        weights.check_equal([decoder[0], "lm_head.weight"], "tie_word_embeddings")
-    found["source_embedding.tokens.weight"] = weights.rows(source.rows, *shared)
-    found["target_embedding.tokens.weight"] = weights.rows(target.rows, *decoder)
-    found["output_projection.weight"] = weights.rows(target.rows, *output)
+        weights.check_equal([weights.first_name(*decoder), "lm_head.weight"], "tie_word_embeddings")
+    found = {
+        "source_embedding.tokens.weight": weights.rows(source.rows, *encoder),
+        "target_embedding.tokens.weight": weights.rows(target.rows, *decoder),
+        "output_projection.weight": weights.rows(target.rows, *output),
+    }
     if config.output_bias:
-        bias = weights.optional("final_logits_bias")
-        found["output_projection.bias"] = torch.zeros(len(target.rows)) if bias is None else bias.flatten()[target.rows]
-        found["output_projection.bias"][target.hidden] = HIDDEN
+        found["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
     found |= stacks(weights, config, "model.")
-    weights.check_all_taken(BESIDE)
+    weights.check_all_taken(IGNORED)
     return found
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        contents = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file; a folder of transformers has one") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON, or is damaged: {error}") from error
-    if not isinstance(contents, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return contents
-
-
-def pieces_by_id(path: Path) -> dict[int, str]:
-    contents = read_json(path)
-    if not all(type(id) is int for id in contents.values()):
-        raise ValueError(f"{path} is no table from piece to id")
-    return {id: piece for piece, id in contents.items()}
-
-
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns all tensors by name. Runs no code of the file."""
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    """Returns all tensors by name, from one file or from the parts that an index names."""
     weights: dict[str, Tensor] = {}
-    if (folder / names[0]).is_file():
-        try:
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file
-        except ImportError as error:
-            raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
-        for name in names:
-            try:
-                weights |= load_file(folder / name)
-            except (SafetensorError, OSError) as error:
-                raise ValueError(f"{folder / name} is damaged or incomplete: {error}") from error
-        return weights
-    path = folder / "pytorch_model.bin"
-    if not path.is_file():
-        raise FileNotFoundError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
-    try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # of many types, for files that are not what they should be
-        raise ValueError(f"{path} is damaged, or holds more than tensors; none of it was run") from error
+    for name, read in (("model.safetensors", load_safetensors), ("pytorch_model.bin", pickles.load)):
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            for part in part_names(index):
+                weights |= read(folder / part)
+            return weights
+        if (folder / name).exists():
+            return read(folder / name)
+    raise FileNotFoundError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+
+
+def part_names(index: Path) -> list[str]:
+    """Returns the names of the files with the parts of the weights. They are in the folder of the index."""
+    parts = read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
+        raise ValueError(f"{index}: weight_map is not a table from weights to files")
+    outside = [part for part in parts.values() if Path(part).name != part]
+    if outside:
+        raise ValueError(f"{index}: weight_map names {outside[0]!r}, which is not a file of this folder")
+    return sorted(set(parts.values()))

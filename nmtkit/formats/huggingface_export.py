@@ -1,7 +1,8 @@
-"""A Transformer as a folder of Hugging Face's transformers: MarianMTModel with MarianTokenizer.
+"""Exports a Transformer as a folder of Hugging Face's transformers: MarianMTModel with MarianTokenizer.
 
-Marian has all sines of a position before its cosines, the paper has them in turns. So that the two compute the same,
-the axes of the residual stream change places, and with them the rows and columns of all weights that read or write it.
+A position encoding of Marian has all sines before all cosines; in the paper sines and cosines alternate. The export
+permutes the axes of the residual stream, and the rows and columns of all weights that read or write the residual
+stream, so that both models compute the same.
 """
 
 import json
@@ -18,11 +19,12 @@ from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
-from nmtkit.formats.huggingface import CONFIG_FILE, TOKENIZER_FILE
+from nmtkit.formats.huggingface import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE
 from nmtkit.formats.model_card import model_card
 from nmtkit.formats.transformer_names import layer_names
+from nmtkit.formats.weights import check_safetensors, save_safetensors
 
-# settings of a Transformer that Marian's models have too, and the values there of others
+# Settings that Marian's models have too, and the values of other settings with which Marian computes the same.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
 SAME |= {"share_embeddings", "output_bias", "attention_bias"}
 ALLOWED = {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")}
@@ -35,7 +37,7 @@ USAGE = [
     "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
     "```",
 ]
-WRITES = ("out_proj", "fc2")  # products whose output is added to the residual stream; others read it
+WRITES = ("out_proj", "fc2")  # layers whose output is added to the residual stream; the others read it
 
 
 def save(source: Path, destination: Path) -> None:
@@ -44,10 +46,7 @@ def save(source: Path, destination: Path) -> None:
     Raises ValueError naming the option of the architecture that Marian does not have, and ImportError without the
     package safetensors.
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    check_safetensors()
     contents = checkpoint.load(source)
     model, tokenizer = models.from_checkpoint(source)
     transformer = check_expressible(model, source, "MarianMTModel", SAME, ALLOWED)
@@ -55,9 +54,9 @@ def save(source: Path, destination: Path) -> None:
     weights = to_transformers(transformer, tokenizer)
 
     def fill(folder: Path) -> None:
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        save_safetensors(weights, folder / "model.safetensors", {"format": "pt"})
         write_json(folder / CONFIG_FILE, settings)
-        write_json(folder / "generation_config.json", generation_settings())
+        write_json(folder / GENERATION_FILE, generation_settings())
         save_tokenizer(tokenizer, folder, settings["share_encoder_decoder_embeddings"])
         card = model_card(contents, transformer.config, ["library_name: transformers"], USAGE)
         (folder / "README.md").write_text(card, encoding="utf-8")
@@ -66,7 +65,7 @@ def save(source: Path, destination: Path) -> None:
 
 
 def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the contents of config.json. Decoding starts from <s>, which serves as <pad> too."""
+    """Returns the contents of config.json. The decoder starts from <s>, which is the padding too."""
     sides: dict[str, int] = {}
     for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
         sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
@@ -98,7 +97,7 @@ def special_ids() -> dict[str, int]:
 
 
 def generation_settings() -> dict[str, Any]:
-    """Returns how nmtkit searches, as far as transformers can: its length penalty is another."""
+    """Returns nmtkit's default search for transformers, whose length penalty has another formula."""
     return {"num_beams": 4, "max_length": 512, "bad_words_ids": [[BOS], [UNK]], **special_ids()}
 
 

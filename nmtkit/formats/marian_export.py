@@ -1,11 +1,11 @@
-"""A Transformer as a folder that Marian decodes with: model.npz, SentencePiece models and decoder.yml.
+"""Exports a Transformer as a folder that Marian translates with: model.npz, SentencePiece models and decoder.yml.
 
-Marian's decoder begins with zeros, nmtkit's with the embedding of bos. The two are the same after a shift: let b be the
-embedding of bos as it enters the first layer. Without it in any embedding, the first layer's input x becomes x - b, and
-biases give back what it loses: W b in the projections of attention, b itself in the residual sum. Where the embeddings
-are the output projection too, all logits lose the same number, of which no probability knows.
+Marian's decoder starts from zeros, nmtkit's decoder from the embedding of bos. The export therefore subtracts b, the
+embedding of bos, from all embeddings. The input of the first layer changes from x to x - b, and biases restore the
+difference: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
+projection, all logits change by the same number, which leaves the probabilities as they are.
 
-Pieces keep their ids: Marian reads those of unk and eos from the SentencePiece model.
+Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
 from nmtkit.formats.model_card import model_card
 
-# settings of a Transformer that Marian's models have too, and the values there of others
+# Settings that Marian's models have too, and the values of other settings with which Marian computes the same.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
-# Marian's norms add 1e-6 to the variance; to add the usual 1e-5 changes log probabilities by some 1e-5 of themselves
+# Marian's norms add 1e-6 to the variance. Adding the usual 1e-5 changes log probabilities by a share of about 1e-5.
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 MODEL = "model.npz"
 USAGE = [
@@ -62,7 +62,7 @@ def save(source: Path, destination: Path) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
-    """Raises ValueError for what Marian's use of SentencePiece does not do."""
+    """Raises ValueError for a tokenizer that Marian cannot use."""
     if tokenizer.languages:
         raise ValueError(
             f"{source} translates between several languages, whose tokens Marian does not put before the source; "
@@ -70,7 +70,7 @@ def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
         )
     if any(piece.startswith(FOREIGN) for piece in tokenizer.target_pieces(range(tokenizer.target_size))):
         raise ValueError(
-            f"{source} has two BPE models over one table of ids, of whose pieces Marian would write some otherwise; "
+            f"{source} has two BPE models with one table of ids, some of whose pieces Marian would write differently; "
             "give --format huggingface or safetensors"
         )
 
@@ -114,7 +114,7 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
 
 
 def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns the settings of the search: nmtkit's, as far as Marian can. It divides by length ** normalize."""
+    """Returns nmtkit's default search for Marian, whose length penalty is length ** normalize."""
     names = list(vocabularies(tokenizer))
     files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
     batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
@@ -129,7 +129,7 @@ def as_yaml(settings: Mapping[str, str]) -> str:
 
 
 def to_marian(model: Transformer) -> dict[str, Tensor]:
-    """Returns the weights, in fp32, under the names of Marian. Raises ValueError where bos cannot become zero."""
+    """Returns the weights, in fp32, under Marian's names. Raises ValueError if the embedding of bos cannot be zero."""
     shift_bos_to_zero(model)
     config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     found: dict[str, Tensor] = {}
@@ -149,15 +149,16 @@ def to_marian(model: Transformer) -> dict[str, Tensor]:
 
 
 def shift_bos_to_zero(model: Transformer) -> None:
-    """Changes the weights, in place, to those of a model that computes the same and whose embedding of bos is zero."""
+    """Changes the weights in place so that the embedding of bos is zero and the model computes the same."""
     add_biases(model)
     bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
     if not bos.any():
         return
     if model.config.embedding_norm:
         raise ValueError(
-            "this model normalises its embeddings, and begins with that of bos; Marian begins with zeros, which no "
-            "norm can make of it: train with --no-embedding-norm, or give --format safetensors"
+            "this model normalises its embeddings, and its decoder starts from the embedding of bos; Marian starts "
+            "from zeros, which cannot replace a normalised embedding: train with --no-embedding-norm, or give --format "
+            "safetensors"
         )
     sides: list[tuple[Embedding, EncoderLayer | DecoderLayer]] = [(model.target_embedding, model.decoder[0])]
     if model.source_embedding.tokens is model.target_embedding.tokens:
@@ -171,7 +172,7 @@ def shift_bos_to_zero(model: Transformer) -> None:
 
 
 def add_biases(model: Transformer) -> None:
-    """Gives the projections of attention biases of zero where they have none."""
+    """Adds biases of zero to the projections of attention that have no bias."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.bias is None and module is not model.output_projection:
             module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

@@ -1,4 +1,4 @@
-"""README.md of an exported model: how to use it, how it was trained, its scores."""
+"""Writes the README.md of an exported model: usage, training and scores."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from nmtkit.architectures.transformer import TransformerConfig
 def model_card(
     contents: checkpoint.Checkpoint, config: TransformerConfig, metadata: Sequence[str], usage: Sequence[str]
 ) -> str:
-    """Returns the text of the card of a checkpoint.
+    """Returns the text of README.md for a checkpoint.
 
-    `metadata` are lines of YAML for the Hugging Face Hub, `usage` lines of Markdown that say how to translate.
+    `metadata` are lines of YAML for the Hugging Face Hub, `usage` lines of Markdown that show how to translate.
     """
     run = contents.get("run", {})
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}

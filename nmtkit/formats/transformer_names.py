@@ -1,11 +1,11 @@
-"""The layers of nmtkit's Transformer, and those of fairseq's, whose names transformers took over."""
+"""Names of layers in nmtkit's Transformer and in fairseq's, which transformers uses too."""
 
 from torch import Tensor
 
 from nmtkit.architectures.transformer import TransformerConfig
 from nmtkit.formats.weights import Weights
 
-# nmtkit has the several layers of one name end to end
+# One layer of nmtkit holds the weights of several layers of fairseq end to end.
 LAYER = {
     "self_attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.out_proj": ("self_attn.out_proj",),
@@ -23,24 +23,24 @@ CROSS_ATTENTION = {
 
 
 def layer_names(stack: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns the names of the parts of a layer of the encoder or decoder: nmtkit's, and fairseq's."""
+    """Returns the names of the parts of an encoder or decoder layer in nmtkit and in fairseq."""
     return list((LAYER if stack == "encoder" else LAYER | CROSS_ATTENTION).items())
 
 
 def stacks(weights: Weights, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
-    """Returns encoder and decoder under nmtkit's names: all but the embeddings of tokens and the output projection."""
+    """Returns encoder and decoder under nmtkit's names, without token embeddings and output projection."""
     found: dict[str, Tensor] = {}
     for side, stack, depth in (
         ("source", "encoder", config.encoder_layers),
         ("target", "decoder", config.decoder_layers),
     ):
-        if config.positions == "learned":  # the first rows are those of padding and what is before it
-            table = weights.take(f"{prefix}{stack}.embed_positions.weight")
-            found[f"{side}_embedding.positions.weight"] = table[len(table) - config.max_positions :]
+        if config.positions == "learned":  # the table begins with rows that padding and earlier ids would have
+            table = weights.matrix(f"{prefix}{stack}.embed_positions.weight")
+            found[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
         if config.embedding_norm:
-            weights.copy(found, f"{side}_embedding.norm", f"{prefix}{stack}.layernorm_embedding")
+            weights.stack(found, f"{side}_embedding.norm", [f"{prefix}{stack}.layernorm_embedding"])
         if config.pre_norm:
-            weights.copy(found, f"{stack}_norm", f"{prefix}{stack}.layer_norm")
+            weights.stack(found, f"{stack}_norm", [f"{prefix}{stack}.layer_norm"])
         for index in range(depth):
             for ours, theirs in layer_names(stack):
                 parts = [f"{prefix}{stack}.layers.{index}.{part}" for part in theirs]

@@ -1,20 +1,25 @@
-"""Vocabularies of other toolkits: which row of the original's embeddings each id of nmtkit has."""
+"""Vocabularies of other toolkits: the row of the original embeddings for each id of nmtkit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of
-from nmtkit.data.tokenizer import BOS
+import sentencepiece
 
-HIDDEN = -1e4  # the output bias of an entry that the original does not have: its probability is 0
+from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
+from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.formats.reading import read_bytes
+
+HIDDEN = -1e4  # the output bias of an entry that the original model does not have: its probability is 0
+SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 
 
 @dataclass(frozen=True)
 class Table:
     """The vocabulary of one side: pieces by id, with <unk>, the decoder's first token and </s> at 0, 1 and 2.
 
-    `rows` are the rows of the original's embeddings for each; `hidden` the ids that the original does not have.
+    `rows` has the row of the original embeddings for each id. `hidden` are ids that the original model does not have.
+    `control` are pieces that text never produces.
     """
 
     pieces: list[str]
@@ -22,9 +27,19 @@ class Table:
     hidden: list[int]
     control: frozenset[str]
 
+    def renumber(self, model: bytes) -> bytes:
+        """Returns the SentencePiece model with the ids of this table."""
+        return renumbered(model, self.pieces, self.control)
+
+
+def tokenizer_of(tables: Sequence[Table], models: Sequence[bytes]) -> Tokenizer:
+    """Returns the tokenizer of the SentencePiece models of source and target, with the ids of their tables."""
+    source, target = (table.renumber(model) for table, model in zip(tables, models, strict=True))
+    return Tokenizer(source, None if source == target else target)
+
 
 def is_language(piece: str) -> bool:
-    """Returns whether a token that text never holds stands for a language: >>deu<<, __de__, deu_Latn or de_DE."""
+    """Returns whether a piece that text never produces stands for a language: >>deu<<, __de__, deu_Latn or de_DE."""
     if piece.startswith(">>") and piece.endswith("<<"):
         return True
     code = piece.removeprefix("__").removesuffix("__")
@@ -33,31 +48,40 @@ def is_language(piece: str) -> bool:
 
 def table_of(
     by_id: Mapping[int, str],
-    models: list[bytes],
+    size: int,
+    models: Sequence[bytes],
     start: int | None,
-    unk: str,
-    eos: str,
+    path: Path,
+    unk: str = "<unk>",
+    eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
 ) -> Table:
-    """Returns the table of a vocabulary whose tokenizers are `models`.
+    """Returns the table of a vocabulary of `size` entries in the file `path` whose tokenizers are `models`.
 
-    The token that the decoder starts from is `start`; none is eos, whose row then stands twice. Pieces of the tokenizer
-    that the vocabulary does not have are entries of their own, with the row of <unk>.
+    The decoder starts from the entry `start`. None means that it starts from eos: the row of eos then has a second id,
+    and an entry <s> counts as unused, since <s> is the decoder's first token in nmtkit. Pieces that only the tokenizer
+    has are entries with the row of <unk>. Raises ValueError naming the path for an entry that is missing.
     """
+    if max(by_id) >= size:
+        raise ValueError(f"{path} has ids up to {max(by_id)}, and the model has {size} entries")
+    taken = {"<s>"} if start is None else set()
+    by_id = {id: unused(id) if by_id.get(id) in (None, *taken) else by_id[id] for id in range(size)}
     ids = {piece: id for id, piece in by_id.items()}
     missing = [name for name in (unk, eos) if name not in ids]
     if missing:
-        raise ValueError(f"the vocabulary has no {missing[0]}")
+        raise ValueError(f"{path} has no {missing[0]}")
+    if start is not None and start not in by_id:
+        raise ValueError(f"{path} has no entry {start}, which is the decoder's first token")
     first = by_id[start] if start is not None else "<s>"
+    if first in (unk, eos):
+        raise ValueError(f"{path}: the decoder starts from {first}, which is not supported")
     own = {piece.text for model in models for piece in pieces_of(model) if piece.type not in (CONTROL, UNKNOWN)}
-    special = {unk, eos, first, "<s>", "<pad>", "<mask>"} | {
-        piece for id, piece in by_id.items() if piece == unused(id)
-    }
+    special = SPECIAL | {unk, eos, first} | {piece for id, piece in by_id.items() if piece == unused(id)}
     languages = [
         piece for id, piece in sorted(by_id.items()) if piece not in own | special and stands_for_language(piece)
     ]
     known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
-    known.sort(key=lambda piece: piece not in special)  # apart from the languages, which stand last
+    known.sort(key=lambda piece: piece not in special)  # languages come last
     unknown = sorted(own - ids.keys())
     pieces = [unk, first, eos, *known, *unknown, *languages]
     rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]
@@ -68,16 +92,16 @@ def table_of(
 
 
 def unused(id: int) -> str:
-    """Returns what an entry of the embeddings is called that stands for no piece."""
+    """Returns the name of an entry of the embeddings that stands for no piece."""
     return f"<unused {id}>"
 
 
-def read_model(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; the tokenizer's SentencePiece model is needed")
-    model = path.read_bytes()
+def read_model(path: Path, purpose: str = "the SentencePiece model of the tokenizer is needed") -> bytes:
+    """Returns a SentencePiece model file. Raises ValueError or FileNotFoundError naming the path."""
+    model = read_bytes(path, purpose)
     try:
         pieces_of(model)
-    except (ValueError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no SentencePiece model, or is damaged") from error
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is not a SentencePiece model, or is damaged") from error
     return model

@@ -1,8 +1,9 @@
-"""The weights of a model of another toolkit, each taken once, and the checkpoint that is made of them."""
+"""The weights of an imported model: each is taken once, and a checkpoint is made of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,13 +11,16 @@ from torch import Tensor
 from nmtkit.architectures.transformer import TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.models import build, load_weights, to_checkpoint, vocabulary_of
+from nmtkit.models import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of
 
-ARCHITECTURE = "transformer_base"  # the name in ARCHITECTURES whose preset the settings are laid over
+ARCHITECTURE = "transformer_base"  # the entry of ARCHITECTURES whose preset the settings of an imported model override
 
 
 class Weights:
-    """Tensors by name, in fp32 when taken. Raises ValueError naming the file and the tensor that is missing."""
+    """Tensors of a file by name. A tensor that is taken has one or two dimensions and is in fp32.
+
+    Methods raise ValueError naming the file and the tensor that is missing or of another kind.
+    """
 
     def __init__(self, tensors: dict[str, Tensor], path: Path) -> None:
         self.tensors, self.path = tensors, path
@@ -25,56 +29,129 @@ class Weights:
     def take(self, name: str) -> Tensor:
         if name not in self.tensors:
             raise ValueError(f"{self.path} has no weights {name}; is it a model of another kind, or incomplete?")
+        tensor = self.tensors[name]
+        if not torch.is_tensor(tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
+            kind = f"of type {tensor.dtype} and shape {list(tensor.shape)}" if torch.is_tensor(tensor) else "no tensor"
+            raise ValueError(
+                f"{self.path}: {name} is {kind}; weights are vectors and matrices of floating-point numbers. Quantized "
+                "models cannot be imported"
+            )
         self.taken.add(name)
-        return self.tensors[name].float()
+        return tensor.float()
 
-    def optional(self, name: str) -> Tensor | None:
-        return self.take(name) if name in self.tensors else None
+    def first_name(self, *names: str) -> str:
+        """Returns the first of these names that the file has; the first of all if it has none."""
+        return next((name for name in names if name in self.tensors), names[0])
 
-    def first(self, *names: str) -> Tensor:
-        """Returns the first that is there."""
-        return self.take(next((name for name in names if name in self.tensors), names[0]))
+    def matrix(self, *names: str) -> Tensor:
+        """Returns the matrix with the first of these names that the file has."""
+        name = self.first_name(*names)
+        matrix = self.take(name)
+        if matrix.dim() != 2:
+            raise ValueError(f"{self.path}: {name} has shape {list(matrix.shape)}; a matrix is expected")
+        return matrix
 
     def rows(self, rows: list[int], *names: str) -> Tensor:
-        """Returns these rows of the first that is there. Raises ValueError where it has fewer."""
-        table = self.first(*names)
+        """Returns the given rows of the matrix with the first of these names that the file has."""
+        return self.select(self.matrix(*names), rows, self.first_name(*names))
+
+    def select(self, table: Tensor, rows: list[int], name: str) -> Tensor:
+        """Returns the given rows of a table, which `name` stands for in the error if it has fewer rows."""
         if max(rows) >= len(table):
-            raise ValueError(
-                f"{self.path}: the vocabulary has ids up to {max(rows)}, and the embeddings have {len(table)} rows"
-            )
+            raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, and {name} has {len(table)} rows")
         return table[rows]
 
-    def check_equal(self, names: Sequence[str], setting: str) -> None:
-        """Raises ValueError where several of these names are there, and differ: `setting` says that they are one."""
-        there = [name for name in names if name in self.tensors]
-        for name in there[1:]:
-            if not torch.equal(self.take(there[0]), self.take(name)):
-                raise ValueError(f"{self.path} has {setting}, and weights that differ: {there[0]} and {name}")
+    def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
+        """Returns the output bias `name` of the given rows, or zeros, and `value` for the ids `hidden`."""
+        bias = torch.zeros(len(rows))
+        if name is not None and name in self.tensors:
+            bias = self.select(self.take(name).flatten(), rows, name)
+        bias[list(hidden)] = value
+        return bias
 
-    def check_all_taken(self, beside: str = "") -> None:
-        """Raises ValueError naming a tensor that was not taken, unless its whole name matches `beside`."""
-        rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(beside, name))
+    def check_equal(self, names: Sequence[str], setting: str) -> None:
+        """Raises ValueError if tensors that `setting` declares to be one parameter are different."""
+        present = [name for name in names if name in self.tensors]
+        for name in present[1:]:
+            if not torch.equal(self.take(present[0]), self.take(name)):
+                raise ValueError(f"{self.path} has {setting}, and weights that differ: {present[0]} and {name}")
+
+    def check_all_taken(self, ignored: str = "") -> None:
+        """Raises ValueError naming a tensor that was not taken, unless its whole name matches `ignored`."""
+        rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(ignored, name))
         if rest:
             more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
             raise ValueError(
                 f"{self.path} has weights {rest[0]}{more}, which the model that its settings describe does not have"
             )
 
-    def copy(self, found: dict[str, Tensor], ours: str, theirs: str) -> None:
-        """Puts weight and bias of the layer `theirs` under the name `ours`."""
-        self.stack(found, ours, [theirs])
-
     def stack(self, found: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Puts weights and biases of several layers, end to end, under one name."""
+        """Stores weights and biases of the layers `theirs`, end to end, as the layer `ours`."""
         for kind in ("weight", "bias"):
-            found[f"{ours}.{kind}"] = torch.cat([self.take(f"{name}.{kind}") for name in theirs])
+            found[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
+
+    def joined(self, names: Sequence[str]) -> Tensor:
+        """Returns tensors end to end."""
+        parts = [self.take(name) for name in names]
+        if len({part.shape[1:] for part in parts}) > 1:
+            shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
+            raise ValueError(f"{self.path} has weights whose shapes do not fit each other: {shapes}")
+        return torch.cat(parts)
 
 
-def transformer_checkpoint(config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor]) -> Checkpoint:
+def transformer_checkpoint(
+    config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
+) -> Checkpoint:
     """Returns the checkpoint of a Transformer. Raises ValueError naming a weight of another shape, or not finite."""
+    with torch.device("meta"):  # the shapes, without the memory
+        expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():
+        if name not in expected or tensor.shape != expected[name].shape:
+            wanted = list(expected[name].shape) if name in expected else "no such weights"
+            raise ValueError(
+                f"{path}: the weights do not fit the settings: those of {name} in nmtkit have shape "
+                f"{list(tensor.shape)}, and the settings describe {wanted}"
+            )
         if not tensor.isfinite().all():
-            raise ValueError(f"the model has weights that are not finite (of what is {name} here); it is damaged")
-    model = build(ARCHITECTURE, config, vocabulary_of(tokenizer))
-    load_weights(model, weights, "the weights do not fit the settings")
+            raise ValueError(f"{path} is damaged: the weights of {name} in nmtkit are not finite")
+    with NoInitialisation():
+        model = build(ARCHITECTURE, config, vocabulary_of(tokenizer))
+    load_weights(model, weights, f"{path}: the weights do not fit the settings")
     return to_checkpoint(model.eval(), ARCHITECTURE, config, tokenizer, [], 0)
+
+
+# --- safetensors ----------------------------------------------------------------------------------------------------
+
+
+def _package() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("this needs the package safetensors: pip install 'nmtkit[export]'") from error
+    return safetensors
+
+
+def check_safetensors() -> None:
+    """Raises ImportError, saying what to install, if the package safetensors is missing."""
+    _package()
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a file by name. Raises ValueError naming a damaged file."""
+    package = _package()
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        loaded: dict[str, Tensor] = package.torch.load_file(path)
+    except (package.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or incomplete: {error}") from error
+    return loaded
+
+
+def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Writes tensors to a file. Raises OSError naming the file, for a full disk among other reasons."""
+    package = _package()
+    try:
+        package.torch.save_file(dict(weights), path, metadata=metadata)
+    except package.SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error

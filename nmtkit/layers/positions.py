@@ -14,9 +14,11 @@ def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: 
     M2M-100 and NLLB.
     """
     position = torch.arange(offset, offset + positions, dtype=torch.float64)[:, None]
-    pairs = torch.arange((d_model + 1) // 2, dtype=torch.float64)
-    exponent = pairs / max(1, d_model // 2 - 1) if layout == "sinusoidal_fairseq" else 2 * pairs / d_model
-    angle = position / 10000**exponent
+    if layout == "sinusoidal_fairseq":  # an odd d_model has zeros in the last column
+        angle = position / 10000 ** (torch.arange(d_model // 2, dtype=torch.float64) / max(1, d_model // 2 - 1))
+        zeros = position.new_zeros(positions, d_model % 2)
+        return torch.cat([angle.sin(), angle.cos(), zeros], -1).float()
+    angle = position / 10000 ** (2 * torch.arange((d_model + 1) // 2, dtype=torch.float64) / d_model)
     if layout == "sinusoidal":
         return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :d_model].float()
     return torch.cat([angle.sin(), angle.cos()], -1)[:, :d_model].float()

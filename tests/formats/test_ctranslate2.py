@@ -82,7 +82,7 @@ def test_what_ctranslate2_does_not_have_is_refused_with_the_reason(name: str, tm
     if name == "transformer_tiny":
         assert result.exit_code == 0, result.output
     else:
-        assert result.exit_code == 2 and "plain Transformer only" in result.stderr
+        assert result.exit_code == 2 and "only the plain Transformer" in result.stderr
         assert not (tmp_path / "out").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
     for model in (Other(TransformerConfig(d_model=16, heads=2, d_ff=8), vocabulary), tiny_model("transformer_tiny")):
         if type(model) is Transformer:
             model.config = Wider(d_model=16, heads=2, d_ff=8)
-        with pytest.raises(ValueError, match="plain Transformer only"):
+        with pytest.raises(ValueError, match="only the plain Transformer"):
             check_expressible(model, Path("model.pt"), "CTranslate2", ctranslate2.SAME, {})
 
 
@@ -109,7 +109,7 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
         ({"d_key": 4}, ["--format", "ctranslate2", "model.pt", "out"], "has d_key 4"),
         ({}, ["--format", "safetensors", "model.pt", "taken"], "exists already"),
         ({}, ["--format", "safetensors", "--quantization", "int8", "model.pt", "out"], "--quantization is for"),
-        ({}, ["--format", "checkpoint", "taken", "out.pt"], "holds no nmtkit.json"),
+        ({}, ["--format", "checkpoint", "taken", "out.pt"], "does not hold nmtkit.json"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(tmp_path, monkeypatch, changes, arguments, message):

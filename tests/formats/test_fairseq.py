@@ -139,7 +139,7 @@ def append_word(folder: Path, word: str = "extra", languages: tuple[str, ...] = 
 FC1 = "decoder.layers.0.fc1.bias"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda folder: os.truncate(folder / "checkpoint_best.pt", 40_000), "is damaged or incomplete"),
-    "no checkpoint": (lambda folder: without(folder, "checkpoint_best.pt"), "holds no checkpoint"),
+    "no checkpoint": (lambda folder: without(folder, "checkpoint_best.pt"), "does not hold a checkpoint"),
     "no pickle": (lambda folder: (folder / "checkpoint_best.pt").write_text("text"), "is damaged or incomplete"),
     "no dict": (lambda folder: change(folder, source_lang="fr"), "dict.fr.txt: no such file"),
     "no dict at all": (lambda folder: without(folder, "dict.en.txt", "dict.de.txt"), "dict.SRC.txt: no such file"),
@@ -147,11 +147,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: torch.save({"nmtkit": 2}, folder / "checkpoint_best.pt"),
         "is a checkpoint of nmtkit already",
     ),
-    "other dict": (append_word, "entries, and the encoder's embeddings have 1"),
-    "dictionaries differ": (lambda folder: append_word(folder, languages=("de",)), "the decoder's embeddings have 1"),
+    "other dict": (append_word, "entries, and the encoder embeddings have 1"),
+    "dictionaries differ": (lambda folder: append_word(folder, languages=("de",)), "the decoder embeddings have 1"),
     "dict without counts": (lambda folder: (folder / "dict.en.txt").write_text("a\n"), "dict.en.txt, line 1: 'a'"),
-    "no tokenizer": (lambda folder: without(folder, "sentencepiece.bpe.model"), "holds no SentencePiece model"),
-    "damaged tokenizer": (lambda folder: (folder / "sentencepiece.bpe.model").write_bytes(b"\x01\x02"), "no Sentence"),
+    "no tokenizer": (lambda folder: without(folder, "sentencepiece.bpe.model"), "does not hold a SentencePiece model"),
+    "damaged tokenizer": (
+        lambda folder: (folder / "sentencepiece.bpe.model").write_bytes(b"\x01\x02"),
+        "not a Sentence",
+    ),
     "codes": (
         lambda folder: (folder / "sentencepiece.bpe.model").rename(folder / "bpecodes"),
         "bpecodes is of fastBPE or subword-nmt",
@@ -211,7 +214,7 @@ def test_a_pickle_that_would_run_code_is_refused_by_the_name_of_what_it_calls(
     path = folder / "checkpoint_best.pt"
     torch.save(state_of(folder) | {"extra_state": hostile}, path, _use_new_zipfile_serialization=zipped)
     said = refused(folder)
-    assert f"asks for {name}, which is no part of a model" in said and not proof.exists()
+    assert f"asks for {name}, which is not part of a model" in said and not proof.exists()
     torch.load(path, weights_only=False)
     assert proof.exists()  # it would have
 
@@ -220,7 +223,7 @@ def test_settings_of_omegaconf_are_read_without_it(tmp_path: Path) -> None:
     path = FOLDER / "tied" / "checkpoint_best.pt"
     assert "omegaconf.dictconfig.DictConfig" in torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
     contents = pickles.load(path)
-    settings = pickles.plain(contents["cfg"])
+    settings = pickles.to_plain(contents["cfg"])
     assert settings["task"]["_name"] == "translation" and settings["model"]["decoder_layerdrop"] == 0.1
     assert settings["common"]["seed"] == 1 and settings["optimization"]["lr"] == [0.005]
     assert not any(name.partition(".")[0] in ("omegaconf", "fairseq") for name in sys.modules)
@@ -236,7 +239,7 @@ def test_settings_that_a_checkpoint_lacks_are_those_of_its_architecture(tmp_path
         ("transformer_wmt_en_de_big_t2t", 1024, 4096, 16, 0.3, True),
     ):
         settings = fairseq.settings_of({"args": {"arch": arch, **given}}, tmp_path)
-        config = fairseq.config_of(settings, tmp_path, joint=True)
+        config = fairseq.config_of(settings, joint=True)
         assert (config.d_model, config.d_ff, config.heads) == (width, inner, heads)
         assert (config.dropout, config.pre_norm) == (dropout, pre_norm)
         assert (config.encoder_layers, config.decoder_layers) == (2, 6)
@@ -268,7 +271,7 @@ def test_which_dictionary_is_the_sources_must_be_known(tmp_path: Path) -> None:
     folder = tmp_path / "separate"
     shutil.copytree(FOLDER / "separate", folder)
     change(folder, source_lang=None, target_lang=None, data="data-bin")
-    assert "holds dict.de.txt, dict.en.txt, and the checkpoint does not say which is the source's" in refused(folder)
+    assert "holds dict.de.txt, dict.en.txt, and the checkpoint does not name its source language" in refused(folder)
     for name, language in (("source", "en"), ("target", "de")):
         (folder / f"dict.{language}.txt").rename(folder / f"dict.{name}.txt")
         (folder / f"spm.{language}.model").rename(folder / f"spm.{name}.model")
@@ -293,4 +296,4 @@ def test_tokens_of_languages_stand_where_the_model_has_them(tmp_path: Path) -> N
     assert list(tokenizer.languages) == ["de", "en"]
     assert tokenizer.language_ids(None, "de") == ([tokenizer.languages["de"]], [])
     change(folder, encoder_langtok=None, decoder_langtok=True)
-    assert "tokens of languages (None, 'tgt') on its two sides" in refused(folder)
+    assert "the language tokens (None, 'tgt') on its two sides" in refused(folder)

@@ -1,6 +1,7 @@
 """safetensors: what comes back is what went out."""
 
 import json
+import resource
 
 import pytest
 import torch
@@ -52,3 +53,19 @@ def test_a_damaged_folder_is_refused(tmp_path) -> None:
         )
         assert (result.exit_code == 2 and "nmtkit.json" in result.stderr) or "is damaged" in result.stderr, wrong
         assert not (tmp_path / "back.pt").exists()
+
+
+@pytest.mark.parametrize("format", ["safetensors", "huggingface", "marian", "ctranslate2"])
+def test_a_full_disk_ends_an_export_in_one_line(format, tmp_path):
+    pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
+    path = tmp_path / "model.pt"
+    save_transformer(path, **({"positions": "sinusoidal_fairseq"} if format == "marian" else {}))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # fails as on a full disk, with another reason
+    try:
+        result = CliRunner().invoke(main, ["export", "--format", format, str(path), str(tmp_path / "folder")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert result.exit_code != 0 and result.stderr.count("\n") == 1, result.stderr
+    assert "File too large" in result.stderr
+    assert list(tmp_path.iterdir()) == [path]

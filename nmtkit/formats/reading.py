@@ -1,0 +1,104 @@
+"""Reads the files of other toolkits' models. Every error is a ValueError or OSError that names file and entry."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def read_bytes(path: Path, purpose: str = "") -> bytes:
+    """Returns the contents of a regular file. `purpose` follows the message of a missing file."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
+    if not path.is_file():  # reading a named pipe would wait forever
+        raise ValueError(f"{path} is not a regular file")
+    return path.read_bytes()
+
+
+def read_text(path: Path, purpose: str = "") -> str:
+    try:
+        return read_bytes(path, purpose).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from error
+
+
+def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
+    """Returns the JSON object in a file."""
+    try:
+        contents = json.loads(read_text(path, purpose))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON, or is damaged: {error}") from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return contents
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a structure that is not as expected into a ValueError that names `path`."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, or of an unknown format: {type(error).__name__} {error}") from error
+
+
+class Settings:
+    """The settings of a model by name. Each method raises ValueError naming the file, the setting and its value."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values, self.path = values, path
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def value(self, name: str, default: Any = None) -> Any:
+        """Returns a value of any type. A missing value is an error if there is no default."""
+        value = self.values.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise ValueError(f"{self.path}: {name} is missing")
+        return value
+
+    def wrong(self, name: str, expected: str) -> ValueError:
+        return ValueError(f"{self.path}: {name} is {str(self.values.get(name))[:60]!r}, not {expected}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.value(name, default)
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            value = int(value)  # settings of Marian are text
+        if type(value) is not int or not 0 <= value < 1 << 31:
+            raise self.wrong(name, "a whole number")
+        return value
+
+    def fraction(self, name: str, default: float | None = None) -> float:
+        value = self.value(name, default)
+        if type(value) not in (int, float) or not 0 <= value <= 1:
+            raise self.wrong(name, "a number from 0 to 1")
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self.value(name, default)
+        if value not in (True, False, "true", "false") or not isinstance(value, bool | int | str):
+            raise self.wrong(name, "true or false")
+        return value in (True, "true")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.value(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "text")
+        return value
+
+    def same_flag(self, *names: str) -> bool:
+        """Returns the value that all flags in `names` have; a missing flag is false."""
+        return self._same(names, [self.flag(name, False) for name in names])
+
+    def same(self, *names: str, default: int | None = None) -> int:
+        """Returns the whole number that all settings in `names` have."""
+        return self._same(names, [self.integer(name, default) for name in names])
+
+    def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:
+        if len(set(values)) > 1:
+            given = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            raise ValueError(f"{self.path} has {given}; nmtkit's Transformer has one setting for all of these")
+        return values[0]
