@@ -176,7 +176,7 @@ class Model:
     def encode(self, source: Sequence[str], *, pooling: Literal["mean"]) -> Tensor: ...
     @torch.inference_mode()
     def encode(self, source: str | Sequence[str], *, pooling: Pooling = "none") -> Tensor | list[Tensor]:
-        """Returns what the decoder attends to, the memory of the encoder, in fp32 on the CPU.
+        """Returns the memory of the encoder, to which the decoder attends, in fp32 on the CPU.
 
         Of a text it is a tensor S D, a row for each piece and one for eos (some architectures have another number of
         rows); of a list, a list of these. With `pooling="mean"`, the mean of the rows: D, and of a list B D. These are

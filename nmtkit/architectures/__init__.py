@@ -2,7 +2,7 @@
 
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
 
-# what an architecture imports from here must stand above the architectures
+# names that architectures import from here must stand above the architectures
 # isort: split
 from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, transformer  # noqa: F401  # register presets
 

@@ -23,7 +23,7 @@ class ContractError(ValueError):
 
 
 def described(value: object) -> str:
-    """Returns what a component returned, for messages: "a Tensor of shape [2, 3]", "None", "a dict"."""
+    """Describes a value that a component returned, for messages: "a Tensor of shape [2, 3]", "None", "a dict"."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     if value is None or isinstance(value, bool | int | float):

@@ -119,7 +119,7 @@ class Architecture(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """As `step`, with slot b at position[b] [B]; logits are in fp32. It must not wait for the device.
+        """Makes a `step` with slot b at position[b] [B]. Logits are in fp32. The method must not wait for the device.
 
         Shapes are to depend on the state and on `lengths` alone, the most positions that any slot has come to.
         """

@@ -330,7 +330,7 @@ def generate(
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
         prompts = at_terminal and ranks == 1 and not (dataset or document or files or line_files or config.output)
         if prompts and config.format == "text" and not text.active:
-            search = dataclasses.replace(search, alignment="hard")  # which the prompt shows
+            search = dataclasses.replace(search, alignment="hard")  # shown by the prompt
         pipeline = translator.pipeline(search, text, config.source_tag)
         decoder = distribute(translator.batch_decoder(pipeline.search))
         if decoder is None:  # rank 0 writes the translations

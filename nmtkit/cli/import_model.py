@@ -63,7 +63,7 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
 
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
-    """Returns what was found, a line for each: the model, its vocabulary, its languages."""
+    """Returns lines that describe the imported model: architecture, vocabulary and languages."""
     from nmtkit.checkpoint import tied_to
 
     config, weights = contents["config"], contents["model"]

@@ -52,8 +52,8 @@ class BatchEncoder:
         facts = model_facts(model)
         self._rewrites = facts.rewrites
         space = self._processor.piece_to_id(SPACE_SYMBOL)
-        # Every word begins with a known piece that begins with the symbol, and no piece spans words, as it does where a
-        # model of words merges unknown ones.
+        # Every word begins with a known piece that begins with the symbol, and no piece spans words. A model of words
+        # that merges unknown words has such pieces.
         self.splits_at_spaces = (
             facts.splits_at_spaces
             and facts.model_type != "word"
@@ -94,7 +94,7 @@ class BatchEncoder:
         unknown = np.flatnonzero(is_word & (index == ABSENT))
         ends = (starts + lengths)[unknown].tolist()
         words = [text[start:end] for start, end in zip(starts[unknown].tolist(), ends, strict=True)]
-        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # those not kept come last
+        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # rows that are not kept come last
         numbers = dict(zip(new, range(len(self._first), len(self._first) + len(new)), strict=True))
         index[unknown] = list(map(numbers.__getitem__, words))
         kept = [word for word in new if len(word) <= LONGEST]
@@ -163,7 +163,7 @@ class BatchEncoder:
 
 
 def _tokens(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns where words and the ends of lines begin, in order, and their bytes: 0 for the end of a line."""
+    """Returns the start of each word and of each line end, in order, and their lengths in bytes: 0 for a line end."""
     characters = np.frombuffer(text, np.uint8)
     line_feed = characters == ord("\n")
     separator = (characters == ord(" ")) | line_feed

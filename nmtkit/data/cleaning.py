@@ -1,4 +1,4 @@
-"""Which training pairs are dropped, and why. A pair is counted under the first reason of `REASONS` that holds."""
+"""Decides which training pairs to drop. A pair is counted under the first reason of `REASONS` that applies."""
 
 import re
 from dataclasses import dataclass, field
@@ -150,7 +150,7 @@ def piece_masks(
 
 
 def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
-    """Returns which rows stay, and for each reason the rows that it is the first to hold for.
+    """Returns a mask of the rows that stay, and for each reason the rows whose first reason it is.
 
     A reason that does not drop a row does not keep later reasons from counting it.
     """

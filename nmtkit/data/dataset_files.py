@@ -319,7 +319,7 @@ def _has_manifest(folder: Path) -> bool:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """Returns what is in a dataset's folder, finished or not, without being one of a dataset's files."""
+    """Returns the names in a dataset folder, finished or not, that are not files of a dataset."""
     foreign = []
     for path in sorted(folder.iterdir()):
         if not _OWN_NAME.fullmatch(path.name) or path.is_symlink():

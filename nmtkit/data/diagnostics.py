@@ -19,7 +19,7 @@ UNKNOWN_SHARE = 0.02  # of pieces
 UNKNOWN_WORD_SHARE = 0.2  # of a vocabulary of words, which has unknown words on purpose
 PIECES_FACTOR = 1.5  # by which pieces per word differ from those of the dataset that the tokenizer is from
 PIECES_PER_WORD = 4.0  # where that is not known
-WORDS_PER_LINE = 5  # fewer are no sign of words that are separated by spaces
+WORDS_PER_LINE = 5  # fewer are not a sign of words that are separated by spaces
 EQUAL_SHARE = 0.05  # of pairs
 CORRELATION = 0.3
 MIN_PAIRS = 200  # in a window, to tell a correlation
@@ -88,7 +88,7 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 
 
 def agreement(profile: Profile, reference: Profile) -> float | None:
-    """Returns how far the languages of both sides are those of the reference: 1, or -1 where they are exchanged.
+    """Compares the languages of both sides with the reference: 1 if they are equal, -1 if they are exchanged.
 
     It is the mean log ratio of the reference's probabilities, of the right side over the other, as a share of what it
     is for the reference's own text. None for too little text, and where the reference's sides are too alike.

@@ -248,5 +248,5 @@ class Worker:
         return checksum(path)
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns how often each id of either side was written, if a report is asked for."""
+        """Returns the count of each written id, for both sides, if a report is requested."""
         return self._piece_counts

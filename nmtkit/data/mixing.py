@@ -29,7 +29,7 @@ class CorpusRows:
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns how many rows of an epoch are copies of `rows` rows beyond the whole passes over the corpus."""
+        """Returns the number of rows of an epoch beyond the whole passes over a corpus of `rows` rows."""
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:

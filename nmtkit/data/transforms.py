@@ -22,14 +22,14 @@ from nmtkit.data.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Encoded, Tokenizer
 from nmtkit.registry import Registry
 
-Side = Any  # of a pair: a text, or an array of ids [tokens] without eos, as the transform's `level` says
+Side = Any  # one side of a pair: a text, or an array of ids [tokens] without eos, by the `level` of the transform
 Ids = npt.NDArray[Any]
 
 
 class Transform(ABC):
     """Changes a training pair, at random perhaps."""
 
-    level: ClassVar[Literal["text", "ids"]] = "ids"  # what `transform` takes and returns
+    level: ClassVar[Literal["text", "ids"]] = "ids"  # the type that `transform` takes and returns
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
@@ -290,7 +290,7 @@ class TransformPipeline:
     def _checked(
         self, name: str, level: str, after: list[Any], before: list[list[Any]], ids: list[list[Ids]]
     ) -> list[list[Ids]]:
-        """Returns what a transform made of both sides, as ids. Raises ValueError for what breaks its contract."""
+        """Returns both sides after a transform, as ids. Raises ValueError if a result breaks the contract."""
         tokenizer = self.tokenizer
         encoders = tokenizer.encode_source, tokenizer.encode_target
         result = []

@@ -91,13 +91,13 @@ class Experts(nn.Module):
         return torch.cat(outputs)
 
     def grouped_products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Returns what `products` does, by one kernel for all experts, which reads their counts on the device."""
+        """Computes `products` with one kernel for all experts, which reads their counts on the device."""
         dtype, ends = compute_dtype(x), counts.cumsum(0).to(torch.int32)
         hidden = F.grouped_mm(x.to(dtype), self.fc1.to(dtype), offs=ends)
         return F.grouped_mm(self.dropout(hidden.relu()), self.fc2.to(dtype), offs=ends)
 
     def blocked_products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Returns what `products` does in any type, by products of blocks that hold tokens of one expert each.
+        """Computes `products` in any type, with products of blocks that each contain the tokens of one expert.
 
         Blocks are as long as an expert's mean share, so at most twice as many rows are multiplied, and twice the
         weights of all experts copied, as there are: their number must not depend on counts that only the device knows.
@@ -167,7 +167,7 @@ class Experts(nn.Module):
 
 
 def count(indices: Tensor, choices: int) -> Tensor:
-    """Returns how often each index below `choices` occurs [choices], int64; unlike bincount without synchronising."""
+    """Counts each index below `choices` [choices], int64. Unlike bincount, the function does not synchronise."""
     flat = indices.flatten()
     return flat.new_zeros(choices).index_add(0, flat, torch.ones_like(flat))
 

@@ -20,7 +20,7 @@ IGNORE_INDEX = -100  # target of a token that counts in no loss: that of a dummy
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where sentences begin and end on the token axis.
+    """Start and end of each sentence on the token axis.
 
     `max_length` and `tokens` are Python integers, so that using them never waits for a device. On a layout of fixed
     shape, `max_length` is an upper bound.

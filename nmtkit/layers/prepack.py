@@ -55,10 +55,11 @@ def prepack(model: nn.Module, precision: Precision) -> None:
         raise ValueError("--precision int8 needs a torch with oneDNN or FBGEMM, which this one lacks; use fp32")
     left_alone: list[str] = []
     replacements: dict[nn.Module, nn.Module] = {}
+    visited: set[nn.Module] = set()  # a module may be shared, such as an embedding of both sides
 
     def visit(parent: nn.Module, path: str) -> None:
         for name, child in list(parent._modules.items()):
-            if child is None:
+            if child is None or child in visited:
                 continue
             if not may_change(child):
                 left_alone.append(f"{path}{name}")
@@ -71,6 +72,7 @@ def prepack(model: nn.Module, precision: Precision) -> None:
             else:
                 visit(child, f"{path}{name}.")
             skip_hook_lookup(child)
+            visited.add(child)
 
     if may_change(model):
         visit(model, "")

@@ -122,7 +122,7 @@ def block_width(columns: int) -> int:
 
 @functools.lru_cache(64)
 def block_starts(rows: int, columns: int, device: torch.device) -> Tensor:
-    """Returns where each block of each of `rows` begins; the last one of a row may overlap the one before."""
+    """Returns the start of each block of each of `rows`. The last block of a row may overlap the previous block."""
     width = block_width(columns)
     within = torch.arange(0, columns, width, device=device).clamp_max(columns - width)
     return (torch.arange(0, rows * columns, columns, device=device)[:, None] + within).flatten()
@@ -327,8 +327,9 @@ class BeamSearch:
             tokens = tokens.flatten()
 
     def scores(self, tokens: Tensor) -> Tensor:
-        """Returns what ranks the continuations of each hypothesis by `tokens` [N], N V: log probabilities, or with a
-        `normalizer` that is still to be taken off them.
+        """Returns scores that rank the continuations of each hypothesis after `tokens` [N], N V.
+
+        They are log probabilities, or logits from which a `normalizer` must be subtracted.
         """
         if self.options.diverse_groups > 1 or self.history.shape[2] < self.constraint_processor.given:
             self.normalizer = None
@@ -393,7 +394,7 @@ class BeamSearch:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
     def is_done(self) -> Tensor | None:
-        """Returns which sentences can find nothing better any more: B, bool; None if all can."""
+        """Returns a mask of the sentences that cannot find a better hypothesis: B, bool; None if all can."""
         if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
             return None
         threshold = self.finished.threshold[self.sentence]
@@ -427,7 +428,7 @@ def unfinished(candidates: Candidates, size: int) -> Candidates:
 
 
 def _token_counts(tokens: list[Tensor], like: Tensor) -> Tensor:
-    """Returns how often each token of the vocabulary is among `tokens` [B, …]: B 1 V."""
+    """Counts each token of the vocabulary in `tokens` [B, …]: B 1 V."""
     taken = torch.cat(tokens, 1).to(like.device)
     counts = like.new_zeros(len(like), like.shape[2])
     return counts.scatter_add_(1, taken, torch.ones_like(taken, dtype=counts.dtype))[:, None]

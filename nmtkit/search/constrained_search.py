@@ -97,7 +97,7 @@ class PhraseAutomaton:
         return others + min((len(rest) for rest in self.rests(index, begun)), default=0)
 
     def rests(self, index: int, begun: Phrase) -> list[Phrase]:
-        """Returns what is missing of each alternative that begins so; nothing of one that is complete."""
+        """Returns the missing rest of each alternative with this beginning; a complete alternative has no rest."""
         alternatives = self.phrases[index].alternatives if begun else ()
         return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
 
@@ -171,7 +171,7 @@ def with_required(
     found: list[list[Hypothesis]],
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[list[Hypothesis]]:
-    """Returns what a search without required phrases has `found`, or for a sentence that lacks one, what holds all.
+    """Returns the unconstrained hypotheses of each sentence, or constrained ones where a required phrase is missing.
 
     What a free search finds and what holds the phrases is the best there is: banks, which take places of the beam from
     the best hypotheses before a phrase begins, are for those sentences only that need them.

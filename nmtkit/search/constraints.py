@@ -20,7 +20,7 @@ NONE, ANY = -1, -2  # no token; matches every token
 
 
 class PieceEdges(NamedTuple):
-    """Which target pieces begin and end in a letter that goes on with a word: two that meet so are in one word."""
+    """Target pieces that begin or end with a letter of a word. Two such pieces in sequence belong to one word."""
 
     begins: Sequence[bool]
     ends: Sequence[bool]
@@ -42,7 +42,7 @@ class Constraints:
     """Target ids, without eos. An avoided phrase is avoided as these pieces; others may spell the same text."""
 
     prefix: Phrase = ()  # the translation begins with it
-    given: int = 0  # the first tokens of the prefix that are no part of the text and cost nothing: of a language
+    given: int = 0  # the first tokens of the prefix that are not a part of the text and cost nothing: of a language
     required: tuple[RequiredPhrase, ...] = ()  # it holds each of these, without overlap
     avoided: tuple[Phrase, ...] = ()  # it holds none of these
 
@@ -75,7 +75,7 @@ class ConstraintProcessor:
         # B: the most tokens, without eos; raised where the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)
-        self.given = max(sentence.given for sentence in constraints)  # of all sentences, as they have one language
+        self.given = max(sentence.given for sentence in constraints)  # the same for all sentences
         self.prefix = torch.tensor(  # B width, NONE after the end of each
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
             dtype=torch.int64,

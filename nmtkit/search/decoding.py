@@ -57,7 +57,7 @@ def annotated(
     device: torch.device,
     found: BatchHypotheses,
 ) -> BatchHypotheses:
-    """Returns what any search has found with what `options` ask to know of it: alignments, probabilities of tokens."""
+    """Returns hypotheses of any search with the additions that `options` request: alignments, token probabilities."""
     aligned, scored = options.alignment is not None or options.replace_unknown, options.quality
     if not batch or not (aligned or scored):
         return found

@@ -185,7 +185,7 @@ class GraphBeamSearch:
         return parents
 
     def _is_done(self) -> Tensor:
-        """Returns which slots can find nothing better any more: B, bool. (See `BeamSearch.best_attainable`.)"""
+        """Returns a mask of slots that cannot find a better hypothesis: B, bool. See `BeamSearch.best_attainable`."""
         lenpen = self.options.lenpen
         largest = torch.maximum(length_penalty(self.length + 2, lenpen), length_penalty(self.max_length + 1, lenpen))
         threshold = self.finished_score[:, -1]

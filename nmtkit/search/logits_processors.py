@@ -16,7 +16,7 @@ from nmtkit.registry import Registry
 
 
 class LogitsProcessorState(ABC):
-    """What a processor knows of the hypotheses of one search. Its methods change the state in place."""
+    """State of a processor for the hypotheses of one search. The methods change the state in place."""
 
     def __init__(self, beams: int) -> None:
         self.beams = beams  # R

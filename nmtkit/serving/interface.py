@@ -222,7 +222,7 @@ def validated(model: type[Model], fields: dict[str, Any]) -> Model:
 
 
 def _message(error: ValidationError) -> str:
-    """Returns the first error in LibreTranslate's words where it has words for it."""
+    """Returns the first error, with the text of LibreTranslate if it has one."""
     first = error.errors(include_url=False, include_input=False)[0]
     name, kind, reason = first["loc"][0], first["type"], first["msg"]
     if kind == "missing":

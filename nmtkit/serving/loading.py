@@ -90,7 +90,7 @@ class ServedModel:
 
 
 Models = dict[Pair, ServedModel]
-Prepare = Callable[[], None]  # what each worker does before it begins
+Prepare = Callable[[], None]  # steps of each worker before it begins
 
 
 def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]]:

@@ -1,4 +1,4 @@
-"""Where a run stands, why it ends, and the signals that end it."""
+"""Progress of a run, reasons for its end, and the signals that end it."""
 
 import contextlib
 import logging

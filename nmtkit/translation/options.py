@@ -114,7 +114,7 @@ class TextOptions(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions(Config):
-    """Where a model runs, and in which type of numbers."""
+    """Device, number type and engine of a model."""
 
     precision: Literal["auto", "fp32", "bf16", "int8"] = option(
         "auto", "type of matrix products; auto is fp32 on a CPU, bf16 on a GPU"

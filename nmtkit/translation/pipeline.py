@@ -82,7 +82,7 @@ class Pipeline:
         Raises ValueError, with the number of the line, for constraints that cannot be met.
         """
         lines = []
-        encoded: list[TextSegment] = []  # what the tokenizer reads
+        encoded: list[TextSegment] = []  # text for the tokenizer
         for id, request in enumerate(requests, first_id):
             segment = TextSegment(id, request.source)
             try:

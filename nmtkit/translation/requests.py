@@ -1,4 +1,4 @@
-"""What a user asks for and what a user gets: requests and translations of lines."""
+"""Requests of a user, and the translations that the user gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

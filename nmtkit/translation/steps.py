@@ -44,7 +44,7 @@ class TextSegment:
     constraints: Constraints = NO_CONSTRAINTS
     reference: list[int] | None = None
     # the results
-    parts: list["TextSegment"] = field(default_factory=list)  # what the step has made of this segment
+    parts: list["TextSegment"] = field(default_factory=list)  # result of the step for this segment
     model_input: Segment | None = None  # only of a segment that the model reads
     hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
 
@@ -65,7 +65,7 @@ class TextSegment:
 
     @property
     def input(self) -> Segment:
-        """What the model reads of a leaf."""
+        """Segment of a leaf, for the model."""
         assert self.model_input is not None
         return self.model_input
 
@@ -186,7 +186,7 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
 
 
 def separator(left: str, right: str) -> str:
-    """Returns what stands between two translations: a space, or nothing in a script without spaces."""
+    """Returns the separator of two translations: a space, or nothing in a script without spaces."""
     if not left or not right or left[-1].isspace() or right[0].isspace():
         return ""
     letters = next(filter(is_letter, reversed(left)), ""), next(filter(is_letter, right), "")

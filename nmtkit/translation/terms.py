@@ -16,7 +16,7 @@ CONTEXTS = ("", "(", "( ")
 
 
 def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns which target pieces begin and end in a letter; a byte of a character that has several counts as none."""
+    """Returns masks of the target pieces that begin and end with a letter. A byte of a long character is no letter."""
     pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
     for special in SPECIALS:

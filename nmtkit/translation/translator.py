@@ -131,7 +131,7 @@ class Translator:
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        search = replace(options, quality=False)  # what is told of translations is no matter of the search
+        search = replace(options, quality=False)  # reports about translations do not concern the search
         if self.device.type == "cuda" and supports(self.models, search):
             if self.continuous is None or self.continuous.options != search:
                 self.continuous = None  # frees its memory

@@ -1,5 +1,6 @@
 """Prepacked linear layers against plain ones, and modules that must stay as they are."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from builders import tiny_transformer
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -297,3 +299,12 @@ def test_gradients_through_a_prepacked_model_raise_an_error():
 def test_row_counts_are_rounded_to_few_numbers():
     kinds = {round_up_rows(rows) for rows in range(1, 1025)}
     assert all(round_up_rows(rows) >= rows for rows in range(1, 1025)) and len(kinds) == 8 + 31
+
+
+def test_an_embedding_that_both_sides_share_is_not_taken_for_a_changed_module(caplog):
+    logging.getLogger("nmtkit").propagate = True
+    model = tiny_transformer()
+    assert model.source_embedding.tokens is model.target_embedding.tokens
+    with caplog.at_level(logging.INFO, logger="nmtkit"):
+        prepack(model, "fp32")
+    assert "compute in fp32" not in caplog.text
