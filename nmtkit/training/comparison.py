@@ -72,7 +72,7 @@ def summarize(folder: Path) -> RunSummary:
         updates=trained[-1].get("updates") if trained else None,
         settings=flat(latest.get("config", {})),
         dataset=latest.get("dataset", ""),
-        plugin_sources=latest.get("plugin sources", {}),
+        plugin_sources=latest.get("plugin_sources", {}),
         best=best_scores(valid),
         last=_scores_of(valid[-1]) if valid else {},
         tokens_per_second=statistics.median(speeds) if speeds else None,

@@ -56,14 +56,14 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "device": gpu or f"{plan.device.type} of {platform.node()}",
         "precision": plan.precision,
         "processes": plan.world_size,
-        "plugin sources": source_digests(plan.job.plugins),
+        "plugin_sources": source_digests(plan.job.plugins),
         "settings": plan.job.tables(),
     }
 
 
 def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns the plug-ins whose source differs between the facts of two runs."""
-    old, new = (facts.get("plugin sources", {}) for facts in (before, now))
+    old, new = (facts.get("plugin_sources", {}) for facts in (before, now))
     return [name for name in new if name in old and old[name] != new[name]]
 
 

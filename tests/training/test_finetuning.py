@@ -11,11 +11,12 @@ import torch
 from builders import write_corpus
 from click.testing import CliRunner
 
-from nmtkit import checkpoint, models
+from nmtkit import checkpoint, load, models
 from nmtkit.cli import main
 from nmtkit.data.binarized import Dataset
 from nmtkit.processes.distributed import launch
 from nmtkit.training.config import JobTemplate
+from nmtkit.translation.translator import Translator
 
 FLAGS = shlex.split("""
     --arch transformer_tiny --d-model 16 --heads 2 --d-ff 31 --encoder-layers 1 --decoder-layers 1 --dropout 0.1
@@ -89,6 +90,75 @@ def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     assert validations(tmp_path)[-1]["accuracy"] == pytest.approx(100 * correct, abs=1e-3)
     shown = CliRunner().invoke(main, ["inspect", str(tmp_path / "last.pt")]).output
     assert "adapters: rank" in shown and f"{trained:,}" in shown and "average-checkpoints" in shown
+
+
+# --- adapters in every command that reads a model ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted(base: Path, domain_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with adapters; `merged.pt` holds the weights W + alpha / rank B A, computed here."""
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    flags = ["--finetune-from", base, "--adapter-rank", 4, "--adapter-alpha", 8, "--max-update", 6, "--lr", 0.5]
+    train(domain_data, folder, *flags, "--save-interval-updates", 3, "--keep-last", 2)
+    for name in ("update_00000003.pt", "update_00000006.pt"):
+        saved, contents = checkpoint.read(folder / name)["model"], checkpoint.read(base)
+        for adapter in [key for key in saved if key.endswith("adapter_a")]:
+            layer = adapter.removesuffix(".adapter_a")
+            product = saved[f"{layer}.adapter_b"] @ saved[adapter]
+            assert product.abs().max() > 1e-3
+            contents["model"][f"{layer}.weight"] = contents["model"][f"{layer}.weight"] + 8 / 4 * product
+        contents.pop("training")
+        checkpoint.save(folder.parent / f"merged_{name}", contents)
+    return folder
+
+
+def assert_close(one: Path, other: Path) -> None:
+    weights = [checkpoint.load(path)["model"] for path in (one, other)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], atol=1e-6, rtol=1e-5)
+
+
+def nmtkit(*arguments: object) -> str:
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_an_average_of_adapters_is_that_of_the_merged_models(adapted: Path, tmp_path: Path, members: int) -> None:
+    names = ["update_00000003.pt", "update_00000006.pt"][-members:]
+    nmtkit("average-checkpoints", *(adapted / name for name in names), "--output", tmp_path / "adapters.pt")
+    contents = checkpoint.read(tmp_path / "adapters.pt")
+    assert "adapters" not in contents
+    merged = [checkpoint.read(adapted.parent / f"merged_{name}")["model"] for name in names]
+    for key, tensor in contents["model"].items():
+        expected = sum(member[key].double() for member in merged) / members
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
+def test_an_export_of_adapters_is_that_of_the_merged_model(adapted: Path, tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("safetensors")
+    paths = {"adapters": adapted / "last.pt", "merged": adapted.parent / "merged_update_00000006.pt"}
+    for name, path in paths.items():
+        nmtkit("export", path, tmp_path / name, "--format", kind)
+        if kind == "safetensors":
+            nmtkit("export", tmp_path / name, tmp_path / f"{name}.pt", "--format", "checkpoint")
+        else:
+            nmtkit("import", tmp_path / name, tmp_path / f"{name}.pt", "--try", "")
+    assert_close(tmp_path / "adapters.pt", tmp_path / "merged.pt")
+
+
+def test_scripts_and_the_service_translate_with_the_merged_model(adapted: Path, domain_data: Path) -> None:
+    lines = Dataset.open(domain_data)["valid"].source_lines()
+    merged = load(adapted.parent / "merged_update_00000006.pt")
+    expected = merged.translate(lines)
+    assert load(adapted / "last.pt").translate(lines) == expected
+    served = Translator.load([adapted / "last.pt", adapted.parent / "merged_update_00000006.pt"], precision="fp32")
+    assert [it.text for it in served.translate(lines)] == expected  # an ensemble of a model with itself
+    assert models.languages_of(adapted / "last.pt") == ("xx", "yy")
 
 
 def test_a_resumed_run_of_adapters_goes_on_exactly(base: Path, domain_data: Path, tmp_path: Path) -> None:

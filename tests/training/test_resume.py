@@ -174,7 +174,7 @@ def test_a_plug_in_that_was_edited_since_the_stop_is_named(
     assert "mine.py has changed" not in go(2, source)
     assert "the source of plug-in mine.py has changed since update 2 was saved" in go(3, source + "\nX = 1\n")
     starts = [*records(tmp_path / "run", "start"), *records(tmp_path / "run", "resume")]
-    digests = [record["plugin sources"]["mine.py"] for record in starts]
+    digests = [record["plugin_sources"]["mine.py"] for record in starts]
     assert digests[0] == digests[1] != digests[2]
     # the same process does not see the edit; it says so
     plugin.write_text(source + "\nX = 2\n")
