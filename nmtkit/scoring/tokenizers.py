@@ -22,7 +22,7 @@ MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko"
 RUN = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-LONGEST_WORD = 7  # letters; longer runs are no single words
+LONGEST_WORD = 7  # letters; longer runs consist of several words
 SAMPLE = 200  # lines that are looked at
 
 logger = logging.getLogger("nmtkit")

@@ -120,7 +120,7 @@ def resume_is_exact(subject: Subject[Any]) -> None:
 
 
 def check_resume(subject: Subject[Any], folder: Path) -> None:
-    """Runs `resume_is_exact` with the checkpoints of both runs in `folder`."""
+    """Checks the same as `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
     kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
