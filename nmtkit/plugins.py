@@ -153,22 +153,26 @@ def plugin_message(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename and _is_plugins(error.filename):
         return _described(error, [])
     frames = list(traceback.extract_tb(error.__traceback__))
-    theirs = [index for index, frame in enumerate(frames) if _is_plugins(frame.filename)]
-    if not theirs:
+    plugin_frames = [index for index, frame in enumerate(frames) if _is_plugins(frame.filename)]
+    if not plugin_frames:
         return None
-    importing = any(frames[index].name == "<module>" for index in theirs)
-    below = frames[theirs[-1] + 1 :]
-    ours = any(frame.filename.startswith(PACKAGE) for frame in below)
-    if ours and not importing and isinstance(error, ValueError | OSError | ImportError):
+    importing = any(frames[index].name == "<module>" for index in plugin_frames)
+    below = frames[plugin_frames[-1] + 1 :]
+    has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
+    if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
         return None  # a mistake of the user, which our own message explains
-    inner = [frame for frame in below if not ours and not _is_installed(frame.filename)]  # modules of the user
-    return _described(error, [frames[theirs[-1]], *inner])
+    inner = [
+        frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
+    ]  # modules of the user
+    return _described(error, [frames[plugin_frames[-1]], *inner])
 
 
 def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
     """Returns the error, such as `AttributeError: …`, its frames, and the flag that shows the whole traceback."""
-    *place, message = traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
-    lines = "".join([*traceback.format_list(frames), *place])
+    *lines_before, message = (
+        traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
+    )
+    lines = "".join([*traceback.format_list(frames), *lines_before])
     return f"in a plug-in: {message.rstrip()}\n{lines}The whole traceback: --debug"
 
 

@@ -81,8 +81,8 @@ class ExpectedReward(Criterion):
         else:
             options = SearchOptions(beam=size, nbest=size, lenpen=0.0, **lengths)
         with evaluating(model):
-            found = beam_search([model], source, options)
-        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in found]
+            results = beam_search([model], source, options)
+        return [[hypothesis.tokens for hypothesis in hypotheses] for hypotheses in results]
 
     def rewards(self, candidates: list[list[list[int]]], references: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Returns the reward of each candidate [C] and the index of its sentence [C], on the CPU."""

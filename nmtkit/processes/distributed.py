@@ -239,7 +239,7 @@ class Watchdog:
         self.beats = 0
         self.busy_until = 0.0  # until then, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.seen: dict[int, tuple[bytes, float]] = {}  # rank -> its last message and the time of arrival
+        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> its last message and the time of arrival
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
@@ -289,9 +289,9 @@ class Watchdog:
         for other in range(world_size()):
             name = f"beat {other}"
             published = self.store.get(name) if self.store.check([name]) else b"0 0 0 0"
-            if published != self.seen.get(other, (None,))[0]:
-                self.seen[other] = (published, now)
-            if now - self.seen[other][1] > self.timeout:
+            if published != self.messages.get(other, (None,))[0]:
+                self.messages[other] = (published, now)
+            if now - self.messages[other][1] > self.timeout:
                 stuck.add(other)
             progress[other] = tuple(map(int, published.split()[:3]))
         least = min(progress.values())

@@ -21,7 +21,7 @@ from nmtkit.plugins import PluginError, plugin_message
 
 Task = tuple[Any, ...]  # a method of the worker object, and its arguments
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
-RESULTS_AHEAD = 4  # tasks per worker that may be taken before the result of the earliest task
+RESULTS_AHEAD = 4  # tasks per worker that may be sent before the result of the earliest task
 
 
 class Workers:
@@ -39,13 +39,13 @@ class Workers:
             method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
             context: Any = multiprocessing.get_context(method)
             for _ in range(count):
-                ours, theirs = context.Pipe()
-                others = [*self._connections, ours]
-                process = context.Process(target=_serve, args=(theirs, factory, others), daemon=True)
+                our_end, worker_end = context.Pipe()
+                others = [*self._connections, our_end]
+                process = context.Process(target=_serve, args=(worker_end, factory, others), daemon=True)
                 process.start()
-                theirs.close()
+                worker_end.close()
                 self._processes.append(process)
-                self._connections.append(ours)
+                self._connections.append(our_end)
 
     def __enter__(self) -> "Workers":
         return self
@@ -94,7 +94,7 @@ class Workers:
         coming = enumerate(tasks)
         pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker without a result
         results: dict[int, tuple[int, Any]] = {}
-        taken = yielded = 0
+        sent = yielded = 0
         more = True
         while True:
             while yielded in results if ordered else results:
@@ -106,16 +106,16 @@ class Workers:
                 yield number, worker, result
             worker = min(range(self.count), key=lambda index: len(pending[index]))
             timeout: float | None = None
-            if more and len(pending[worker]) < TASKS_AHEAD and taken - yielded < RESULTS_AHEAD * self.count:
+            if more and len(pending[worker]) < TASKS_AHEAD and sent - yielded < RESULTS_AHEAD * self.count:
                 try:
                     number, task = next(coming)
                 except StopIteration:
                     more = False
                     continue
                 except (ValueError, OSError) as error:  # an error of `tasks` itself
-                    more, results[taken] = False, (worker, error)
+                    more, results[sent] = False, (worker, error)
                     continue
-                taken += 1
+                sent += 1
                 if task is not None:
                     pending[worker].append(number)
                     self._send(worker, True, task)

@@ -48,18 +48,18 @@ class Adafactor(Optimizer):
                 state["col_var"] = torch.zeros_like(parameter[..., :1, :])
             else:
                 state["variance"] = torch.zeros_like(parameter)
-        taken = torch.ones_like(state["steps"])  # becomes 0 if this update is skipped
+        applied = torch.ones_like(state["steps"])  # becomes 0 if this update is skipped
         if self.found_inf is not None:
             skipped = self.found_inf > 0
-            taken = taken.masked_fill_(skipped, 0.0)
+            applied = applied.masked_fill_(skipped, 0.0)
             gradient = gradient.masked_fill(skipped, 0.0)  # NaN times 0 would still be NaN
-        step = state["steps"].add_(taken).clamp(min=1)
+        step = state["steps"].add_(applied).clamp(min=1)
         size = rms(parameter).clamp_(min=MIN_WEIGHT_RMS)
-        rate = step.rsqrt().clamp_(max=group["lr"]).mul_(size).mul_(taken)
+        rate = step.rsqrt().clamp_(max=group["lr"]).mul_(size).mul_(applied)
         if group["weight_decay"]:
-            parameter.mul_(1 - taken * (group["lr"] * group["weight_decay"]))
+            parameter.mul_(1 - applied * (group["lr"] * group["weight_decay"]))
         eps = torch.finfo(parameter.dtype).eps
-        variance = updated_variance(state, gradient, step.pow(group["beta2_decay"]).mul_(taken), eps)
+        variance = updated_variance(state, gradient, step.pow(group["beta2_decay"]).mul_(applied), eps)
         update = variance.clamp_(min=eps * eps).rsqrt_().mul_(gradient)
         clip = rms(update).div_(group["update_clip"]).clamp_(min=1)
         parameter.addcmul_(update, rate / clip, value=-1)

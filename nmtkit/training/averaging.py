@@ -181,8 +181,8 @@ def average(paths: list[Path]) -> Checkpoint:
     for name, tensor in sums.items():
         if tensor.is_floating_point():
             sums[name] = tensor.div_(len(paths)).to(first["model"][name].dtype)
-    kept = ("architecture", "config", "tokenizer", "plugins", "run")
-    return {name: first[name] for name in kept if name in first} | {
+    copied = ("architecture", "config", "tokenizer", "plugins", "run")
+    return {name: first[name] for name in copied if name in first} | {
         "model": {name: sums[owner[name]] for name in first["model"]},
         "update": newest,
         "averaged": [path.name for path in paths],

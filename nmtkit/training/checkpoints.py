@@ -46,8 +46,8 @@ class CheckpointManager:
         if not self.folder.is_dir():
             return
         contents = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
-        ours = ("config.toml", "log.jsonl")
-        if contents and not any(NUMBERED.fullmatch(path.name) or path.name in ours for path in contents):
+        run_files = ("config.toml", "log.jsonl")
+        if contents and not any(NUMBERED.fullmatch(path.name) or path.name in run_files for path in contents):
             raise ValueError(
                 f"--save-dir {self.folder} holds something other than a run; give an empty or a new folder"
             )
@@ -93,11 +93,11 @@ class CheckpointManager:
             os.close(handle)
         name = Path(distributed.broadcast(token)).name
         end = time.monotonic() + VISIBLE_SECONDS
-        while not (seen := (self.folder / name).exists()) and time.monotonic() < end:
+        while not (visible := (self.folder / name).exists()) and time.monotonic() < end:
             time.sleep(0.1)
             distributed.heartbeat()
         own = f"{self.folder.absolute()} on {platform.node()}"
-        folders = distributed.all_gather_object((seen, own))
+        folders = distributed.all_gather_object((visible, own))
         if distributed.is_rank_zero():
             (self.folder / name).unlink(missing_ok=True)
         for rank, (has_seen, folder) in enumerate(folders):

@@ -102,7 +102,7 @@ class JobConfig:
     @property
     def has_own_metrics(self) -> bool:
         """Whether the metrics are other than the default metrics."""
-        return tuple(it.name for it in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
+        return tuple(metric.name for metric in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
 
     def _check_shardable(self) -> None:
         """Raises ValueError for components that need whole parameters, because with fsdp a process has only a share."""
@@ -119,7 +119,7 @@ class JobConfig:
 
     def metrics(self) -> dict[str, Metric]:
         """Returns new metrics by name. Raises ValueError or ImportError if a metric refuses its settings."""
-        return {it.name: METRICS[it.name].factory(it.config) for it in self.chosen("metrics")}
+        return {chosen.name: METRICS[chosen.name].factory(chosen.config) for chosen in self.chosen("metrics")}
 
     def chosen(self, kind: str) -> list[Component]:
         """Returns the components of a kind, in the order of their names on the command line."""
@@ -194,7 +194,10 @@ class JobTemplate:
         start = finetune_from or (in_file and folder / in_file)
         if start and not (names or {}).get("architecture") and "architecture" not in tables:
             components["architecture"] = _architecture_of(start)
-        titles = {f"{REGISTRIES[kind_of(table)].kind} {it.name}": it.config for table, it in components.items()}
+        titles = {
+            f"{REGISTRIES[kind_of(table)].kind} {component.name}": component.config
+            for table, component in components.items()
+        }
         check_no_collisions({"the run": RunConfig()} | titles)
         return JobTemplate(
             run=in_folder(run, RunConfig, folder),
@@ -204,13 +207,13 @@ class JobTemplate:
             data=None if data is None else folder / data,
         )
 
-    def job(self, given: Mapping[str, Any], data: Path | None = None) -> JobConfig:
-        """Returns the job. The flags `given` on the command line, by field name, override the settings of the file.
+    def job(self, flags: Mapping[str, Any], data: Path | None = None) -> JobConfig:
+        """Returns the job. The `flags` of the command line, by field name, override the settings of the file.
 
         `data` overrides the dataset of the file.
         """
         run_fields = field_types(RunConfig)
-        run_flags = {name: value for name, value in given.items() if name in run_fields}
+        run_flags = {name: value for name, value in flags.items() if name in run_fields}
         # A flag removes the conflicting setting of the file.
         in_file = dict(self.run)
         for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
@@ -220,7 +223,7 @@ class JobTemplate:
         components = {}
         for table, component in self.components.items():
             fields = field_types(type(component.config))
-            changes = {name: value for name, value in given.items() if name in fields}
+            changes = {name: value for name, value in flags.items() if name in fields}
             components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
 
@@ -241,7 +244,7 @@ def kind_of(table: str) -> str:
 
 
 def _components(
-    kind: str, given: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
+    kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
     """Returns the components of a kind by table, with the settings of the file. Removes their names from `run`."""
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
@@ -251,12 +254,12 @@ def _components(
         in_file = (_converted(tables.get(kind, {}).get("name", default[0]), str, f"{origin}: name of [{kind}]"),)
     written_for = {table_of(kind, name) for name in in_file}
     for table in tables:
-        if kind_of(table) == kind and table not in written_for and given is None:
+        if kind_of(table) == kind and table not in written_for and typed is None:
             known = ", ".join(in_file) or "none"
             raise ValueError(
                 f"{origin}: [{table}] does nothing, because {kind} in [run] lists {known}; add it to the list"
             )
-    names = in_file if given is None else names_in(given) if several else (given,)
+    names = in_file if typed is None else names_in(typed) if several else (typed,)
     if len(set(names)) < len(names):
         raise ValueError(f"{REGISTRIES[kind].flag} {','.join(names)} repeats a name")
     chosen = {}

@@ -100,10 +100,10 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             saved[storage._cdata] = storage.nbytes()
-        kept.append(tensor)  # otherwise the address of a freed storage could occur again
+        alive.append(tensor)  # otherwise the address of a freed storage could occur again
         return tensor
 
-    kept: list[Tensor] = []
+    alive: list[Tensor] = []
     model.train()
     try:
         with (

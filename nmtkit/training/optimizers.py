@@ -154,8 +154,8 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer.
 
-    The names come from "param_names" of a group, else from `parameters`. A tensor that is found in neither, which an
-    optimizer of a plug-in has made, is named after its place in the optimizer.
+    The names come from "param_names" of a group, else from `parameters`. A tensor that is in neither, because an
+    optimizer of a plug-in has made it, is named after its position in the optimizer.
     """
     known = {id(parameter): name for name, parameter in parameters.items()}
     return [

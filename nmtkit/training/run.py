@@ -65,7 +65,9 @@ class Run:
         self.progress.started = self.saver.last_save = time.monotonic()
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
-        by_name = {it.name: CALLBACKS[it.name].factory(it.config) for it in self.job.chosen("callbacks")}
+        by_name = {
+            chosen.name: CALLBACKS[chosen.name].factory(chosen.config) for chosen in self.job.chosen("callbacks")
+        }
         run = RunState(
             save_dir=self.job.run.save_dir,
             settings=self.job.tables(),
@@ -139,8 +141,8 @@ class Run:
 
     def _write_config(self) -> None:
         folder = self.checkpoints.folder
-        made_by = [f"# {name}: {value}" for name, value in self.facts.items() if name not in ("settings", "data")]
-        text = "\n".join(["# To start or resume this run: nmtkit train --config FILE", *made_by, "", ""])
+        facts = [f"# {name}: {value}" for name, value in self.facts.items() if name not in ("settings", "data")]
+        text = "\n".join(["# To start or resume this run: nmtkit train --config FILE", *facts, "", ""])
         with atomic_write(folder / "config.toml") as file:
             file.write((text + self.job.toml(folder)).encode())
 

@@ -70,8 +70,8 @@ def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _command() -> str:
     """Returns the command line that started this process, or the script that called `nmtkit.train`."""
     program = Path(sys.argv[0])
-    ours = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
-    return shlex.join(["nmtkit", *sys.argv[1:]] if ours else ["python", *sys.argv])
+    is_command = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
+    return shlex.join(["nmtkit", *sys.argv[1:]] if is_command else ["python", *sys.argv])
 
 
 def _commit() -> str | None:

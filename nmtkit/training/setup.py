@@ -197,7 +197,10 @@ def build_model(job: JobConfig, tokenizer: Tokenizer) -> Architecture:
 
 def build_transforms(job: JobConfig, tokenizer: Tokenizer) -> TransformPipeline | None:
     """Returns the transforms of the training pairs, or None if the job has none."""
-    chosen = [(it.name, TRANSFORMS[it.name].factory(it.config, tokenizer)) for it in job.chosen("transforms")]
+    chosen = [
+        (component.name, TRANSFORMS[component.name].factory(component.config, tokenizer))
+        for component in job.chosen("transforms")
+    ]
     return TransformPipeline(chosen, tokenizer, job.run.seed) if chosen else None
 
 

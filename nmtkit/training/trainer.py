@@ -176,7 +176,7 @@ class Trainer:
         reason and runs that part of the model without compilation.
         """
         started = time.monotonic()
-        torch._dynamo.config.optimize_ddp = False  # the optimizer would split the graph at the gradient buckets
+        torch._dynamo.config.optimize_ddp = False  # otherwise dynamo splits the graph at the gradient buckets
         self.model.compile(dynamic=True)
         try:
             with distributed.long_operation():

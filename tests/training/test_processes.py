@@ -342,7 +342,7 @@ def watchdog_of(messages: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> 
     """Returns a watchdog of rank 0 whose ranks publish updates, steps, whether they wait, and heartbeats."""
     monkeypatch.setattr(distributed, "world_size", lambda: len(messages))
     watch = object.__new__(distributed.Watchdog)
-    watch.store, watch.timeout, watch.seen = FakeStore(messages), 60.0, {}
+    watch.store, watch.timeout, watch.messages = FakeStore(messages), 60.0, {}
     return watch
 
 
@@ -480,7 +480,7 @@ def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.M
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     watch = object.__new__(distributed.Watchdog)
     watch.store = store = FakeStore({"beat 0": b"8 0 0 1", "beat 1": b"7 2 0 1", "beat 2": b"8 0 0 1"})
-    watch.timeout, watch.seen = 60.0, {}
+    watch.timeout, watch.messages = 60.0, {}
     assert watch._hanging() is None
     now[0] = 59.0
     assert watch._hanging() is None
