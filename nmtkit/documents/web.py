@@ -44,8 +44,8 @@ DESCRIPTIONS = names(
 RIGHT_TO_LEFT = names("ar arb ckb dv fa he heb pes ps sd ug ur urd yi yid")
 
 _ATTRIBUTE = re.compile(r"([^\s\"'<>/=]++)(?:\s*+=\s*+(?>\"([^\"]*+)\"|'([^']*+)'|([^\s\"'=<>`]++)))?")
-_CHARSET = re.compile(rb"<meta[^>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
-_DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+_CHARSET = re.compile(rb"<meta[^<>]*?charset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
+_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 
 
 @dataclass(frozen=True)

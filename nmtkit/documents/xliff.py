@@ -33,7 +33,7 @@ NESTED = ("g", "pc", "mrk")  # inline elements that hold text; other inline elem
 STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # the attribute that identifies the pair of a code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
-_DECLARED = re.compile(rb"<\?xml[^>]*?encoding\s*=\s*[\"']([\w:.-]+)")
+_DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
 _CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")  # of XML, as it is in the file
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

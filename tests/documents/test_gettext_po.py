@@ -117,13 +117,13 @@ def translated(text: str, **options) -> str:
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_what_is_not_translated_is_and_marked_fuzzy_and_nothing_else_changes(newline):
+def test_untranslated_entries_are_translated_and_marked_fuzzy_and_nothing_else_changes(newline):
     found = translated((HEADER + DONE + NEW).replace("\n", newline))
     assert found == (HEADER + DONE + EXPECTED).replace("\n", newline)
     assert translated(found) == found
 
 
-def test_what_is_translated_is_translated_anew_where_that_is_asked_for():
+def test_translations_are_overwritten_if_asked():
     found = translated(HEADER + DONE, overwrite=True)
     assert found == HEADER + DONE.replace(
         'msgid "done"\nmsgstr "fertig"', '#, fuzzy\nmsgid "done"\nmsgstr "DONE"'
@@ -138,7 +138,7 @@ def check_by_msgfmt(text: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("msgfmt") is None, reason="msgfmt is not installed")
-def test_gettexts_own_checker_takes_what_comes_out():
+def test_msgfmt_accepts_the_file():
     check_by_msgfmt(translated(HEADER + DONE + NEW))
 
 
@@ -222,7 +222,7 @@ def test_the_rules_of_plurals_are_valid_and_order_the_forms(language, samples):
         (f"nplurals=2; plural={'(' * 400};", ["FILE", "FILES"]),
     ],
 )  # fmt: skip
-def test_forms_are_as_many_as_the_language_has(rule, expected):
+def test_an_entry_has_the_plural_forms_of_the_header(rule, expected):
     header = f'msgid ""\nmsgstr "Plural-Forms: {rule}\\n"\n\n'
     found = translated(header + 'msgid "File"\nmsgid_plural "Files"\nmsgstr[0] ""\nmsgstr[1] ""\n')
     assert re.findall(r"msgstr\[(\d)\] \"(.*)\"", found) == [(str(n), text) for n, text in enumerate(expected)]
@@ -273,7 +273,7 @@ def test_a_visible_tag_keeps_its_spaces():
     assert 'msgstr "USE <file> (OR -) NOW"' in translated('msgid "Use <file> (or -) now"\nmsgstr ""\n')
 
 
-def test_the_charset_of_the_header_is_that_of_the_file():
+def test_the_charset_of_the_header_is_the_encoding_of_the_file():
     text = 'msgid ""\nmsgstr "Content-Type: text/plain; charset=ISO-8859-1\\n"\n\nmsgid "Grün"\nmsgstr ""\n'
     document = read_document(text.encode("latin-1"), "po", "app.po")
     assert document.encoded(document.render(["Blé"])).decode("latin-1").count("Blé") == 1
@@ -281,7 +281,7 @@ def test_the_charset_of_the_header_is_that_of_the_file():
     assert "charset=UTF-8" in found and 'msgid "Grün"\nmsgstr "Łódź"' in found
 
 
-def test_a_template_says_that_it_is_utf_8():
+def test_a_template_becomes_utf_8():
     found = translated('msgid ""\nmsgstr "Content-Type: text/plain; charset=CHARSET\\n"\n\nmsgid "é"\nmsgstr ""\n')
     assert "charset=UTF-8" in found and '"É"' in found
 
@@ -309,7 +309,7 @@ def test_long_strings_are_wrapped_unless_the_file_does_not():
         ('"a"\n', "line 1: a string without"),
     ],
 )
-def test_what_is_no_catalogue_is_refused_with_its_line(text, message):
+def test_a_file_that_is_not_a_catalogue_is_refused_with_its_line(text, message):
     with pytest.raises(ValueError, match=message):
         read_document(text.encode(), "po", "app.po")
 
@@ -345,6 +345,6 @@ def test_any_text_goes_from_msgid_to_msgstr(texts):
 @pytest.mark.parametrize(
     "attack", ["<b>" * 20_000 + "x", "a\\n" * 10_000, "<a '" * 10_000, "\\" * 20_000, "a " * 20_000]
 )
-def test_hostile_strings_are_read_soon(attack):
+def test_hostile_strings_are_read_in_linear_time(attack):
     document = read_document(f'msgid "{attack}"\nmsgstr ""\n'.encode(), "po", "app.po")
     document.render([upper(segment) for segment in document.segments])

@@ -69,7 +69,7 @@ def cues(*texts: str, gap: int = 0) -> str:
     )
 
 
-def test_sentences_go_over_lines_and_cues_and_speakers_have_their_own():
+def test_a_sentence_may_span_lines_and_cues_of_one_speaker():
     assert read(SRT).segments == [
         "I was going to say that we should have gone home, but nobody ever listens to me.",
         "Who are you?",
@@ -82,7 +82,7 @@ def test_sentences_go_over_lines_and_cues_and_speakers_have_their_own():
 
 @pytest.mark.parametrize(("text", "format"), [(SRT, "srt"), (VTT, "vtt")])
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_all_but_the_words_stays(text, format, newline):
+def test_everything_except_the_words_stays(text, format, newline):
     text = text.replace("\n", newline)
     document = read(text, format)
     assert document.encoded(document.render(document.segments)) == text.encode()
@@ -93,7 +93,7 @@ def test_all_but_the_words_stays(text, format, newline):
             assert line in found.split(newline)
 
 
-def test_a_translation_is_divided_by_the_length_of_each_cue_and_rather_after_punctuation():
+def test_a_translation_is_divided_in_proportion_to_the_cues_and_after_punctuation():
     document = read(cues("The man who came yesterday,", "because he was asked to,", "left."))
     assert len(document.segments) == 1
     german = "Der Mann, der gestern gekommen ist, weil man ihn darum gebeten hat, ist gegangen."
@@ -101,7 +101,7 @@ def test_a_translation_is_divided_by_the_length_of_each_cue_and_rather_after_pun
     assert found == ["Der Mann, der gestern gekommen ist,", "weil man ihn darum gebeten hat,", "ist gegangen."]
 
 
-def test_lines_are_as_many_as_before_and_of_like_width_or_more_where_too_wide():
+def test_a_cue_keeps_its_number_of_lines_unless_they_are_too_wide():
     document = read(cues("One line.", "Two lines\nthat are one."))
     long = "Das ist eine Zeile, die nicht in zweiundvierzig Spalten passt."
     found = document.render([long, "Zwei Zeilen, die eine sind."])
@@ -137,7 +137,7 @@ def test_chinese_is_joined_without_spaces_and_broken_without_them():
     assert len(lines) == 2 and not lines[1].startswith("，")
 
 
-def test_no_word_is_lost_where_there_are_fewer_than_cues():
+def test_no_word_is_lost_if_there_are_fewer_words_than_cues():
     assert read(cues("I saw", "a big", "dog.")).render(["Ja"]).count("Ja") == 1
 
 
@@ -158,7 +158,7 @@ def test_a_translation_cannot_make_a_cue():
         ("WEBVTTX\n", "vtt", "line 1"),
     ],
 )
-def test_what_is_no_subtitle_is_refused_with_its_line(text, format, message):
+def test_a_file_without_subtitles_is_refused_with_its_line(text, format, message):
     with pytest.raises(ValueError, match=message):
         read(text, format)
 
@@ -199,7 +199,7 @@ def test_any_film_keeps_its_times_and_codes_and_every_word_comes_once(texts, new
     "attack", [" " * 50_000, "-->" * 20_000, "00:00:01,000 --> " * 5_000, "<i>" * 20_000 + "x", "a\n" * 20_000,
                "{\\" * 20_000]
 )  # fmt: skip
-def test_hostile_films_come_back_as_they_were_and_soon(attack):
+def test_hostile_subtitles_come_back_unchanged_in_linear_time(attack):
     text = cues(f"x{attack}")
     document = read(text)
     assert document.render(document.segments) == text

@@ -77,7 +77,7 @@ def test_a_code_that_shows_keeps_its_spaces_where_it_comes_to_stand_elsewhere():
         ("<p>Text", "de", "<p>TEXT"),
     ],
 )
-def test_the_page_says_its_new_language_and_direction(page, language, expected):
+def test_the_page_declares_its_new_language_and_direction(page, language, expected):
     assert translated(page, language) == expected
 
 
@@ -93,7 +93,7 @@ def test_the_page_says_its_new_language_and_direction(page, language, expected):
          b"<?xml version='1.0' encoding='iso-8859-2'?><p>\xa3\xf3d\xbc</p>"),
     ],
 )  # fmt: skip
-def test_the_encoding_is_kept_and_what_it_lacks_is_written_as_a_number(data, expected):
+def test_the_encoding_is_kept_and_missing_characters_become_numbers(data, expected):
     document = read_document(data, "html", "page.html")
     assert document.encoded(document.render(document.segments)) == data
     assert "Grün" in document.segments[0]
@@ -101,12 +101,12 @@ def test_the_encoding_is_kept_and_what_it_lacks_is_written_as_a_number(data, exp
 
 
 @pytest.mark.parametrize("name", ["zlib_codec", "utf-7", "unicode_escape", "idna", "none-such", "rot13"])
-def test_an_encoding_that_is_none_of_text_is_refused(name):
+def test_an_encoding_that_is_not_for_text_is_refused(name):
     with pytest.raises(ValueError, match=r"page\.html: the file declares the encoding"):
         read_document(f"<meta charset={name}><p>x".encode(), "html", "page.html")
 
 
-def test_a_page_that_is_not_what_it_says_is_refused_with_its_line():
+def test_a_page_that_is_not_in_its_declared_encoding_is_refused_with_its_line():
     with pytest.raises(ValueError, match=r"page\.html: line 2: byte 0xfc is not UTF-8"):
         read_document(b"<meta charset=utf-8>\n<p>Gr\xfcn", "html", "page.html")
 
@@ -141,7 +141,7 @@ def test_a_page_whose_translation_says_the_same_stays_byte_for_byte(page):
 
 @settings(max_examples=300, deadline=None)
 @given(PAGES)
-def test_what_stands_between_segments_stays_and_tags_are_neither_lost_nor_doubled(page):
+def test_tags_are_neither_lost_nor_doubled(page):
     document = read_document(page.encode(), "html", "page.html")
     found = document.render([upper(segment) for segment in document.segments])
     names = [Counter((token.kind, token.name) for token in tokens(text) if token.name) for text in (page, found)]
@@ -229,6 +229,6 @@ def test_the_work_grows_linearly_with_the_page(unit):
      "<p " + "= " * 16_000, "<svg>" * 8_000, "<script>" * 4_000, "<br>a" * 8_000, "<![CDATA[" * 6_000],
     ids=lambda text: text[:8],
 )  # fmt: skip
-def test_hostile_pages_come_back_as_they_were_and_soon(attack):  # some took hours in quadratic time
+def test_hostile_pages_come_back_unchanged_in_linear_time(attack):  # some took hours in quadratic time
     document = read_document(attack.encode(), "html", "page.html")
     assert document.render(document.segments) == attack

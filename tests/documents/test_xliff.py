@@ -90,7 +90,7 @@ def test_targets_and_states_are_written_and_nothing_else_changes(text, expected)
     assert read_document(text.encode(), "xliff", "app.xlf").text == text
 
 
-def test_what_is_translated_is_translated_anew_but_not_what_is_final():
+def test_translations_that_are_not_final_are_overwritten_if_asked():
     found = translated(ONE, overwrite=True)
     assert f"<target {MACHINE}>DONE</target>" in found and ">Ja</target>" in found
     found = translated(TWO, overwrite=True)
@@ -165,7 +165,7 @@ def test_another_encoding_is_kept():
         ("<?xml version='1.0' encoding='utf-7'?><a/>", "the file declares the encoding 'utf-7'"),
     ],
 )
-def test_what_is_no_xliff_is_refused_with_its_line(text, message):
+def test_a_file_that_is_not_xliff_is_refused_with_its_line(text, message):
     with pytest.raises(ValueError, match=message):
         read_document(text.encode(), "xliff", "app.xlf")
 

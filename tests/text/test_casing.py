@@ -18,7 +18,7 @@ from nmtkit.text.casing import capitals, in_capitals, sentence_case
         ("日本 日本 日本", False),
     ],
 )
-def test_what_counts_as_capitals(text, expected):
+def test_lines_in_capitals(text, expected):
     assert in_capitals(text) == expected
 
 
@@ -39,7 +39,7 @@ def test_digraphs_with_a_titlecase_letter():
     assert not in_capitals("ǅUNGLA ǈUDI pet")
 
 
-def test_links_follow_letters_that_become_two():
+def test_links_follow_a_letter_that_becomes_two():
     text = "Große Straße, gut"
     upper, links = capitals(text, [Link(0, 1, *word) for word in words(text)])
     assert upper == text.upper() == "GROSSE STRASSE, GUT"

@@ -113,7 +113,7 @@ def test_a_file_with_alternatives_repeated_terms_and_a_byte_order_mark(tmp_path,
         (b"\n", r"holds no terms"),
     ],
 )
-def test_what_is_no_term_is_told_with_its_place(tmp_path, contents, message):
+def test_a_line_that_is_not_a_term_is_refused_with_its_number(tmp_path, contents, message):
     path = tmp_path / "terms.tsv"
     path.write_bytes(contents)
     with pytest.raises(ValueError, match=re.escape(str(path)) + ".*" + message):

@@ -47,7 +47,7 @@ def test_tags_follow_words_that_change_places():
     assert line.restore(target, links) == "er hat den <i>Hund</i> <b>gesehen</b>"
 
 
-def test_an_element_whose_words_none_attends_to_is_around_the_nearest_word():
+def test_an_element_to_which_no_word_attends_surrounds_the_nearest_word():
     line = marked('he lives in <a href="x">the city</a> now')
     target = "er lebt jetzt in der Stadt"
     pairs = {0: 0, 1: 1, 2: 5, 3: 2}  # target word -> source word

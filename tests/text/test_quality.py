@@ -7,7 +7,7 @@ import pytest
 from nmtkit.text.quality import assess
 
 
-def test_the_numbers_are_what_they_say():
+def test_the_figures_equal_their_definitions():
     quality = assess("A man sees the Eiffel tower.", "Ein Mann sieht man Eiffel {x} 12.", [-0.1, -0.3, -2.0], (7, 6))
     assert quality.mean_probability == quality.score == pytest.approx(math.exp(-2.4 / 3))
     assert quality.min_probability == pytest.approx(math.exp(-2.0))
@@ -34,7 +34,7 @@ def test_flags_and_the_score_that_they_halve(source, target, probability, pieces
     assert quality.score == pytest.approx(probability * 0.5 ** len(set(flags) - {"uncertain"}))
 
 
-def test_what_is_to_be_copied_is_not_held_against_a_translation():
+def test_protected_text_does_not_count_as_copied():
     text = "see the url www.a.de now"
     assert "copied" in assess(text, text, [-0.1], (5, 5)).flags
     assert assess(text, "siehe www.a.de jetzt", [-0.1], (5, 5), ["www.a.de"]).copied == 0

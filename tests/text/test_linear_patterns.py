@@ -1,0 +1,54 @@
+"""Every regular expression of text/ and documents/ takes linear time on hostile text."""
+
+import importlib
+import pkgutil
+import re
+import time
+
+import pytest
+
+import nmtkit.documents
+import nmtkit.text
+from nmtkit.text.protection import PATTERNS
+
+UNITS = ["0", "a", " ", ".", "-", "%", "{", "}", "<", ">", '"', "'", "=", "&", "#", ":", "\\", "\n", "[", "*", "1.",
+         ",000", "a.", "<a ", '<a x="', "<a ='", "<!--", "{\\", "{a", "{n,plural,", "%0", "%(a", "%1$", "&a", "aa.",
+         "aa. ", "aa.)", "00:", "00:00:00.0 -->", "-->", "http://", "www.", "a@", "$", "€1 ", "[X1", "[[", "charset",
+         "<meta ", "<?xml ", "encoding=", "msgid ", "#\n", "日", "。", "\u0301", "x-format"]  # fmt: skip
+PREFIXES = ["", '"', "<a ", "%", "aa."]
+
+
+ANCHORED = ["_SYMBOLS", "_KEYWORD", "_STRING", "_TIMING", "_DASH", "_NUMBER"]  # matched at one position only
+
+
+def patterns() -> dict[str, re.Pattern]:
+    found = {f"PATTERNS[{index}]": re.compile(pattern) for index, pattern in enumerate(PATTERNS)}
+    for package in (nmtkit.text, nmtkit.documents):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            for name, value in vars(importlib.import_module(module.name)).items():
+                values = value if isinstance(value, tuple) else (value,)
+                found |= {f"{module.name}.{name}[{number}]": item for number, item in enumerate(values)
+                          if isinstance(item, re.Pattern)}  # fmt: skip
+    return found
+
+
+def seconds(pattern: re.Pattern, text: str, anchored: bool) -> float:
+    subject = text.encode() if isinstance(pattern.pattern, bytes) else text
+    start = time.process_time()
+    if anchored:
+        pattern.match(subject)
+    else:
+        for _ in pattern.finditer(subject):
+            pass
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("name", patterns())
+def test_no_pattern_takes_quadratic_time(name):
+    """%000… took 26 s for 20,000 characters."""
+    pattern, anchored = patterns()[name], any(f".{each}[" in name for each in ANCHORED)
+    for prefix in PREFIXES:
+        for unit in UNITS:
+            short, long = (prefix + unit * (length // len(unit)) for length in (1_000, 8_000))
+            if (slow := seconds(pattern, long, anchored)) > 0.02:  # most texts take a millisecond
+                assert slow < 24 * (seconds(pattern, short, anchored) + 0.005), (prefix, unit)
