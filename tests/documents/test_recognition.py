@@ -30,7 +30,7 @@ BINARY = [
     (archive("[Content_Types].xml", "word/document.xml"), "an office document or an e-book"),
     (archive("mimetype"), "an office document or an e-book"),
     (tar(), "a tar archive"),
-    (gzip.compress(b"<p>text</p>"), "a gzip file"),
+    (gzip.compress(b"<p>text</p>", mtime=0), "a gzip file"),
     (b"%PDF-1.7\n%\xe2\xe3", "a PDF file"),
     (rb"{\rtf1\ansi text}", "an RTF file"),
     (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "an image"),
