@@ -1,7 +1,7 @@
-"""The process that loads the models, and the workers that it forks; on a GPU it translates itself.
+"""The process that loads the models. On CPUs it forks the workers; on a GPU it translates itself.
 
-A fresh process, so that it can fork whenever a worker is to be replaced: it has one thread, whatever the server has.
-Workers share the weights in memory and end when the server closes their connection, or is gone.
+The process has one thread, unlike the server, so that it can fork at any time to replace a worker. Workers share the
+weights in memory. They end when the server closes their connection or ends.
 """
 
 import logging
@@ -22,7 +22,7 @@ from nmtkit.serving.workers import work, work_on_gpu
 
 
 def main(control: socket.socket) -> None:
-    """Loads what the server asks for, says so, and then starts a worker for each connection that comes."""
+    """Loads the models of the server's message, answers it, and starts a worker for each connection it receives."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they reach the whole group; the server decides
         signal.signal(number, signal.SIG_IGN)
     message = receive(control)
@@ -83,7 +83,7 @@ def _run_worker(
 
 
 def _receive_connection(control: socket.socket) -> socket.socket | None:
-    """Returns the connection of the next worker, None when the server has gone."""
+    """Returns the connection of the next worker, or None if the server has ended."""
     try:
         data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     except ConnectionError:

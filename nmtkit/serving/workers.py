@@ -137,7 +137,7 @@ def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
 
 
 def work_on_gpu(connection: socket.socket, models: Models) -> None:
-    """Translates tasks as they come, each model on a thread of its own, which keeps the slots of its search full."""
+    """Translates tasks as they arrive. Each model has its own thread, which fills the slots of the model's search."""
     sending = threading.Lock()
 
     def answer(message: dict[str, Any]) -> None:
@@ -164,14 +164,14 @@ def work_on_gpu(connection: socket.socket, models: Models) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _UnderWay:
-    """A task whose lines are in the search."""
+    """A task whose segments are in the search."""
 
     id: int
     segments: list[TextSegment]
 
 
 class SlotWorker:
-    """Feeds the decoder of a model with the lines of tasks as they come, and answers each task when it is complete."""
+    """Gives the segments of arriving tasks to the decoder of a model, and answers each task when it is complete."""
 
     def __init__(
         self, model: ServedModel, inbox: "queue.SimpleQueue[Any]", answer: Callable[[dict[str, Any]], None]
@@ -188,7 +188,7 @@ class SlotWorker:
             os._exit(1)  # the server starts this process anew, and its lines are translated again
 
     def run(self, decoder: BatchDecoder) -> None:
-        """Translates until None comes in."""
+        """Translates tasks until the inbox has None."""
         if self.model.translator.continuous is not None:
             self.model.translator.continuous.asks_between_steps = True
         for number, found in decoder(self.batches()):
@@ -202,7 +202,7 @@ class SlotWorker:
             self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
-        """Yields a batch for each task; an empty one where none has come in and some are under way."""
+        """Yields a batch for each task, and an empty batch if no task has arrived while others are under way."""
         number = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Requests as they come in, a window of them at a time: from files, a dataset, or a stream whose writer may be slow."""
+"""Reads requests in windows: from files, from a dataset, or from a stream whose writer may be slow."""
 
 import dataclasses
 import queue
@@ -13,13 +13,13 @@ from nmtkit.data.binarized import Split
 from nmtkit.translation.requests import Request
 
 CHUNK = 1 << 16  # bytes of a stream read at once
-TIMEOUT = 0.1  # seconds that a window waits for more lines before it goes off with those it has
+TIMEOUT = 0.1  # seconds that a window waits for more lines
 
 
 def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
-    """Yields the lines of a file, perhaps compressed, `size` at a time.
+    """Yields the lines of a file, which may be compressed, `size` lines at a time.
 
-    Raises OSError when it cannot be read, ValueError when it is empty or not UTF-8, naming it and the line.
+    Raises OSError if the file cannot be read, and ValueError, with file and line, if it is empty or not UTF-8.
     """
     decoder = corpus.LineDecoder(path)
     with corpus.open_bytes(path) as file:
@@ -31,10 +31,10 @@ def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
 
 
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
-    """Yields the lines of a pipe or terminal, up to `size` at a time, as they come.
+    """Yields the lines of a pipe or terminal as they arrive, up to `size` lines at a time.
 
-    When none comes for a while, it yields those it has, or none: the reader may flush what is ready. At most a few
-    chunks are read ahead. Raises ValueError as `lines_of_file` does.
+    If no line arrives for a while, yields the lines so far, or an empty list: the reader may then flush its results. At
+    most a few chunks are read in advance. Raises ValueError as `lines_of_file` does.
     """
     chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
 
@@ -71,7 +71,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 
 def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
-    """Yields the lines of `stream` (standard input), or of the files one after the other if it is None."""
+    """Yields the lines of `stream` (standard input), or of the files one after the other if there is no stream."""
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
     else:
@@ -87,10 +87,10 @@ def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Requ
 
 
 def dataset_requests(split: Split, window: int, with_references: bool) -> Iterator[list[Request]]:
-    """Yields the sentences of a dataset's subset."""
+    """Yields the sentences of a subset of a dataset."""
     try:
         texts: Sequence[str] | None = split.source_lines()
-    except ValueError:  # no raw text of a training set is kept
+    except ValueError:  # a dataset does not keep the raw text of its training set
         texts = None
     references = split.references() if with_references else None
     for start in range(0, len(split), window):
@@ -104,10 +104,10 @@ def dataset_requests(split: Split, window: int, with_references: bool) -> Iterat
 
 
 def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> Iterator[list[Request]]:
-    """Yields the requests with fields (names of `files`) from files of one line for each input line.
+    """Yields the requests with fields from `files` (field -> file), which have a line for each input line.
 
-    Phrases, those of `required` and `avoided`, are separated by tabs. Raises ValueError, once the shorter of a file and
-    the input has ended, naming the file and both counts.
+    Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines,
+    if a file is shorter or longer than the input.
     """
     streams = {name: chain.from_iterable(lines_of_file(path, 1024)) for name, path in files.items()}
     count = 0

@@ -1,4 +1,4 @@
-"""Reports of a translation line by line: tables with tabs, beside its text."""
+"""Tab-separated reports with rows for the lines of a translation."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ from nmtkit.translation.requests import Translation
 
 
 class Table:
-    """A file of rows with tabs, under their names; it appears whole when the `with` block ends, or not at all."""
+    """A tab-separated file with a row of names. It appears when the `with` block ends without an error."""
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         self.path, self.names = path, names
@@ -36,7 +36,7 @@ class Table:
 
 
 class GlossaryReport(Table):
-    """Report on a glossary: a row for each occurrence of a term in the source, with its target in the translation."""
+    """The report on a glossary: a row for each term in a source line, with the target that the translation has."""
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path, ("line", "result", "term", "targets", "found"))
@@ -62,7 +62,7 @@ class GlossaryReport(Table):
 
 
 class QualityReport(Table):
-    """The quality of the best translation of each line, a row for each."""
+    """The report on quality: a row for the best translation of each line."""
 
     NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
 

@@ -18,9 +18,9 @@ from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.translation.translator import Translator
 
-PREFETCH = 2  # batches a rank has in hand: one under way, one to go on with
-POLL = 0.005  # seconds between two looks into an empty message queue
-TIMEOUT_MINUTES = 30  # without a sign of life, after which a process is taken to hang
+PREFETCH = 2  # batches sent to a rank before it answers: one that it decodes, and the next one
+POLL = 0.005  # seconds between two checks of an empty message queue
+TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as hanging
 
 
 # --- workers of this machine ----------------------------------------------------------------------------------------
@@ -28,10 +28,10 @@ TIMEOUT_MINUTES = 30  # without a sign of life, after which a process is taken t
 
 @contextmanager
 def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
-    """Starts `count` processes of one thread each, which share the weights in memory; gives the decoder that uses them.
+    """Starts `count` processes of one thread each, which share the weights in memory, and yields their decoder.
 
-    Create them before other threads. Its results come as they are ready; an error of a worker is raised here, and
-    ChildProcessError where one was killed.
+    Start the processes before other threads. The decoder yields results as they are ready. It raises the errors of the
+    workers, and ChildProcessError if a worker was killed.
     """
 
     def of_one_thread() -> Translator:
@@ -50,7 +50,10 @@ def worker_processes(translator: Translator, options: SearchOptions, count: int)
 
 
 def rank_device(device: str, workers: int) -> str:
-    """Returns the device of this process: under torchrun each has its own GPU. Raises ValueError if it has none."""
+    """Returns the device of this process. Under torchrun each process has its own GPU.
+
+    Raises ValueError if there is no GPU for this process.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() and workers == 1 else "cpu"
     if not distributed.launched():
@@ -68,7 +71,7 @@ def rank_device(device: str, workers: int) -> str:
 
 @contextmanager
 def process_group() -> Iterator[int]:
-    """Joins the processes that torchrun started, if any; yields their number. An error in one ends all."""
+    """Joins the processes that torchrun has started, if any, and yields their number. An error in one ends all."""
     distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
     try:
         yield distributed.world_size()
@@ -79,7 +82,7 @@ def process_group() -> Iterator[int]:
 
 
 def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
-    """Returns a decoder that has all ranks decode; on ranks other than 0 it works until all is done, returning None."""
+    """Returns a decoder that distributes batches over all ranks. Ranks other than 0 decode until the end: None."""
     if distributed.world_size() == 1:
         return decoder
     messages = MessageQueue()
@@ -90,7 +93,7 @@ def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
 
 
 class MessageQueue:
-    """JSON messages between ranks, received in the order they were sent. Every rank must create one."""
+    """JSON messages between ranks, received in the order of sending. Every rank must create a queue."""
 
     def __init__(self) -> None:
         first = distributed.is_rank_zero()
@@ -105,7 +108,7 @@ class MessageQueue:
         self.count[channel] += 1
 
     def receive(self, channel: str) -> Any:
-        """Returns the next message; None while there is none."""
+        """Returns the next message, or None if no message has arrived."""
         name = self._next(channel)
         if not self.store.check([name]):
             return None
@@ -119,13 +122,13 @@ class MessageQueue:
 
 
 class RankDispatcher:
-    """Rank 0: `decode` is a `BatchDecoder` that keeps some batches for its own decoder and sends out the others."""
+    """Rank 0: `decode` is a `BatchDecoder` that decodes some batches itself and sends the others to other ranks."""
 
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
         self.decoder, self.messages = decoder, messages
         self.others = range(1, distributed.world_size())
-        self.in_hand = dict.fromkeys((0, *self.others), 0)  # batches given to each rank and not come back
-        self.own: list[int] = []  # numbers of the batches that this rank's decoder got
+        self.in_hand = dict.fromkeys((0, *self.others), 0)  # batches of each rank without a result
+        self.own: list[int] = []  # numbers of the batches that this rank decodes
 
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         for index, found in self.decoder(self.own_batches(batches)):
@@ -160,15 +163,15 @@ class RankDispatcher:
 
 
 def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
-    """Other ranks: decodes what rank 0 sends, until it says that this is all."""
+    """Other ranks: decodes the batches that rank 0 sends, until rank 0 sends the end."""
     rank = distributed.rank()
-    numbers: dict[int, int] = {}  # index of a batch here -> its number
+    numbers: dict[int, int] = {}  # index of a batch on this rank -> number of the batch on rank 0
 
     def batches() -> Iterator[SegmentBatch]:
         index = 0
         while (message := messages.receive(f"to {rank}")) != "end":
             distributed.heartbeat()
-            if message is None:  # nothing has come: what is in hand may be finished
+            if message is None:  # no batch has arrived: the decoder may finish its batches
                 time.sleep(POLL)
                 yield []
             else:
@@ -183,7 +186,7 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
 
 
 def segment_from(fields: dict[str, Any]) -> Segment:
-    """Returns the sentence of which `fields` are `dataclasses.asdict` after a journey through JSON."""
+    """Returns a segment from its fields as JSON, which turns tuples into lists."""
     constraints = fields["constraints"]
     required = tuple(
         RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])

@@ -1,4 +1,4 @@
-"""Terms of a glossary as phrases that a search requires: every way in which pieces spell them in a sentence."""
+"""Terms of a glossary as phrases that a search requires, in every spelling with pieces of the target vocabulary."""
 
 import re
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from nmtkit.search.constraints import Phrase, PieceEdges, RequiredPhrase
 from nmtkit.text.alignment import UNSPACED, is_letter
 from nmtkit.text.glossary import forms
 
-# What a term may follow: nothing or a space; what has no space after it; and, where a tokenizer spells the two
-# otherwise, what has one.
+# Text before a term: nothing (or a space), a sign without a space after it, and a sign with a space after it, for
+# tokenizers that spell these cases differently.
 CONTEXTS = ("", "(", "( ")
 
 
@@ -35,21 +35,21 @@ def _inside(char: str) -> bool:
 
 @lru_cache(maxsize=8)
 def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
-    """Returns the phrases of a tokenizer, so that lines that come one by one share them."""
+    """Returns the phrases of a tokenizer. Pipelines with the same tokenizer share them."""
     return TermPhrases(tokenizer)
 
 
 class TermPhrases:
-    """Target terms as required phrases, each made once."""
+    """Makes required phrases of target terms, and keeps them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.phrases: dict[tuple[str, ...], RequiredPhrase | None] = {}
-        # the last context is spelt without its space, which is the term's own
+        # the last context is encoded without its space, which belongs to the term
         self.contexts = [ids[:-1].tolist() for ids in tokenizer.encode_target(CONTEXTS).split()]
 
     def phrase(self, targets: Sequence[str]) -> RequiredPhrase | None:
-        """Returns the phrase of these alternatives, None where the vocabulary can spell none of them."""
+        """Returns the phrase with these alternatives, or None if the vocabulary can spell none of them."""
         key = tuple(targets)
         if key not in self.phrases:
             texts = [form for target in key for form in forms(target)]
@@ -58,7 +58,7 @@ class TermPhrases:
         return self.phrases[key]
 
     def spellings(self, text: str) -> list[Phrase]:
-        """Returns the pieces of a text at the beginning, after a space, and after an opening bracket."""
+        """Returns the pieces of a text at the beginning of a line, after a space, and after an opening bracket."""
         encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
         found = []
         for ids, context in zip(encoded, self.contexts, strict=True):

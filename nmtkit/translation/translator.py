@@ -47,9 +47,9 @@ Engine = Literal["torch", "ctranslate2"]
 class Translator:
     """Translates with one model, or with an ensemble of models that share a tokenizer. Models are in evaluation mode.
 
-    `options.max_tokens` bounds the source tokens of a batch (its longest sentence times its sentences); a result does
-    not depend on it. Lines of more than `options.max_source_len` pieces, or than a model can read, are split or cut,
-    with a warning. Empty and white-space lines become empty lines, of which the models know nothing.
+    `options.max_tokens` limits the source tokens of a batch, padding included. It does not change translations. Lines
+    of more than `options.max_source_len` pieces, or of more than a model can read, are split or cut off with a warning.
+    Lines without text become empty lines; the models do not read them.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Translator:
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
         self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
         self.continuous: ContinuousBatching | None = None
-        # lines are encoded and decoded to text on other threads than that which launches a GPU's kernels
+        # on a GPU, other threads than the one that launches kernels encode lines and decode tokens
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
         self.processor_configs: dict[str, Any] = {}  # of logits processors, by name
@@ -123,11 +123,10 @@ class Translator:
         return self.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline)
 
     def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
-        """Returns the decoder of this process: continuous batching on a GPU where possible, else batch after batch.
+        """Returns the decoder of this process: continuous batching on a GPU if possible, else one batch after another.
 
-        What a GPU has set up for some options serves the next call with the same.
-
-        Raises ValueError for options that the engine does not have.
+        The slots of a GPU are kept for the next call with the same options. Raises ValueError for options that the
+        engine does not have.
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
@@ -164,7 +163,7 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots without required phrases, and once more those sentences whose translation lacks one."""
+        """Searches in slots without required phrases. Segments whose translation lacks a phrase are searched again."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -252,10 +251,11 @@ class Translator:
 
 
 def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[int]:
-    """Returns the end of each batch of sentences of these lengths, in descending order.
+    """Returns the end of each batch of segments. `lengths` are the tokens of the segments, in descending order.
 
-    Batches hold up to `max_tokens`. For several processes their number is a multiple of that of the processes, if there
-    are sentences enough, and their cost as even as it can be: a step costs STEP_COST sentences besides its own.
+    A batch has at most `max_tokens` tokens, padding included. For several processes, the number of batches is a
+    multiple of the number of processes if there are enough segments, and the costs of the batches are as even as
+    possible. The cost of a batch is the length of its longest segment times (segments + STEP_COST).
     """
 
     def ends_within(cost: float) -> list[int]:
@@ -272,7 +272,10 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
     if processes == 1 or not ends:
         return ends
     number = -(-len(ends) // processes) * processes
-    low, high = 0, lengths[0] * (len(lengths) + STEP_COST)  # the least cost that makes no more batches
+    low, high = (
+        0,
+        lengths[0] * (len(lengths) + STEP_COST),
+    )  # bisection for the least cost limit that does not need more batches
     while low < high:
         cost = (low + high) // 2
         low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
@@ -286,14 +289,14 @@ def without_required(sentence: Segment) -> Segment:
 
 
 def padded_tokens(sentence: Segment) -> int:
-    """Returns the tokens of the longer side of a sentence."""
+    """Returns the tokens of the longer side of a segment."""
     return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
 
 
 def ctranslate2_engine(
     paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
 ) -> CTranslate2Engine:
-    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, and a precision it has not."""
+    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or a precision without support."""
     if len(paths) > 1:
         raise ValueError("--engine ctranslate2 decodes with one model; leave it out for an ensemble")
     if not device.startswith("cpu"):
@@ -323,7 +326,7 @@ def prepare(model: Architecture, device: str, precision: Precision, trainable: b
 
 
 def usable_device(name: str) -> torch.device:
-    """Returns the device of this name. Raises ValueError if it cannot be used, saying why."""
+    """Returns the device with this name. Raises ValueError, with the reason, if it cannot be used."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
