@@ -1,12 +1,13 @@
-// What speaks to the server: requests that wait and try again, and translations, each asked for once.
+// Requests to the server, which are repeated while the server is busy, and translations, which are requested once each.
 
 import { portions } from "./text.js";
 
 const LONGEST_PAUSE = 30;  // seconds
-const AT_A_TIME = 2;  // requests
-const KEPT = 5000;  // translations
+const AT_A_TIME = 2;  // requests at the same time
+const KEPT = 5000;  // translations in memory
+const FAILURES = 8;  // after so many failed sentences in a row, the others are not requested
 
-/** An answer that no waiting mends: `kind` is key (one is needed, or it is wrong) or refused; `message` is for people. */
+/** An error that waiting cannot solve. `kind` is "key" (the API key is missing or wrong) or "refused"; `message` is for people. */
 export class Refusal extends Error {
   constructor(kind, message, status) {
     super(message);
@@ -14,11 +15,21 @@ export class Refusal extends Error {
   }
 }
 
-/** Returns the seconds to wait after `attempt` tries: what the server asks for, else twice as long each time. */
+/** Returns a sentence for people about an error answer of the server. */
+export function explained(status, message = "") {
+  if (status === 413) return "It is too long for this server.";
+  if (status === 504) return "It took too long. Try a shorter text.";
+  if (status >= 500 && status !== 501) return "The server failed to translate it.";
+  const reason = message.replace(/^Invalid request: /, "").trim();
+  if (!reason) return `The server answered with error ${status}.`;
+  return reason[0].toUpperCase() + reason.slice(1).replace(/[.\s]*$/, ".");
+}
+
+/** Returns the seconds to wait after `attempt` attempts: the server's request, else twice as long each time. */
 export function pause(attempt, retryAfter, random = Math.random()) {
   const asked = Number.parseFloat(retryAfter);
   const seconds = asked >= 0 ? asked * Math.max(1, attempt) : 2 ** (attempt - 1);
-  return Math.min(LONGEST_PAUSE, seconds) * (0.75 + 0.5 * random);  // so that not all clients come back at once
+  return Math.min(LONGEST_PAUSE, seconds) * (0.75 + 0.5 * random);  // clients should not all return at the same time
 }
 
 function sleep(seconds, signal) {
@@ -29,8 +40,9 @@ function sleep(seconds, signal) {
 }
 
 /**
- * Returns the JSON of an answer. Where the server is busy or gone it tries again, and tells `waiting` so: busy or gone,
- * and in how many seconds; null when it has an answer. Throws a Refusal, or an AbortError when `signal` says so.
+ * Returns the JSON of an answer. Repeats the request while the server is busy or gone, and calls `waiting` with the kind
+ * ("busy" or "gone") and the seconds until the next attempt, or with null after success. Throws a Refusal, or an
+ * AbortError if `signal` is aborted.
  */
 export async function ask(path, { body, signal, waiting = () => {}, again = sleep } = {}) {
   for (let attempt = 1; ; attempt++) {
@@ -44,7 +56,7 @@ export async function ask(path, { body, signal, waiting = () => {}, again = slee
       });
       const answer = await response.json().catch(() => ({}));
       if (response.ok) { waiting(null); return answer; }
-      const message = answer.error || `the server answered ${response.status}`;
+      const message = explained(response.status, answer.error);
       if (response.status === 403) throw new Refusal("key", message, 403);
       if (![429, 502, 503].includes(response.status)) throw new Refusal("refused", message, response.status);
       kind = response.status === 502 ? "gone" : "busy";
@@ -59,17 +71,18 @@ export async function ask(path, { body, signal, waiting = () => {}, again = slee
 }
 
 /**
- * Translations of sentences between two languages. `want` says what is on the page: what is missing is asked for, a few
- * sentences a request, and requests of which nothing is wanted any more are cancelled.
+ * Translations of sentences between two languages. `want` takes the sentences of the page: missing translations are
+ * requested, a few sentences at a time, and requests without a wanted sentence are cancelled.
  */
 export class Translations {
   constructor({ request, arrived, failed, idle = () => {} }) {
     Object.assign(this, { request, arrived, failed, idle });
-    this.known = new Map();  // text -> what the server found
+    this.known = new Map();  // text -> translation
     this.refused = new Map();  // text -> Refusal
-    this.alone = new Set();  // texts of a request that failed: which of them it was shows when each has its own
+    this.alone = new Set();  // texts of failed requests: a request for each text shows which text fails
     this.running = [];
     this.wanted = [];
+    this.failures = 0;  // sentences that failed since the last success
   }
 
   get missing() { return this.wanted.filter(text => !this.known.has(text) && !this.refused.has(text)); }
@@ -82,11 +95,11 @@ export class Translations {
     this.start();
   }
 
-  forgetFailures() { this.refused.clear(); }
+  forgetFailures() { this.refused.clear(); this.failures = 0; }
 
   start() {
-    const onTheWay = new Set(this.running.flatMap(request => request.texts));
-    const next = portions(this.missing.filter(text => !onTheWay.has(text)), { alone: this.alone });
+    const requested = new Set(this.running.flatMap(request => request.texts));
+    const next = portions(this.missing.filter(text => !requested.has(text)), { alone: this.alone });
     while (this.running.length < AT_A_TIME && next.length) this.run(next.shift());
     if (!this.running.length) this.idle();
   }
@@ -96,13 +109,18 @@ export class Translations {
     this.running.push(request);
     let refusal = null;
     try {
-      const found = await this.request(texts, request.abort.signal);
-      texts.forEach((text, index) => this.keep(text, found[index]));
+      const translations = await this.request(texts, request.abort.signal);
+      texts.forEach((text, index) => this.keep(text, translations[index]));
+      this.failures = 0;
     } catch (error) {
       if (request.abort.signal.aborted) return;
       refusal = error;
       if (refusal.kind === "refused" && texts.length > 1) texts.forEach(text => this.alone.add(text));
-      else (refusal.kind === "key" ? this.missing : texts).forEach(text => this.refused.set(text, refusal));
+      else {
+        this.failures += refusal.kind === "refused" ? 1 : 0;
+        const isHopeless = refusal.kind === "key" || this.failures >= FAILURES;
+        for (const text of isHopeless ? [...this.missing, ...texts] : texts) this.refused.set(text, refusal);
+      }
     }
     this.running = this.running.filter(other => other !== request);
     if (refusal === null) this.arrived(texts);
@@ -110,8 +128,8 @@ export class Translations {
     this.start();
   }
 
-  keep(text, found) {
+  keep(text, translation) {
     if (this.known.size >= KEPT) this.known.delete(this.known.keys().next().value);
-    this.known.set(text, found);
+    this.known.set(text, translation);
   }
 }

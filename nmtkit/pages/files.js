@@ -1,9 +1,9 @@
-// Files: short texts are opened in the page, all others are sent, and their translations fetched.
+// Files: short text files are opened in the page; other files are sent to the server, which returns translated files.
 
 import { $, announce, button, element, notice } from "./page.js";
 import { characters } from "./text.js";
 
-const OPENED = 20_000;  // characters of a text file that is opened in the page
+const OPENED = 20_000;  // text files up to this many characters are opened in the page
 
 export function save(contents, name) {
   const link = element("a");
@@ -16,8 +16,8 @@ export function save(contents, name) {
 const translatedName = (name, language) => name.replace(/(\.[^.]*)?$/, ending => `.${language}${ending}`);
 
 /**
- * Takes in a file: `show` gets the text of a short one, all others are sent to be translated. `now` returns the settings
- * of the server and the languages chosen, `post` is what sends, and `failed` hears that a key is needed.
+ * Opens a file: calls `show` with the text of a short file, and has other files translated. `now` returns the settings of
+ * the server and the chosen languages, `post` sends a request, and `failed` handles a missing API key.
  */
 export async function openFile(file, { now, show, post, failed }) {
   const { settings, from, to } = now();
@@ -28,11 +28,11 @@ export async function openFile(file, { now, show, post, failed }) {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
       if (characters(text) <= Math.min(OPENED, limit < 0 ? OPENED : limit)) return show(text);
     } catch {
-      return notice("file", `${file.name} is not UTF-8. Save it as UTF-8, and drop it again.`, true);
+      return notice("file", `${file.name} is not encoded in UTF-8. Save it as UTF-8 and open it again.`, true);
     }
   }
   if (!formats.some(ending => name.endsWith(ending))) {
-    return notice("file", `${file.name} cannot be translated here. These can: ${formats.join(", ")}.`, true);
+    return notice("file", `${file.name} cannot be translated, because its format is unknown. Known formats: ${formats.join(", ")}.`, true);
   }
   const row = element("li"), abort = new AbortController(), result = translatedName(file.name, to);
   row.append(element("span", "", `Translating ${file.name} …`), button("Cancel", () => { abort.abort(); row.remove(); }, "quiet"));
@@ -41,22 +41,22 @@ export async function openFile(file, { now, show, post, failed }) {
     const form = new FormData();
     for (const [field, value] of [["file", file], ["source", from], ["target", to]]) form.set(field, value);
     const { translatedFileUrl } = await post("translate_file", form, { signal: abort.signal });
-    const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // of this page's server, whatever its proxy is
+    const path = new URL(translatedFileUrl).pathname.split("/").slice(-2).join("/");  // relative to this page, whatever the address of the proxy is
     const answer = await fetch(path, { signal: abort.signal });
-    if (!answer.ok) throw new Error("the translation is no longer there");
+    if (!answer.ok) throw new Error("The translation has expired.");
     const contents = await answer.blob();
     row.replaceChildren(element("span", "", `${result} is ready`), button("Download", () => save(contents, result), "filled"), button("Remove", () => row.remove(), "quiet"));
     announce(`${result} is ready`);
   } catch (error) {
     if (error.name === "AbortError") return;
     if (error.kind === "key") failed(error);
-    row.replaceChildren(element("span", "bad", `${file.name}: ${error.message}`), button("Remove", () => row.remove(), "quiet"));
+    row.replaceChildren(element("span", "bad", `${file.name} could not be translated. ${error.message}`), button("Remove", () => row.remove(), "quiet"));
   }
 }
 
-/** Has files that are dropped on the page opened. */
+/** Opens files that are dropped on the page. */
 export function takeDrops(open) {
-  let depth = 0;  // elements that a file is being dragged over
+  let depth = 0;  // number of elements under the dragged file
   const dragsFile = event => event.dataTransfer?.types.includes("Files");
   addEventListener("dragenter", event => { if (dragsFile(event)) { depth++; $("drop").hidden = false; } });
   addEventListener("dragleave", event => { if (dragsFile(event) && --depth <= 0) { depth = 0; $("drop").hidden = true; } });

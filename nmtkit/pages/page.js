@@ -1,4 +1,4 @@
-// What every part of the page makes and says things with.
+// Elements, announcements for screen readers, and notices.
 
 export const $ = id => document.getElementById(id);
 let announcing = 0;
@@ -17,13 +17,13 @@ export const button = (text, action, classes = "") => {
   return made;
 };
 
-/** Says something to those who hear the page. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   clearTimeout(announcing);
   announcing = setTimeout(() => { $("status").textContent = text; }, 150);
 }
 
-/** Shows what is wrong, and what can be done about it; nothing without a text. `about` names it for `forget`. */
+/** Shows a notice with buttons, or removes the notice if the text is empty. `about` is its name for `forget`. */
 export function notice(about, text = "", bad = false, ...actions) {
   const box = $("notice");
   if (text && text === box.dataset.text) return;
@@ -33,7 +33,7 @@ export function notice(about, text = "", bad = false, ...actions) {
   box.replaceChildren(...(text ? [element("p", "", text), ...actions] : []));
 }
 
-/** Takes a notice away when it is about this. */
+/** Removes the notice if it has this name. */
 export function forget(about) {
   if ($("notice").dataset.about === about) notice("");
 }

@@ -1,4 +1,4 @@
-// Text without a page: its sentences, what of it has changed, and the links between words of two texts.
+// Functions on text, independent of the page: sentences, changes, links between words.
 
 const SPACE = /^\s*|\s*$/g;
 const ABBREVIATION = /(?:^|[\s(])(?:\p{Lu}|Dr|Mr|Mrs|Ms|Prof|St|Jr|Sr|Sra|Hr|Fr|No|Nr|vs|etc|ca|bzw|Mme|Mlle)\.$/u;
@@ -7,9 +7,9 @@ const ORDINAL_LANGUAGES = /^(?:de|deu|da|dan|nb|nob|nn|nno|no|fi|fin|cs|ces|sk|s
 const LINES_KEPT = 5000;
 
 const segmenters = new Map();
-const lines = new Map();  // sentences of lines seen, by language and line
+const lines = new Map();  // language and line -> sentences
 
-/** Returns the sentences of a text: `before` is the white space in front of each; and what is left after the last. */
+/** Returns the sentences of a text, each with the white space `before` it, and the white space `after` the last. */
 export function sentences(text, language) {
   const found = [];
   let before = "";
@@ -48,7 +48,7 @@ function cut(line, language) {
   return parts;
 }
 
-/** Returns which part of `old` became which part of `now`: all before `start` is alike, and as many after both ends. */
+/** Returns the changed range of two lists: items before `start`, and items from `oldEnd` and `newEnd` on, are the same. */
 export function changed(old, now, same = (a, b) => a.text === b.text && a.before === b.before) {
   let start = 0, end = 0;
   while (start < old.length && start < now.length && same(old[start], now[start])) start++;
@@ -56,7 +56,7 @@ export function changed(old, now, same = (a, b) => a.text === b.text && a.before
   return { start, oldEnd: old.length - end, newEnd: now.length - end };
 }
 
-/** Returns the texts in portions of a request each; a text of `alone` has one for itself. */
+/** Returns the texts divided into requests. Each text of `alone` has a request of its own. */
 export function portions(texts, { most = 16, characters = 1500, alone = new Set() } = {}) {
   const found = [];
   let size = Infinity;
@@ -73,7 +73,7 @@ export function portions(texts, { most = 16, characters = 1500, alone = new Set(
   return found;
 }
 
-/** Returns for each code point of the text's normal form NFC where it begins in the text, in UTF-16; its end comes last. */
+/** Returns, for each code point of the text's NFC form, its start in the text in UTF-16 units, and the length at the end. */
 export function places(text) {
   const found = [];
   let at = 0;
@@ -85,8 +85,8 @@ export function places(text) {
 }
 
 /**
- * Returns the words of both texts that `links` link, in order: {start, end, to}, in UTF-16; `to` are indices of words on
- * the other side. Links are those of the server, [start, end, start, end] in code points.
+ * Returns the linked words of both texts in order: {start, end, to} in UTF-16 units, where `to` holds indices of words of
+ * the other text. `links` come from the server: [start, end, start, end] in code points.
  */
 export function linkedWords(source, target, links) {
   const sides = [{ places: places(source), words: new Map() }, { places: places(target), words: new Map() }];
@@ -104,12 +104,12 @@ export function linkedWords(source, target, links) {
   return { source: ordered[0], target: ordered[1] };
 }
 
-/** Returns a text in pieces, {text, word}: `word` is the index of its word, none for what lies between. */
+/** Returns a text in pieces {text, word}. `word` is the index of a word, undefined for text between words. */
 export function pieces(text, words) {
   const found = [];
   let at = 0;
   for (const [index, { start, end }] of words.entries()) {
-    if (start < at) continue;  // of words that overlap, the first
+    if (start < at) continue;  // overlaps the previous word
     if (start > at) found.push({ text: text.slice(at, start) });
     found.push({ text: text.slice(start, end), word: index });
     at = end;
@@ -118,7 +118,7 @@ export function pieces(text, words) {
   return found;
 }
 
-/** Returns `text` in pieces, {text, changed}: those that the longest common sequence of words with `other` lacks. */
+/** Returns a text in pieces {text, changed}. Words outside the longest common subsequence of both texts are changed. */
 export function differences(other, text) {
   const a = other.split(/(\s+)/), b = text.split(/(\s+)/);
   const common = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
@@ -140,21 +140,28 @@ export function differences(other, text) {
   return found;
 }
 
-/** Returns how many characters a text has, as the server counts: code points. */
+/** Returns the number of characters of a text as the server counts them: code points. */
 export function characters(text) {
   let pairs = 0;
   for (let index = 0; index < text.length; index++) if ((text.charCodeAt(index) & 0xfc00) === 0xdc00) pairs++;
   return text.length - pairs;
 }
 
-/** Returns the language tag of a code such as pt, pt_BR or eng_Latn; empty for what is none. */
+/** Returns the BCP 47 tag of a code such as pt, pt_BR or eng_Latn; empty if the code is not a language. */
 export function tagOf(code) {
   try { return new Intl.Locale(code.replaceAll("_", "-")).toString(); } catch { return ""; }
 }
 
-/** Returns rtl for languages written from right to left, and for scripts that are, as in heb_Hebr; else ltr. */
+/** Returns "rtl" for a language or a script (as in heb_Hebr) that is written from right to left, else "ltr". */
 export function directionOf(code) {
   const [language, script] = code.split(/[-_]/);
   if (script?.length === 4) return /^(?:arab|hebr|syrc|thaa|nkoo|adlm|rohg)$/i.test(script) ? "rtl" : "ltr";
   return /^(?:ar|ara|arz|he|heb|iw|fa|fas|per|ur|urd|yi|yid|ps|pus|pbt|sd|snd|ug|uig|dv|div|ckb|syr|arc|ks|prs)$/i.test(language) ? "rtl" : "ltr";
+}
+
+/** Returns the languages and the text of an address such as #en/de/A dog runs. Invalid percent escapes stay as they are. */
+export function readHash(hash) {
+  const decoded = escapes => { try { return decodeURIComponent(escapes); } catch { return escapes; } };
+  const [from = "", to = "", ...text] = hash.replace(/^#/, "").split("/").map(part => part.replace(/(?:%[0-9a-f]{2})+/gi, decoded));
+  return { from, to, text: text.join("/") };
 }

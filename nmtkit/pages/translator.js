@@ -1,21 +1,25 @@
-// The translator's page. Text comes into it only by textContent, so that script in a text is text.
+// The translator page. Text enters the page through textContent only, so that a script in a text remains text.
 
 import { Translations, ask } from "./client.js";
 import { openFile, save, takeDrops } from "./files.js";
 import { $, announce, button, element, forget, notice } from "./page.js";
-import { changed, characters, differences, directionOf, linkedWords, pieces, sentences, tagOf } from "./text.js";
+import { changed, characters, differences, directionOf, linkedWords, pieces, readHash, sentences, tagOf } from "./text.js";
 import { followWords } from "./words.js";
 
-const TYPING_PAUSE = 300;  // ms without a key, after which what was typed is sent
+const TYPING_PAUSE = 300;  // milliseconds without a key until the text is translated
 const ALTERNATIVES = 4;
-const LONG = 600;  // characters from which the letters are smaller
+const LONG = 600;  // longer texts have smaller letters
+const MANY = 5;  // more failed sentences are not underlined
+const IS_TOUCH = matchMedia("(hover: none)").matches;
 
 const DOUBTS = {
   uncertain: "The model is not sure of this translation.",
-  too_short: "This is much shorter than the text; something may be missing.",
-  too_long: "This is much longer than the text; something may be said twice or made up.",
-  copied: "Much of the text stands here as it was.",
+  too_short: "This is much shorter than the original. Something may be missing.",
+  too_long: "This is much longer than the original. Something may be repeated or invented.",
+  copied: "Much of the original was copied without translation.",
 };
+
+const KEY_NEEDED = "This server needs an API key. The page forgets the key when you leave.";
 
 const source = $("source"), mirror = $("mirror"), output = $("output"), menu = $("alternatives");
 
@@ -23,17 +27,17 @@ const state = {
   settings: {},
   languages: [],
   from: "", to: "",
-  items: [],  // sentences on the page, in order: {before, text, mirror, output, shown, words}
-  after: "",  // white space after the last
-  translations: null,  // of the two languages chosen
-  chosen: new Map(),  // text -> the translation that was chosen for it
+  items: [],  // sentences of the page in order: {before, text, mirror, output, shown, words}
+  after: "",  // white space after the last sentence
+  translations: null,  // Translations between the chosen languages
+  chosen: new Map(),  // sentence -> translation that the user has chosen
   apiKey: "",  // in memory only
 };
-const pairs = new Map();  // Translations by "from to", so that going back to a pair asks for nothing again
-const itemOf = new WeakMap();  // of the elements of a sentence
+const pairs = new Map();  // "from to" -> Translations, so that nothing is requested twice
+const itemOf = new WeakMap();  // element of a sentence -> item
 let typing = 0, composing = false, opened = null;
 
-// --- what goes wrong -------------------------------------------------------------------------------------------------
+// --- errors -----------------------------------------------------------------------------------------------------------
 
 function waiting(reason) {
   if (!reason) return forget("waiting");
@@ -54,7 +58,7 @@ function askForKey(message) {
   const form = element("form"), field = element("input");
   Object.assign(field, { type: "password", autocomplete: "off", required: true, placeholder: "API key" });
   field.setAttribute("aria-label", "API key");
-  const send = element("button", "filled", "Use it");
+  const send = element("button", "filled", "Use key");
   form.append(field, send);
   form.addEventListener("submit", event => {
     event.preventDefault();
@@ -69,14 +73,15 @@ function failed(error) {
   if (error.kind === "key") {
     const wrong = state.apiKey !== "";
     state.apiKey = "";
-    askForKey(wrong ? "The server does not know this API key." : "This server asks for an API key. It is forgotten when you leave the page.");
+    askForKey(wrong ? "The server does not accept this API key." : KEY_NEEDED);
   } else {
-    notice("refused", `This could not be translated: ${error.message}`, true, button("Try again", retry));
+    const what = everythingFailed() ? "The text" : "A part of the text";
+    notice("refused", `${what} could not be translated. ${error.message}`, true, button("Try again", retry));
   }
   render();
 }
 
-/** Returns the answer of the server to a request with the key, if there is one. */
+/** Sends a request with the API key, if there is one, and returns the answer. */
 function post(path, fields, options) {
   if (fields instanceof FormData) { if (state.apiKey) fields.set("api_key", state.apiKey); }
   else if (state.apiKey) fields = { ...fields, api_key: state.apiKey };
@@ -108,7 +113,7 @@ function choose(from, to) {
   }
   const back = targetsOf(state.to).includes(state.from);
   $("swap").disabled = !back;
-  $("swap").title = back ? "Swap languages" : `No model here translates ${nameOf(state.to)} to ${nameOf(state.from)}`;
+  $("swap").title = back ? "Swap languages" : `This server does not translate ${nameOf(state.to)} to ${nameOf(state.from)}`;
   document.title = `${nameOf(state.from)} – ${nameOf(state.to)} · nmtkit`;
   history.replaceState(null, "", `#${encodeURIComponent(state.from)}/${encodeURIComponent(state.to)}`);
   const pair = `${state.from} ${state.to}`, from_ = state.from, to_ = state.to;
@@ -142,7 +147,7 @@ function swap() {
 
 // --- from the text to sentences on the page ---------------------------------------------------------------------------
 
-/** Reads the text: sentences that are still there keep their elements, and all others are drawn anew. */
+/** Reads the text. Unchanged sentences keep their elements, new sentences get new elements. */
 function read() {
   const found = sentences(source.value, state.from);
   const { start, oldEnd, newEnd } = changed(state.items, found.sentences);
@@ -156,20 +161,20 @@ function read() {
   state.items.splice(start, oldEnd - start, ...added);
   if (removed.includes(opened)) closeMenu();
   state.after = found.after;
-  mirror.lastChild.textContent = `${found.after}\u200b`;  // so that a last line without text is as high as in the field
+  mirror.lastChild.textContent = `${found.after}\u200b`;  // gives an empty last line its height
   output.lastChild.textContent = found.after;
   const count = characters(source.value), limit = state.settings.charLimit ?? -1;
   const over = limit >= 0 && count > limit;
   $("count").textContent = !count && !over ? "" : count.toLocaleString("en") + (limit >= 0 ? ` / ${limit.toLocaleString("en")}` : "");
   $("count").classList.toggle("over", over);
-  $("count").title = over ? "More than this server takes" : "";
+  $("count").title = over ? "Longer than this server accepts" : "";
   $("clear").hidden = !source.value;
   document.body.classList.toggle("long", count > LONG);
   for (const item of state.items) if (item.shown === undefined) show(item);
   buttons();
 }
 
-/** Returns the elements of a sentence; until it is translated it shows what stood there before. */
+/** Returns the item of a new sentence. Until it is translated, it shows the translation of its predecessor. */
 function drawn(sentence, predecessor) {
   const item = { ...sentence, shown: undefined, predecessor: predecessor?.visible ?? "", words: null, visible: "" };
   for (const side of ["mirror", "output"]) {
@@ -187,7 +192,7 @@ function draw(items) {
   output.replaceChildren(document.createTextNode(""));
 }
 
-/** Shows the best that there is for a sentence: the translation chosen, the one found, or what stood there before. */
+/** Shows the translation of a sentence, or until it arrives the old translation or a grey bar. */
 function show(item) {
   const known = state.chosen.get(item.text) ?? state.translations?.known.get(item.text);
   const refused = state.translations?.refused.get(item.text)?.kind === "refused";
@@ -197,8 +202,10 @@ function show(item) {
   const inText = item.mirror.lastChild, inOutput = item.output.lastChild;
   inOutput.className = `sentence${known ? "" : refused ? " failed" : item.predecessor ? " stale" : " pending"}`;
   item.visible = known ? known.text : refused ? item.text : item.predecessor;
+  const isPending = !known && !item.visible;
+  inOutput.toggleAttribute("aria-hidden", isPending);
   if (!known) {
-    inOutput.textContent = item.visible || "…";
+    inOutput.textContent = item.visible || item.text;
     inOutput.tabIndex = -1;
     return;
   }
@@ -226,15 +233,29 @@ function render() {
   buttons();
 }
 
+const isKnown = item => Boolean(state.translations?.known.has(item.text));
+const everythingFailed = () => state.items.length > 0 && state.items.every(item => state.translations?.refused.has(item.text));
+
 function buttons() {
-  const ready = state.items.some(item => state.translations?.known.has(item.text));
-  $("copy").disabled = $("download").disabled = !ready;
-  const hints = ["Click a sentence for other translations."];
-  if (state.items.some(item => item.words?.target.length)) hints.unshift("Point at a word to see what it was translated from.");
-  if (output.querySelector(".unsure")) hints.push("A dotted line marks a translation that may be wrong; point at it to see why.");
-  $("hint").textContent = ready ? hints.join(" ") : "";
-  $("progress").hidden = !state.translations?.missing.length;
-  output.setAttribute("aria-busy", String(!$("progress").hidden));
+  const total = state.items.length, done = state.items.filter(isKnown).length, pending = state.translations?.missing.length ?? 0;
+  $("copy").disabled = $("download").disabled = !done || pending > 0;
+  $("hint").textContent = done ? hints().join(" ") : "";
+  $("pending").textContent = pending && total > 3 ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} sentences` : "";
+  $("progress").hidden = !pending;
+  document.body.classList.toggle("many-failed", state.items.filter(item => state.translations?.refused.has(item.text)).length > MANY);
+  output.setAttribute("aria-busy", String(pending > 0));
+}
+
+function hints() {
+  const hasWords = state.items.some(item => item.words?.target.length), isUnsure = output.querySelector(".unsure");
+  if (IS_TOUCH) {
+    return [`Tap a sentence for other translations${isUnsure ? ", and to see why a dotted line marks it as doubtful" : ""}.`];
+  }
+  return [
+    ...(hasWords ? ["Point at a word to see the words that it translates."] : []),
+    "Click a sentence for other translations.",
+    ...(isUnsure ? ["A dotted line marks a doubtful translation; point at it to see why."] : []),
+  ];
 }
 
 const translation = () => state.items.map(item => item.before + item.visible).join("") + state.after;
@@ -247,7 +268,7 @@ function translate() {
   const limit = state.settings.charLimit ?? -1, count = characters(source.value);
   if (limit >= 0 && count > limit) {
     state.translations.want([]);
-    notice("limit", `The text has ${count.toLocaleString("en")} characters; this server takes ${limit.toLocaleString("en")}. Shorten it, or translate it in parts.`, true);
+    notice("limit", `The text has ${count.toLocaleString("en")} characters, but this server accepts ${limit.toLocaleString("en")}. Shorten it, or translate it in parts.`, true);
   } else {
     forget("limit");
     if (!state.items.some(item => state.translations.refused.has(item.text))) forget("refused");
@@ -287,7 +308,7 @@ async function openMenu(item) {
   closeMenu();
   opened = item;
   item.output.lastChild.classList.add("open");
-  menu.replaceChildren(element("p", "", "Looking for other translations …"));
+  menu.replaceChildren(element("p", "", "Searching for other translations …"));
   menu.hidden = false;
   const pane = menu.parentElement.getBoundingClientRect();
   menu.style.top = `${[...item.output.lastChild.getClientRects()].at(-1).bottom - pane.top + 6}px`;
@@ -315,10 +336,17 @@ function fillMenu(item, found) {
     for (const { text, changed } of differences(now.text, one.text)) row.append(changed ? element("b", "", text) : text);
     return row;
   });
-  const title = found.length > 1 ? "Other translations" : "The model has no other translation of this sentence";
+  const title = found.length > 1 ? "Other translations" : "There is no other translation of this sentence";
   const doubts = (now.doubts ?? []).map(doubt => element("p", "doubt", doubt));
   menu.replaceChildren(...doubts, element("p", "", title), ...rows);
   rows[Math.max(0, found.indexOf(now))].focus();
+  if (getComputedStyle(menu).position === "fixed") showAbove(item, menu.getBoundingClientRect().top);
+}
+
+/** Scrolls so far that a sentence ends above a row of the window. */
+function showAbove(item, row) {
+  const below = item.output.lastChild.getBoundingClientRect().bottom + 16 - row;
+  if (below > 0) scrollBy({ top: below });
 }
 
 function take(item, chosen, best) {
@@ -354,7 +382,7 @@ async function copy() {
   const text = translation();
   try {
     await navigator.clipboard.writeText(text);
-  } catch {  // over plain HTTP there is no clipboard
+  } catch {  // browsers have no clipboard over plain HTTP
     const field = element("textarea", "unseen");
     field.value = text;
     document.body.append(field);
@@ -405,15 +433,15 @@ document.addEventListener("keydown", event => {
 });
 addEventListener("online", retry);
 
-// --- the beginning ----------------------------------------------------------------------------------------------------
+// --- start ------------------------------------------------------------------------------------------------------------
 
 async function begin() {
   const [settings, languages] = await Promise.all([ask("frontend/settings", { waiting }), ask("languages", { waiting })]);
   Object.assign(state, { settings, languages });
   $("file").accept = (settings.supportedFilesFormat ?? [".txt"]).join(",");
-  if (settings.keyRequired) askForKey("This server asks for an API key. It is forgotten when you leave the page.");
-  const [from, to, ...text] = decodeURIComponent(location.hash.slice(1)).split("/");
-  if (text.length && !source.value) source.value = text.join("/");
+  if (settings.keyRequired) askForKey(KEY_NEEDED);
+  const { from, to, text } = readHash(location.hash);
+  if (text && !source.value) source.value = text;
   choose(from || settings.language?.source?.code, to || settings.language?.target?.code);
 }
 

@@ -1,13 +1,13 @@
-// Words and what they were translated from: marked in both texts, by pointing at them or by going through them with keys.
+// Marks a word and the words linked to it in both texts, for pointers and for arrow keys.
 
 import { announce } from "./page.js";
 
 /**
- * `items` returns the sentences on the page, `itemOf` knows them by their elements, and `choose` is called with one whose
- * other translations are wanted.
+ * Follows words on the page. `items` returns the sentences, `itemOf` maps elements to sentences, and `choose` opens the
+ * other translations of a sentence.
  */
 export function followWords({ source, mirror, output, items, itemOf, choose }) {
-  /** Marks a word and those linked to it, in both texts; nothing without one. */
+  /** Marks a word and its linked words, and returns the text of the linked words. Without a word, only removes marks. */
   function mark(word) {
     for (const marked of document.querySelectorAll(".word.on")) marked.classList.remove("on");
     const sentence = word?.closest(".sentence"), item = sentence && itemOf.get(sentence);
@@ -27,12 +27,12 @@ export function followWords({ source, mirror, output, items, itemOf, choose }) {
     if (item) for (const side of [item.mirror, item.output]) side.lastChild.classList.add("near");
   }
 
-  /** Returns the word of the text at a point of the window, which the field hides. */
+  /** Returns the element of the source word at a point of the window. The element lies behind the text field. */
   function wordUnder(x, y) {
     return document.elementsFromPoint(x, y).find(found => mirror.contains(found) && found.classList.contains("word"));
   }
 
-  /** Returns the word of the text that holds a place in it. */
+  /** Returns the element of the source word at an offset of the text. */
   function wordAt(place) {
     let at = 0;
     for (const item of items()) {

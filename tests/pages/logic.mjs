@@ -1,4 +1,4 @@
-// What the translator's page does without a page. Run by test_pages.py: node logic.mjs FOLDER_OF_THE_MODULES
+// The logic of the translator page, without a browser. Run by test_pages.py: node logic.mjs FOLDER_OF_THE_MODULES
 import assert from "node:assert/strict";
 import { pathToFileURL } from "node:url";
 
@@ -52,6 +52,32 @@ const tests = {
   "characters are counted as the server does"() {
     for (const one of ["", "abc", "😀é", "a\u{1d499}b"]) assert.equal(text.characters(one), [...one].length);
   },
+  "an address may hold a percent sign that escapes nothing"() {
+    for (const [hash, from, to, shown] of [
+      ["#en/de/Jackets at 50% off", "en", "de", "Jackets at 50% off"],
+      ["#en/de/Jackets%20at%2050%25%20off", "en", "de", "Jackets at 50% off"],
+      ["#en/de/100%/%e4%c3%a4", "en", "de", "100%/%e4%c3%a4"],
+      ["#en/de/%c3%a4/%F0%9F%98%80", "en", "de", "ä/😀"],
+      ["#en", "en", "", ""], ["", "", "", ""],
+    ]) assert.deepEqual(text.readHash(hash), { from, to, text: shown });
+  },
+  "errors of the server become sentences for people"() {
+    assert.equal(client.explained(400, "Invalid request: it has no subtitle: no line has times"), "It has no subtitle: no line has times.");
+    assert.equal(client.explained(400, "xx is not supported; served: en to de."), "Xx is not supported; served: en to de.");
+    assert.equal(client.explained(413, "Invalid request: request (5) exceeds text limit (4)"), "It is too long for this server.");
+    assert.equal(client.explained(500, "a line of this text cannot be translated"), "The server failed to translate it.");
+    assert.equal(client.explained(418), "The server answered with error 418.");
+  },
+  async "after many failures in a row the other sentences are not requested"() {
+    const asked = [];
+    const request = async texts => { asked.push(texts.length); throw new client.Refusal("refused", "No.", 500); };
+    const translations = new client.Translations({ request, arrived() {}, failed() {} });
+    translations.want(Array.from({ length: 500 }, (_, index) => `sentence ${index}`));
+    await new Promise(resolve => setTimeout(resolve, 20));
+    assert.ok(asked.length < 20, asked.length);
+    assert.deepEqual(translations.missing, []);
+    assert.equal(translations.refused.size, 500);
+  },
   "a server that is busy is asked again, later and later"() {
     assert.equal(client.pause(1, "2", 0.5), 2);
     assert.ok(client.pause(3, "2", 0.5) > client.pause(1, "2", 0.5));
@@ -70,8 +96,8 @@ const tests = {
     assert.deepEqual(await client.ask("translate", options), { ok: 1 });
     assert.deepEqual(told, ["busy", "gone", "over"]);
     assert.equal(pauses.length, 2);
-    await assert.rejects(client.ask("translate", options), { kind: "key", message: "no key" });
-    await assert.rejects(client.ask("translate", options), { kind: "refused", message: "wrong" });
+    await assert.rejects(client.ask("translate", options), { kind: "key", message: "No key." });
+    await assert.rejects(client.ask("translate", options), { kind: "refused", message: "Wrong." });
   },
   async "a sentence is asked for once, and no more when nobody wants it"() {
     const asked = [], arrived = [];
