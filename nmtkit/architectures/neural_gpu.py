@@ -1,7 +1,7 @@
 """Extended Neural GPU: "Can Active Memory Replace Attention?" (Kaiser and Bengio 2016, arXiv:1610.08613).
 
-The model has no attention. A sentence lies in the first row of an image, and every step changes the whole image by
-convolutions. Equations are numbered in the order in which section 2 of the paper states them.
+The model has no attention. The input sentence is written to the first row of an image, and every step changes the
+whole image by convolutions. Equation numbers count the equations of section 2 of the paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from nmtkit.layers.packed import Packed
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
 # longest target sentence, D filters, W rows of an image, C columns of the widest image
 
-LONGEST_MEMORY = 63  # units over which a new model forgets an image
+LONGEST_MEMORY = 63  # largest number of units over which a new model forgets an image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,17 +32,17 @@ class NeuralGPUConfig(Config):
     layers: int = option(2, "convolutional gated recurrent units in each step", min=1, max=100)
     image_width: int = option(4, "rows of an image; tokens are written to the first row", min=1, max=1000)
     kernel: int = option(3, "rows and columns of a convolution's kernel (odd)", min=1, max=99)
-    image_factor: float = option(1.25, "columns of an image per source token, to 0.001", min=1, max=100)
-    image_extra: int = option(8, "further columns of an image", min=0, max=65_536)
+    image_factor: float = option(1.25, "columns of an image per source token, rounded to 0.001", min=1, max=100)
+    image_extra: int = option(8, "additional columns of an image", min=0, max=65_536)
     outputs: Literal["extended", "markovian", "independent"] = option(
         "extended",
-        "what an output word depends on: all words before it, by an output tape; the word before it; or no word, as in "
-        "the Neural GPU (Kaiser and Sutskever 2016)",
+        "previous words that an output word depends on: all words, by an output tape (extended); the last word "
+        "(markovian); or no word, as in the Neural GPU of Kaiser and Sutskever 2016 (independent)",
     )
     recomputed_steps: int = option(
         8,
-        "steps whose images the backward pass computes again together, for a third more time and a small part of the "
-        "memory; 0 keeps all images",
+        "number of steps whose images the backward pass recomputes together; training takes a third more time and a "
+        "small part of the memory; 0 keeps all images",
         min=0,
         max=10_000,
     )
@@ -51,7 +51,7 @@ class NeuralGPUConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kernel % 2 == 0:
-            raise ValueError(f"--kernel is {self.kernel}; it must be odd, so that a kernel has a middle")
+            raise ValueError(f"--kernel is {self.kernel}; it must be odd, so that a kernel has a central column")
 
 
 PUBLISHED = NeuralGPUConfig()
@@ -60,12 +60,12 @@ PUBLISHED = NeuralGPUConfig()
 class CGRU(nn.Module):
     """A convolutional gated recurrent unit (equation 2).
 
-        CGRU(s) = u * s + (1 - u) * tanh(U s + B),  u = sigmoid(U' s + B'),  r = sigmoid(U'' s + B'')
+        CGRU(s) = u * s + (1 - u) * tanh(U (r * s) + B),  u = sigmoid(U' s + B'),  r = sigmoid(U'' s + B'')
 
-    U is applied to r * s. Products with U, U' and U'' are convolutions (equation 1). The paper does not state its
-    initialisation. The authors' code starts both gates with biases of 1, with which a new model forgets a sentence of
-    ten words. Here the biases of u are log(t) for t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent
-    neural networks warp time?"), so that filters forget over 1 to 63 units.
+    Products with U, U' and U'' are convolutions (equation 1). The paper does not state the initial values. The code of
+    the authors starts both gates with biases of 1, so that a new model forgets a sentence of ten words. Here the biases
+    of u are log(t) for t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks warp
+    time?"), so that filters forget over 1 to 63 units.
     """
 
     def __init__(self, filters: int, kernel: int) -> None:
@@ -102,8 +102,8 @@ def units(config: NeuralGPUConfig) -> Sequence[CGRU]:
 class TapeConvolution(nn.Module):
     """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
 
-    Words lie in the first row of the tape, and all other rows stay zero. So only the `rows` upper rows of an image are
-    reached, and the lower rows of the kernels, which would multiply zeros, are not kept.
+    Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
+    upper `rows` rows of an image. The kernels here have no lower rows, because these would only multiply zeros.
     """
 
     def __init__(self, filters: int, kernel: int, rows: int) -> None:
@@ -116,7 +116,7 @@ class TapeConvolution(nn.Module):
     def write(self, tape: Tensor, words: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
         """Returns `tape` [B, 3D, W, C] with the convolutions of embedded `words` [B, D] at `columns` [B] added.
 
-        A word changes the `kernel` columns around its own. `inside` [B] is 0 for a sentence that gets no word.
+        A word changes the `kernel` columns around its column. `inside` [B] is 0 for a sentence that gets no word.
         """
         change = self.linear(words).unflatten(1, (-1, self.rows, self.kernel)) * inside[:, None, None, None]
         half, width = self.kernel // 2, tape.shape[3]
@@ -128,13 +128,13 @@ class TapeConvolution(nn.Module):
 
 
 class ImageState(DecoderState):
-    """The state of a search: the image of each hypothesis, the convolved output tape of each layer, and its length."""
+    """The state of a search: for each hypothesis the image, its length, and the convolved output tape of each layer."""
 
     def __init__(self, images: Tensor, lengths: Tensor, beams: int, layers: int, tape: bool) -> None:
         self.beams = beams
         self.images = images.repeat_interleave(beams, 0)  # N D W C
         self.lengths = lengths.repeat_interleave(beams)  # N: columns of each image
-        self.position = torch.zeros_like(self.lengths)  # N: tokens that each hypothesis has been given
+        self.position = torch.zeros_like(self.lengths)  # N: number of input tokens so far
         self.tapes = [empty_tape(self.images) for _ in range(layers if tape else 0)]
 
     def reorder(self, beam_index: Tensor) -> None:
@@ -168,7 +168,7 @@ def empty_tape(images: Tensor) -> Tensor:
 
 
 def image_of(memory: Packed) -> Tensor:
-    """Returns a memory, values [columns, W, D], as padded images [B, D, W, C]."""
+    """Converts a memory, values [columns, W, D], to padded images [B, D, W, C]."""
     return memory.to_padded().permute(0, 3, 2, 1)
 
 
@@ -184,10 +184,11 @@ def inside_of(lengths: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
 class ExtendedNeuralGPU(Architecture):
     """Encoder and decoder over one image of each sentence, without attention (section 2).
 
-    The encoder takes as many steps as the sentence has tokens, and the decoder one step for each output word. An image
-    has image_factor x source tokens + image_extra columns; the paper gives it the length of its bucket, which depends
-    on the batch. Words beyond the last column are read from the last column. Columns beyond an image's end are set to
-    zero after each unit, so that a sentence translates alike alone and in any batch.
+    The encoder takes one step for each source token, and the decoder one step for each output word. An image
+    has image_factor x source tokens + image_extra columns; in the paper, an image has the length of its bucket,
+    which depends on the batch. Words beyond the last column are read from the last column. Columns beyond
+    the end of an image are set to zero after each unit, so that the translation of a sentence does not depend on its
+    batch.
 
     The paper leaves open how the Markovian model combines its two inputs. Here one tanh layer reads the column of the
     image and the embedding of the previous word.
@@ -214,12 +215,12 @@ class ExtendedNeuralGPU(Architecture):
     # --- memory of the backward pass ----------------------------------------------------------------------------------
 
     def parts(self, steps: int) -> list[tuple[int, int]]:
-        """Returns the first step and the last step + 1 of each part that the backward pass computes again."""
+        """Returns the first step and the last step + 1 of each part that the backward pass recomputes."""
         length = self.config.recomputed_steps or steps
         return [(first, min(first + length, steps)) for first in range(0, steps, length)]
 
     def call(self, run: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls `run`, whose images the backward pass computes again instead of keeping them."""
+        """Calls `run`. With `recomputed_steps`, the backward pass recomputes the images instead of storing them."""
         if not self.config.recomputed_steps or not torch.is_grad_enabled():
             return run(*arguments)
         return checkpoint(run, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -277,7 +278,7 @@ class ExtendedNeuralGPU(Architecture):
         return self.dropout(self.target_embedding(tokens))
 
     def features_of_columns(self, columns: Tensor, tokens: Tensor) -> Tensor:
-        """Returns features [T, D] of the image's columns [T, D] and, in the Markovian model, the words before them."""
+        """Returns features [T, D] of image columns [T, D] and, in the Markovian model, of the previous words [T]."""
         if self.config.outputs == "markovian":
             columns = self.combination(torch.cat((columns, self.embedded(tokens)), 1)).tanh()
         return self.dropout(columns)
@@ -287,8 +288,8 @@ class ExtendedNeuralGPU(Architecture):
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         """Writes each word to the tape, changes the image (equation 4), and reads the features of the next word.
 
-        `words` [B, D] are the embedded inputs at `positions` [B]; the word at position k is output k - 1, and the first
-        input, bos, is not written. Returns the image, the tapes and the features [B, D].
+        `words` [B, D] are the embedded inputs at `positions` [B]. The input at position k > 0 is output k - 1. The
+        input at position 0 is bos, which is not written. Returns the image, the tapes and the features [B, D].
         """
         written = (positions - 1).clamp(min=0).minimum(lengths - 1)
         is_output = (positions > 0).to(words.dtype)

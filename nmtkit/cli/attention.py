@@ -1,4 +1,4 @@
-"""`nmtkit attention`: a page with the attention weights of every head over one sentence."""
+"""`nmtkit attention`: writes a page with the attention weights of every head over one sentence."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from nmtkit.cli.command import Command, stderr
 @click.command(cls=Command)
 @click.argument("sentence")
 @click.option("--path", required=True, type=Path, metavar="FILE", help="Checkpoint.")
-@click.option("--target", metavar="TEXT", help="Translation to show instead of the model's own.")
+@click.option("--target", metavar="TEXT", help="Translation to show instead of a translation by the model.")
 @click.option(
     "--beam",
     type=click.IntRange(1, 1000),
     default=4,
     metavar="N",
-    help="Beam of the model's own translation.  [default: 4]",
+    help="Beam size of the translation by the model.  [default: 4]",
 )
 @click.option(
     "--output",
@@ -25,8 +25,8 @@ from nmtkit.cli.command import Command, stderr
     metavar="FILE",
     help="Page to write.  [default: attention.html]",
 )
-@click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a model of several languages.")
-@click.option("--target-lang", metavar="CODE", help="Language of the translation, for a model of several languages.")
+@click.option("--source-lang", metavar="CODE", help="Language of SENTENCE, for a multilingual model.")
+@click.option("--target-lang", metavar="CODE", help="Language of the translation, for a multilingual model.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
 )

@@ -20,14 +20,14 @@ def command(folder: Path, overwrite: bool) -> None:
     """Learn to translate English to German in three minutes, on an embedded corpus.
 
     The demo runs the five commands of nmtkit and shows each command before it runs, so that you can run it yourself.
-    At the end it shows translations, their references, the score, and scores of two baselines without a model. If you
-    call the demo a second time, it shows the same result again.
+    At the end, the demo shows translations, their references, the score, and scores of two baselines without a model.
+    If you call the demo a second time, the demo shows the same result again.
     """
     from rich.console import Console
 
     from nmtkit.demo.run import run
 
-    out = Console() if sys.stdout.isatty() else Console(width=200)  # no line breaks at 80 columns in a file
+    out = Console() if sys.stdout.isatty() else Console(width=200)  # lines in a file are not broken at 80 columns
     run(folder, program(), out, overwrite)
 
 

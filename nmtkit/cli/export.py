@@ -1,4 +1,4 @@
-"""`nmtkit export`: a checkpoint as other programs read it."""
+"""`nmtkit export`: writes a checkpoint in the format of another program."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,13 +17,17 @@ from nmtkit.plugins import load_plugins
     type=click.Choice(["ctranslate2", "huggingface", "marian", "safetensors", "checkpoint"]),
     required=True,
     help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers; "
-    "marian: a folder for Marian, or pymarian; safetensors: a folder of standard files; checkpoint: from such a folder "
-    "back to a checkpoint.",
+    "marian: a folder for Marian, or pymarian; safetensors: a folder of standard files; checkpoint: converts a "
+    "safetensors folder back to a checkpoint.",
 )
 @click.option(
-    "--quantization", type=click.Choice(["float32", "int8"]), help="Weights of a CTranslate2 model.  [default: float32]"
+    "--quantization",
+    type=click.Choice(["float32", "int8"]),
+    help="Data type of CTranslate2 weights.  [default: float32]",
 )
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
 def command(
     source: Path,
     destination: Path,
@@ -41,7 +45,7 @@ def command(
     nmtkit export --format checkpoint averaged averaged.pt
     """  # fmt: skip
     if quantization is not None and format != "ctranslate2":
-        raise ValueError("--quantization is for --format ctranslate2")
+        raise ValueError("--quantization is for --format ctranslate2 only")
     from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)

@@ -1,4 +1,4 @@
-"""`nmtkit import`: a model of another toolkit as a checkpoint."""
+"""`nmtkit import`: converts a model of another toolkit to a checkpoint."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     default="Hello, world!",
     metavar="TEXT",
     show_default=True,
-    help="A line to translate at the end; empty: none.",
+    help="Line to translate after the import. An empty line skips the translation.",
 )
-@click.option("--source-lang", metavar="CODE", help="Language of that line, for a model of several.")
-@click.option("--target-lang", metavar="CODE", help="Language to translate it into, for a model of several.")
+@click.option("--source-lang", metavar="CODE", help="Language of the line, for a multilingual model.")
+@click.option("--target-lang", metavar="CODE", help="Language to translate the line into, for a multilingual model.")
 def command(source: Path, destination: Path, line: str, source_lang: str | None, target_lang: str | None) -> None:
-    """Write the model SOURCE of another toolkit to the checkpoint DESTINATION.
+    """Convert the model SOURCE of another toolkit to the checkpoint DESTINATION.
 
     \b
     nmtkit import opus-mt-en-de en-de.pt
@@ -34,10 +34,11 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
                   --source-lang eng_Latn --target-lang deu_Latn
     nmtkit generate --path en-de.pt < raw.en > translated.de
 
-    SOURCE is a folder as Hugging Face's transformers saves it, of model type marian (OPUS-MT), m2m_100 (M2M-100, NLLB)
-    or mbart (mBART-50); or Marian's .npz of type transformer, or a folder with one and its decoder.yml and
-    vocabularies (.spm, or .yml with source.spm and target.spm); or fairseq's checkpoint of a transformer, or a folder
-    with one, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. No code of it is run.
+    SOURCE is a model of one of three toolkits. Hugging Face transformers: a folder of model type marian (OPUS-MT),
+    m2m_100 (M2M-100, NLLB) or mbart (mBART-50). Marian: an .npz file of type transformer, or a folder with the .npz
+    file, decoder.yml and vocabularies (.spm, or .yml with source.spm and target.spm). fairseq: a checkpoint of a
+    transformer, or a folder with the checkpoint, dict.SRC.txt, dict.TGT.txt and the SentencePiece model. nmtkit runs
+    no code from SOURCE.
     """
     from nmtkit import checkpoint
     from nmtkit.formats.detect import load
@@ -79,5 +80,5 @@ def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
     if tokenizer.languages:
         codes = sorted(tokenizer.languages)
         known = ", ".join(codes[:12]) + (f" and {len(codes) - 12} more" if len(codes) > 12 else "")
-        found.append(f"{len(codes)} languages ({known}): give --target-lang, and --source-lang if it asks for it")
+        found.append(f"{len(codes)} languages ({known}): give --target-lang, and --source-lang if the model needs it")
     return found

@@ -1,4 +1,4 @@
-"""`nmtkit preprocess`: raw parallel text to a binarized dataset. Its flags are the fields of `PreprocessConfig`."""
+"""`nmtkit preprocess`: makes a binarized dataset from raw parallel text. The flags are fields of `PreprocessConfig`."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nmtkit.data.report import Report
 
 
-@click.command(cls=Command, short_help="Raw parallel text to a binarized dataset.")
+@click.command(cls=Command, short_help="Make a binarized dataset from raw parallel text.")
 def command(**settings: Any) -> None:
     """Makes a dataset folder from parallel text: line i of PREFIX.en is the translation of line i of PREFIX.de.
 
@@ -24,7 +24,7 @@ def command(**settings: Any) -> None:
     nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val \\
                       --testpref data/test --destdir data-bin
     \b
-    On several machines, once a run on a sample has made the tokenizer:
+    On several machines, after a run on a sample has trained the tokenizer:
     nmtkit preprocess … --tokenizer-from sample-bin --destdir data-bin \\
                       --shard $SLURM_ARRAY_TASK_ID/64
     """
@@ -50,7 +50,7 @@ command.params[:0] = flags(PreprocessConfig)
 
 
 def show(report: "Report", seconds: float) -> None:
-    """Prints the report on stderr, as tables in a terminal and as plain lines elsewhere."""
+    """Prints the report on stderr: as tables in a terminal, otherwise as plain lines."""
     splits = [
         (name, f"{split.pairs:,}", f"{split.tokens['source']:,}", f"{split.tokens['target']:,}")
         for name, split in report.splits.items()

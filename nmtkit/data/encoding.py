@@ -1,7 +1,7 @@
-"""Blocks of text to blocks of ids: the work of each process of `preprocess`, from the text files to the ids on disk.
+"""Encodes blocks of text as blocks of ids: the work of the worker processes of `preprocess`.
 
-A worker encodes a block, returns its sizes, and writes it once it is told the offset. Offsets follow the order of the
-text, so that the files are the same for any number of workers.
+A worker encodes a block, returns the sizes of the block, and writes the block when the main process sends its offset.
+Offsets follow the order of the text, so that the files are the same for any number of workers.
 """
 
 import os
@@ -23,16 +23,16 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Sizes = tuple[int, ...]  # of a block, or of all before it: pairs, and ids of each side
+Sizes = tuple[int, ...]  # number of pairs and of ids of each side, in a block or in all earlier blocks
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
-    sides: tuple[Encoded, ...]  # source and target, and in a training set the links of alignments, see alignments.py
+    sides: tuple[Encoded, ...]  # source and target, and in a training set the alignment links, see alignments.py
     hashes: Hashes  # [pairs, 2], see duplicates.py
     statistics: CleaningStatistics
-    text: TextStatistics | None = None  # None of a block that was not read
+    text: TextStatistics | None = None  # None for a block that was not read
 
     @property
     def sizes(self) -> Sizes:
@@ -40,7 +40,7 @@ class EncodedBlock:
 
 
 class PairEncoder:
-    """Encodes blocks of pairs with one tokenizer. It holds the word caches, so one encoder should do many blocks."""
+    """Encodes blocks of pairs with one tokenizer. Use one encoder for many blocks, because an encoder caches words."""
 
     def __init__(self, tokenizer: Tokenizer, dtypes: tuple[str, str], languages: tuple[str | None, str | None]) -> None:
         self._tokenizer = tokenizer
@@ -52,20 +52,19 @@ class PairEncoder:
         self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
     def check_alignable(self) -> None:
-        """Raises ValueError when it is not known which pieces make up a word, as --alignments needs."""
+        """Raises ValueError unless both sides split text at spaces: --alignments needs the pieces of each word."""
         if not (self._source.splits_at_spaces and self._target.splits_at_spaces):
             raise ValueError(
-                "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; this one does not"
+                "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; yours does not"
             )
 
     def encode(
         self, block: Block, files: ParallelFiles, config: PreprocessConfig, held_out_keys: Hashes
     ) -> EncodedBlock:
-        """Returns the block's pairs without those that `config` drops. `held_out_keys` are those of all valid and test
-        pairs, sorted.
+        """Encodes the pairs of a block and drops pairs as `config` says.
 
-        Raises ValueError naming file and line for bytes that are not UTF-8 and, if `config.strict`, for the first pair
-        that is dropped.
+        `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError naming file and line for
+        bytes that are not UTF-8 and, if `config.strict`, for the first pair that is dropped.
         """
         if block.over_long:
             return _over_long(block, files, config)
@@ -91,7 +90,7 @@ class PairEncoder:
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
         files: ParallelFiles,
     ) -> Encoded:  # fmt: skip
-        """Returns the links between the pieces of each pair that is kept; none for a corpus without alignments."""
+        """Returns the links between the pieces of each pair that is kept. A corpus without alignments has no links."""
         if block.alignments is None or files.alignments is None:
             return Encoded(np.empty(0, np.uint32), np.zeros(int(keep.sum()), np.int64))
         path = files.alignments
@@ -100,14 +99,14 @@ class PairEncoder:
         )
         words = self._source.words(texts[0].decode(), source), self._target.words(texts[1].decode(), target)
         result = alignments.links_of_pieces(links, rows, keep, words, lambda row: f"{path}:{block.first_line + row}")
-        if files.tag is not None:  # one piece before all others of the source
+        if files.tag is not None:  # the tag shifts all source positions by one piece
             result = Encoded(result.ids + np.uint32(1 << 16), result.lengths)
         return result
 
     def encode_texts(
         self, texts: tuple[bytes, bytes], files: ParallelFiles, first_line: int
     ) -> tuple[Encoded, Encoded]:
-        """Encodes both sides of lines that each end in \\n, without tag."""
+        """Encodes both sides of a block without a tag. Every line ends in \\n."""
         return (
             self._source.encode(corpus.decode(texts[0], files.source, first_line)),
             self._target.encode(corpus.decode(texts[1], files.target, first_line)),
@@ -120,7 +119,7 @@ class PairEncoder:
         )
 
     def with_prefixes(self, source: Encoded, target: Encoded, tag: str | None) -> tuple[Encoded, Encoded]:
-        """Returns the sentences with the tag before the source, and before it the language tokens of the model."""
+        """Prepends the tag to the source sentences, then the language tokens of the model to both sides."""
         if tag is not None:
             if tag not in self._tag_ids:
                 self._tag_ids[tag] = int(self._tokenizer.encode_source([tag]).ids[0])
@@ -134,7 +133,7 @@ class PairEncoder:
 
 
 def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> EncodedBlock:
-    """Drops the single pair of a block whose text is too long to be read."""
+    """Returns an empty block in place of a single pair that is too long to be read."""
     if config.strict:
         raise ValueError(_strict_error(files, block.first_line, LONG_LINE))
     sizes = [f"({span.size:,} bytes)" for span in (block.source, block.target)]
@@ -176,14 +175,14 @@ def _strict_error(files: ParallelFiles, line: int, reason: str) -> str:
 
 @dataclass
 class SplitFiles:
-    """The files of one split while they are made, open for writing at any offset: of each side ids and lengths."""
+    """The files of one split, ids and lengths of each side, which are written block by block at any offset."""
 
     sides: list[tuple[Path, Path]]
-    hashes: Path | None = None  # None where nobody looks for duplicates
+    hashes: Path | None = None  # None for splits in which duplicates are not searched
     _open: dict[Path, int] = field(default_factory=dict)
 
     def write(self, block: EncodedBlock, offset: Sizes) -> None:
-        """Writes a block, before which there are as many pairs, and ids of each side, as `offset` says."""
+        """Writes a block. `offset` has the number of pairs, and of ids of each side, in all earlier blocks."""
         pair, *first_ids = offset
         for (ids, lengths), side, first in zip(self.sides, block.sides, first_ids, strict=False):
             self._write(ids, side.ids, first)
@@ -209,7 +208,7 @@ class SplitFiles:
 
 
 class Worker:
-    """The object of one worker process; the training set's files are `files`."""
+    """The object in a worker process. `files` are the files of the training set."""
 
     def __init__(
         self, tokenizer: Tokenizer, dtypes: tuple[str, str], config: PreprocessConfig, held_out_keys: Hashes,
@@ -223,15 +222,15 @@ class Worker:
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
     def encode(self, block: Block, files: ParallelFiles) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
-        """Encodes a block, keeps it until `write`, and returns its sizes and statistics."""
+        """Encodes a block, keeps the block until `write`, and returns its sizes and statistics."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
-        if files.tag is not None:  # one pair under two tags is no duplicate
+        if files.tag is not None:  # the same pair with two different tags is not a duplicate
             encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
         self._unwritten.append(encoded)
         return encoded.sizes, encoded.statistics, encoded.text
 
     def write(self, offset: Sizes) -> None:
-        """Writes the earliest block not written yet."""
+        """Writes the earliest block that is not written yet."""
         encoded = self._unwritten.popleft()
         self._files.write(encoded, offset)
         if self._config.report is not None:
@@ -239,7 +238,7 @@ class Worker:
                 counts += np.bincount(side.ids, minlength=len(counts))
 
     def find_duplicates(self, partition: Path) -> Rows:
-        """Returns the rows of a partition of hashes that repeat an earlier row, and removes the file."""
+        """Returns the rows of a partition of hashes that repeat an earlier row, and deletes the file `partition`."""
         rows = duplicates.find_duplicates(partition)
         partition.unlink()
         return rows
@@ -248,5 +247,5 @@ class Worker:
         return checksum(path)
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the count of each written id, for both sides, if a report is requested."""
+        """Returns the count of each written id, for both sides. All counts are 0 without `config.report`."""
         return self._piece_counts

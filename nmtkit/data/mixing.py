@@ -1,7 +1,7 @@
 """Mixes training corpora: writes the rows of a training set so that every corpus is spread evenly over an epoch.
 
-Ids are stored once. A row is an offset and a length on each side: a pair that an epoch sees three times has three rows,
-and a pair that is dropped after its ids were written has no row.
+Ids are stored once. A row is an offset and a length on each side. A pair that occurs three times in an epoch has three
+rows, and a pair that is dropped after its ids were written has no row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped
 
 @dataclass(frozen=True)
 class CorpusRows:
-    """Rows `start` to `end` - 1 in the order of the text, which an epoch sees `weight` times."""
+    """The rows of one corpus: `start` to `end` - 1 in the order of the text. An epoch has `weight` passes over them."""
 
     start: int
     end: int
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns the number of rows of an epoch beyond the whole passes over a corpus of `rows` rows."""
+        """Returns the number of rows that the fractional part of `weight` adds to an epoch, for a corpus of `rows`."""
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
@@ -39,12 +39,12 @@ class CorpusRows:
             yield rows if dropped is None else rows[dropped[rows] == 0]
 
     def size(self, dropped: Dropped | None) -> int:
-        """Returns the number of rows in an epoch."""
+        """Returns the number of rows of this corpus in an epoch."""
         kept = sum(map(len, self.chunks(dropped)))
         return int(self.weight) * kept + self.copies(kept)
 
     def epoch(self, dropped: Dropped | None, seed: int) -> Iterator[Rows]:
-        """Yields the rows of an epoch: whole passes, then a pass over a share of the rows, chosen by (seed, row)."""
+        """Yields the rows of an epoch: whole passes, then a random share of the rows that depends on (seed, row)."""
         for _ in range(int(self.weight)):
             yield from self.chunks(dropped)
         seen = 0
@@ -57,9 +57,9 @@ class CorpusRows:
 
 
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
-    """Returns weights with which the share of corpus i in an epoch is proportional to pairs[i]^(1 / temperature).
+    """Returns weights that make the share of corpus i in an epoch proportional to pairs[i]^(1 / temperature).
 
-    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2 (there as sampling probabilities).
+    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2, which has sampling probabilities instead.
     """
     wanted = [count ** (1 / temperature) / count if count else 1.0 for count in pairs]
     return [weight / min(wanted) for weight in wanted]
@@ -68,7 +68,8 @@ def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[flo
 def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[Rows]:
     """Yields the rows of an epoch in which every corpus is spread evenly.
 
-    The first m rows hold m times the share of a corpus, with an error below the number of corpora, for every m.
+    Among the first m rows, the number of rows of a corpus differs from m times the share of the corpus in the epoch by
+    less than the number of corpora, for every m.
     """
     sizes = [corpus.size(dropped) for corpus in corpora]
     streams = [corpus.epoch(dropped, seed) for corpus in corpora]
@@ -89,7 +90,7 @@ def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int
 
 
 def write_offsets(lengths: Path, offsets: Path) -> None:
-    """Writes the offset of the beginning of each sentence, as int64, from a file of int32 lengths."""
+    """Reads the int32 lengths of sentences that lie end to end, and writes the int64 offset of each sentence."""
     total = 0
     with lengths.open("rb") as read, offsets.open("wb") as write:
         while text := read.read(4 * CHUNK_ROWS):
@@ -100,8 +101,10 @@ def write_offsets(lengths: Path, offsets: Path) -> None:
 
 
 def write_rows(runs: Iterator[Rows], inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Copies arrays row by row in the order of `runs`. Inputs and outputs are files of offsets (int64) and lengths
-    (int32) in turn."""
+    """Copies arrays row by row in the order of `runs`.
+
+    Files of offsets (int64) and files of lengths (int32) alternate in `inputs` and `outputs`.
+    """
     dtypes: list[Any] = [np.int64, np.int32] * (len(inputs) // 2)
     arrays = [np.memmap(path, dtype, "r") for path, dtype in zip(inputs, dtypes, strict=True)]
     files = [path.open("wb") for path in outputs]

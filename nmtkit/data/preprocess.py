@@ -44,14 +44,14 @@ from nmtkit.processes.workers import Task, Workers
 log = logging.getLogger("nmtkit")
 
 TRAIN = "train"
-MAX_PASSES = 10_000  # of an epoch over the smallest corpus
+MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 
 
 def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
-    """Makes the dataset `config.destdir`, whole or not at all, and the page `config.report`.
+    """Writes the dataset to `config.destdir`, completely or not at all, and the report page to `config.report`.
 
-    `on_progress` is called with the number of training pairs read so far. Raises ValueError and OSError for a user's
-    mistakes.
+    `on_progress` is called with the number of training pairs read so far. Raises ValueError or OSError for faults of
+    the settings and the text.
     """
     train = _locate(config, config.train, config.tags, config.alignments)
     held_out = {
@@ -111,12 +111,12 @@ def _final_folder(config: PreprocessConfig) -> Path:
     if shard is None:
         return config.destdir
     if (config.destdir / MANIFEST).exists():
-        raise ValueError(f"{config.destdir} holds a dataset that was made without --shard; give another --destdir")
+        raise ValueError(f"{config.destdir} holds a dataset that was made without --shard; give a different --destdir")
     return config.destdir / shard_name(*shard)
 
 
 class DatasetWriter:
-    """Fills `folder` with the splits that are added, then the manifest. Valid and test sets are added before train."""
+    """Writes splits and the manifest to `folder`. Valid and test sets must be added before the training set."""
 
     def __init__(
         self, config: PreprocessConfig, tokenizer: Tokenizer, folder: Path, on_progress: Callable[[int], None]
@@ -143,10 +143,10 @@ class DatasetWriter:
     # --- valid and test ---------------------------------------------------------------------------------------------
 
     def add_held_out(self, split: str, files: ParallelFiles) -> None:
-        """Writes every line of a valid or test set, and its raw text, with the tag before source lines.
+        """Writes the ids and the raw text of every line of a valid or test set, with the tag before source lines.
 
-        A shard other than the first only keeps the keys of the pairs, to find them in its training set. Raises
-        ValueError for a line that is too long to be read.
+        Only the first shard writes the set. All shards keep the keys of the pairs, to find these pairs in the training
+        set. Raises ValueError for a line that is too long to be read.
         """
         shard = self.config.shard_of()
         written = shard is None or shard[0] == 1
@@ -185,9 +185,9 @@ class DatasetWriter:
     # --- train ------------------------------------------------------------------------------------------------------
 
     def add_train(self, corpora: list[ParallelFiles]) -> None:
-        """Encodes the training corpora with all workers, then drops duplicates and mixes.
+        """Encodes the training corpora with all workers, then drops duplicates and mixes the corpora.
 
-        Raises ValueError when no pair is left, and as `corpus.blocks` and `PairEncoder.encode`.
+        Raises ValueError when no pair is left, and the errors of `corpus.blocks` and `PairEncoder.encode`.
         """
         hashes = self._scratch / "hashes"
         files = self._split_files(TRAIN, self._scratch, hashes)
@@ -196,13 +196,13 @@ class DatasetWriter:
         factory = functools.partial(Worker, self.tokenizer, self.dtypes, self.config, held_out_keys, files)
         with Workers(self.config.worker_count(), factory) as workers:
             bounds = self._encode(workers, corpora)
-            piece_counts = workers.broadcast((Worker.piece_counts,))  # by then all blocks are written
+            piece_counts = workers.broadcast((Worker.piece_counts,))  # a worker writes all its blocks before it answers
             if bounds[-1]:
                 self._write_rows(bounds, self._find_duplicates(workers, hashes, bounds))
             elif self.config.shard is None:
                 dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
                 raise ValueError(f"no training pair is left: {dropped}")
-            else:  # of a small corpus, some shards have nothing
+            else:  # a shard of a small corpus may have no pairs
                 for side in self._train_sides:
                     for array in ("ids", "offsets", "lengths"):
                         self._path(TRAIN, side, array).touch()
@@ -215,7 +215,7 @@ class DatasetWriter:
                 self._checksums[str(path.relative_to(self.folder))] = facts
 
     def _encode(self, workers: Workers, corpora: list[ParallelFiles]) -> list[int]:
-        """Encodes and writes all corpora; returns the rows where each begins, and the end of the last."""
+        """Encodes and writes all corpora. Returns the first row of each corpus, then the total number of rows."""
         offset: Sizes = (0, 0, 0, 0)
         bounds = [0]
         pairs_read = 0
@@ -246,7 +246,7 @@ class DatasetWriter:
         return bounds + [offset[0]] * (len(corpora) + 1 - len(bounds))
 
     def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
-        """Counts pairs that are also in an earlier row. If they are dropped, returns a byte per row that says so."""
+        """Counts duplicates of earlier rows. If duplicates are dropped, returns one byte per row, 1 for a duplicate."""
         partitions = duplicates.partition(hashes, self._scratch)
         hashes.unlink()
         dropped = None
@@ -262,7 +262,7 @@ class DatasetWriter:
         return dropped
 
     def _write_rows(self, bounds: list[int], dropped: npt.NDArray[np.uint8] | None) -> None:
-        """Writes offsets and lengths in the order of training, from the lengths in the order of the text."""
+        """Reads the lengths in the order of the text, and writes offsets and lengths in the order of training."""
         weights = self._weights()
         inputs, outputs = [], []
         for side in self._train_sides:
@@ -294,7 +294,7 @@ class DatasetWriter:
         if max(weights) > MAX_PASSES:
             raise ValueError(
                 f"--temperature {self.config.temperature} makes an epoch see the pairs of a corpus "
-                f"{max(weights):,.0f} times; give one nearer to 1"
+                f"{max(weights):,.0f} times; give a temperature nearer to 1"
             )
         for report, weight in zip(self.report.corpora, weights, strict=True):
             report.weight = weight
@@ -313,7 +313,7 @@ class DatasetWriter:
             self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
 
     def warnings(self) -> list[str]:
-        """Returns the signs of sick data in the training set."""
+        """Returns warnings about probable faults of the training data."""
         config = self.config
         return diagnostics.find_warnings(
             {str(corpus.source): corpus.text for corpus in self.report.corpora},
@@ -329,11 +329,11 @@ class DatasetWriter:
         return sorted(own) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
 
     def finish(self) -> None:
-        """Writes the manifest, after which the folder is complete."""
+        """Deletes the scratch folder and writes the manifest. The folder is then complete."""
         shutil.rmtree(self._scratch)
         for path in self._files():
             name = str(path.relative_to(self.folder))
-            if name not in self._checksums:  # workers compute those of the training set
+            if name not in self._checksums:  # workers have computed the checksums of the training set
                 self._checksums[name] = checksum(path)
         splits: dict[str, dict[str, Any]] = {
             split: {

@@ -1,4 +1,4 @@
-"""The report of a preprocess: counts for the manifest and the terminal, and one HTML page that needs no other file."""
+"""The report of `preprocess`: counts for the manifest and the terminal, and a self-contained HTML page."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
 from nmtkit.pages.charts import bar_chart
 from nmtkit.pages.document import document, table
 
-LONGEST_BAR = 256  # the last bar of a length histogram counts all longer sentences, too
+LONGEST_BAR = 256  # tokens; the last bar of a length histogram also counts all longer sentences
 TOP_PIECES = 40
 
 
 @dataclass
 class CorpusReport:
-    """One pair of training files."""
+    """Counts and statistics of one pair of training files."""
 
     source: Path
     target: Path
@@ -28,14 +28,14 @@ class CorpusReport:
     written: int = 0  # pairs, before up-sampling
     weight: float = 1.0
     cleaning: CleaningStatistics = field(default_factory=CleaningStatistics)
-    text: list[TextStatistics] = field(default_factory=list)  # of each block
+    text: list[TextStatistics] = field(default_factory=list)  # one for each block
 
 
 @dataclass
 class SplitReport:
     pairs: int
     tokens: dict[str, int]  # by side, eos included
-    histograms: dict[str, npt.NDArray[np.int64]]  # by side: sentences by length, up to LONGEST_BAR
+    histograms: dict[str, npt.NDArray[np.int64]]  # by side: the number of sentences of each length, up to LONGEST_BAR
 
     @staticmethod
     def of(lengths: dict[str, npt.NDArray[Any]]) -> "SplitReport":
@@ -55,9 +55,9 @@ def _histogram(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 @dataclass
 class PieceReport:
-    """Entries of the vocabulary of one side, counted in the training set."""
+    """How often the vocabulary entries of one side occur in the training set."""
 
-    top: list[tuple[str, int]]  # the most frequent and their counts
+    top: list[tuple[str, int]]  # the most frequent pieces and their counts
     unused: int
     size: int
 
@@ -75,20 +75,20 @@ class PieceReport:
 class Report:
     source_lang: str
     target_lang: str
-    vocabulary: dict[str, int]  # entries, by side
+    vocabulary: dict[str, int]  # number of entries, by side
     splits: dict[str, SplitReport] = field(default_factory=dict)
     corpora: list[CorpusReport] = field(default_factory=list)
-    pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; only if a page is asked for
+    pieces: dict[str, PieceReport] = field(default_factory=dict)  # by side; empty unless a page is requested
 
     def cleaning(self) -> CleaningStatistics:
-        """Returns the statistics of all corpora together."""
+        """Returns the sum of the statistics of all corpora."""
         total = CleaningStatistics()
         for corpus in self.corpora:
             total.add(corpus.cleaning)
         return total
 
     def reason_rows(self) -> list[tuple[str, int, str]]:
-        """Returns reason, pairs, and whether these were dropped or kept."""
+        """Returns rows of a reason, the number of pairs, and "dropped" or "kept"."""
         total = self.cleaning()
         return [
             (reason, count, fate)
@@ -135,7 +135,7 @@ def _splits(report: Report) -> str:
     rows = [
         (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
     ]
-    return "<h2>Subsets</h2>\n" + table(head, rows) + "<p>Tokens count the end of each sentence.</p>"
+    return "<h2>Subsets</h2>\n" + table(head, rows) + "<p>Token counts include the end-of-sentence token.</p>"
 
 
 def _corpora(report: Report) -> str:
@@ -170,8 +170,8 @@ def _histograms(name: str, split: SplitReport, report: Report) -> str:
 
 def _pieces(side: str, pieces: PieceReport) -> str:
     return (
-        f"<div><h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries are in no training sentence. "
-        "The most frequent:</p>\n" + table(["piece", "count"], pieces.top) + "</div>"
+        f"<div><h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries do not occur in training. "
+        "The most frequent entries:</p>\n" + table(["piece", "count"], pieces.top) + "</div>"
     )
 
 
@@ -187,5 +187,5 @@ def _examples(report: Report) -> str:
 
 
 def _visible(text: str) -> str:
-    """Replaces control characters by their pictures (U+2400 …), which HTML can hold."""
+    """Replaces control characters, which HTML does not allow, by symbols for them (U+2400 …)."""
     return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)

@@ -1,8 +1,8 @@
-"""SentencePiece model files: the fields that decide how nmtkit may use one, and its pieces under other ids.
+"""SentencePiece model files: reads the fields that nmtkit needs, and writes models with given pieces or ids.
 
-A model is a protocol buffer (sentencepiece_model.proto). Reading a few of its fields needs no protobuf package: a
-message is a sequence of (field number, wire type, value), and the wire types are variable-length integers, fixed 4 or 8
-bytes, and byte strings.
+A model is a protocol buffer (sentencepiece_model.proto). This module reads a few of its fields without the protobuf
+package: a message is a sequence of (field number, wire type, value), and the wire types are variable-length integers,
+fixed 4 or 8 bytes, and byte strings.
 """
 
 import struct
@@ -12,27 +12,28 @@ from dataclasses import dataclass
 import numpy as np
 
 PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
-PIECE, SCORE, TYPE = 1, 2, 3  # of ModelProto.SentencePiece
+PIECE, SCORE, TYPE = 1, 2, 3  # fields of ModelProto.SentencePiece
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces
-UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # of TrainerSpec
-FOREIGN = "\ufdd1"  # a noncharacter: what begins with it is in no text
-MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35  # of TrainerSpec
-CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5  # of NormalizerSpec
+UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # fields of TrainerSpec
+FOREIGN = "\ufdd1"  # a noncharacter: a piece that begins with FOREIGN never matches text
+# further fields of TrainerSpec, then fields of NormalizerSpec
+MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35
+CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Fields of a model file; defaults are those of the format."""
+    """Properties of a model file. An absent field has the default of the format."""
 
     model_type: str
     byte_fallback: bool
-    rewrites: bool  # its normaliser changes text beyond runs of spaces
-    splits_at_spaces: bool  # no piece and no rule of its normaliser spans a space, as far as the settings can tell
+    rewrites: bool  # the normaliser changes more than runs of spaces
+    splits_at_spaces: bool  # according to the settings, no piece and no rule of the normaliser spans a space
 
 
 def model_facts(model: bytes) -> ModelFacts:
-    """Reads the facts of a model file. Raises ValueError when it is no protocol buffer."""
+    """Reads the facts of a model file. Raises ValueError if the file is not a protocol buffer."""
     fields = dict(_fields(model, only=(TRAINER_SPEC, NORMALIZER_SPEC)))
     trainer = dict(_fields(_message(fields.get(TRAINER_SPEC, b""))))
     normalizer = dict(_fields(_message(fields.get(NORMALIZER_SPEC, b""))))
@@ -51,16 +52,17 @@ def model_facts(model: bytes) -> ModelFacts:
 def _rules_contain_space(charsmap: bytes) -> bool:
     """Returns whether a normalisation rule applies to text with a space in it, so that words affect their neighbours.
 
-    The rules' keys are in a double array of 32-bit units, as in the library darts-clone, after its size in bytes. From
-    a node whose unit has the offset o, a byte b leads to the node at its index ^ o ^ b, if the label there is b.
+    The table has the size of an array in bytes, then the array: the keys of the rules as a double array of 32-bit
+    units, as the library darts-clone writes it. From the node with index i, whose unit has the offset o, a byte b leads
+    to the node with index i ^ o ^ b if that node has the label b.
     """
     size = int.from_bytes(charsmap[:4], "little")
     units = np.frombuffer(charsmap[4 : 4 + size // 4 * 4], "<u4").astype(np.int64)
     if not len(units):
         return False
-    labels = np.where(units >> 31, -1, units & 0xFF)  # a unit with the highest bit is no node, but a value
+    labels = np.where(units >> 31, -1, units & 0xFF)  # a unit whose highest bit is set is a value, not a node
     index = np.arange(len(units))
-    children_of = index ^ ((units >> 10) << ((units & (1 << 9)) >> 6))  # without the label of the child
+    children_of = index ^ ((units >> 10) << ((units & (1 << 9)) >> 6))  # index of each child before XOR with its label
     reached = index == 0
     while True:
         bases = np.unique(children_of[reached])
@@ -71,7 +73,7 @@ def _rules_contain_space(charsmap: bytes) -> bool:
 
 
 def user_defined_symbols(model: bytes) -> list[str]:
-    """Returns the symbols that a model was trained to keep whole, tags among them."""
+    """Returns the symbols that a model was trained to keep whole. Tags are such symbols."""
     fields = dict(_fields(model, only=(TRAINER_SPEC,)))
     trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
     return [_message(value).decode() for _, value in trainer]
@@ -79,7 +81,7 @@ def user_defined_symbols(model: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of a model: its text, its score (of a unigram model a log probability, else its rank) and its type."""
+    """A piece of a model. `score` is a log probability in a unigram model, and a rank in other models."""
 
     text: str
     score: float = 0.0
@@ -87,7 +89,7 @@ class Piece:
 
 
 def pieces_of(model: bytes) -> list[Piece]:
-    """Returns the pieces of a model file by id. Raises ValueError when it is not a SentencePiece model."""
+    """Returns the pieces of a model file by id. Raises ValueError if `model` is not a SentencePiece model."""
     pieces = []
     for _, value in _fields(model, only=(PIECES,)):
         fields = dict(_fields(_message(value)))
@@ -102,19 +104,19 @@ def pieces_of(model: bytes) -> list[Piece]:
 
 
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
-    """Returns a model file that segments text into the same pieces, whose ids are their indices in `pieces`.
+    """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
 
-    So two models, of source and target, can stand on one table of ids. `pieces` begins with <unk>, <s> and </s> and
-    holds every piece of the model (but for its own special ones); those that the model has not are never produced by
-    it, and leave no trace in decoded text if they are in `control`, as tokens of languages.
+    So a source model and a target model can share one table of ids. `pieces` begins with <unk>, <s> and </s>, and
+    contains every piece of the model except the special pieces. The new model never produces pieces that `model` does
+    not have. Such pieces decode to nothing if they are in `control`, which is used for language tokens.
 
-    Raises ValueError naming pieces that are missing, or stand twice.
+    Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """
     own = {piece.text: piece for piece in pieces_of(model) if piece.type not in (UNKNOWN, CONTROL)}
     missing = own.keys() - set(pieces)
     if missing or len(set(pieces)) < len(pieces):
         raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
-    # a BPE model would merge characters into an unused piece before it takes it apart again
+    # a BPE model would merge characters into an unused piece, then split that piece again
     foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
     table = [Piece(pieces[0], 0.0, UNKNOWN), *(Piece(text, 0.0, CONTROL) for text in pieces[1:3])]
     for text in pieces[3:]:
@@ -122,7 +124,7 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
         table.append(own.get(text, other))
     rest = b""
     for field, value in _fields(model):
-        if field == TRAINER_SPEC:  # the last value of a field counts
+        if field == TRAINER_SPEC:  # readers use the last value of a field that occurs twice
             names = zip((UNK_PIECE, BOS_PIECE, EOS_PIECE), pieces, strict=False)
             value = _message(value) + b"".join(_bytes_field(name, text.encode()) for name, text in names)
         if field != PIECES:
@@ -131,9 +133,9 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
 
 
 def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> bytes:
-    """Returns a model file of <unk>, <s>, </s> and `pieces`, with the table of a normaliser (empty: none).
+    """Returns a model file of <unk>, <s>, </s> and `pieces`, with the table of a normaliser (empty: no normaliser).
 
-    Scores of a unigram model are log probabilities; in a BPE model, the higher one is merged first.
+    The scores of a unigram model are log probabilities. A BPE model merges pieces with higher scores first.
     """
     table = [Piece("<unk>", 0.0, UNKNOWN), Piece("<s>", 0.0, CONTROL), Piece("</s>", 0.0, CONTROL), *pieces]
     number = {name: number for number, name in MODEL_TYPES.items()}[model_type]
@@ -180,12 +182,12 @@ def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, i
                 value, position = message[position : position + size], position + size
             elif wire == 2:
                 size, position = _varint(message, position)
-                wanted = not only or field in only  # the pieces, nearly all of the file, are not
+                wanted = not only or field in only  # skip the other fields: the pieces are nearly all of the file
                 value, position = message[position : position + size] if wanted else b"", position + size
             else:
                 raise ValueError("not a SentencePiece model")
             if position > len(message):
-                raise ValueError("a SentencePiece model that is truncated")
+                raise ValueError("a truncated SentencePiece model")
             if not only or field in only:
                 yield field, value
     except IndexError as error:

@@ -18,26 +18,25 @@ from nmtkit.data.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
 
-# Threads change the sums of unigram training in the last digits: a fixed number gives the same model everywhere.
+# The number of threads changes the last digits of sums in unigram training, so a fixed number gives the same model.
 TRAINING_THREADS = 8
-# SentencePiece's trainer skips a line with one of these, which it uses itself.
+# The trainer of SentencePiece uses these characters internally, and skips every line that contains one of them.
 TRAINER_RESERVED = str.maketrans({"\t": " ", "▅": " ", "\0": " "})
 
 log = logging.getLogger("nmtkit")
 
 
 def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
-    """Loads the tokenizer of a checkpoint or a dataset (or its tokenizer folder), a joint .model file, or those of
-    source and target.
+    """Loads a tokenizer from a checkpoint, dataset, tokenizer folder, joint .model file, or source and target .model.
 
-    Raises FileNotFoundError, or ValueError for a file that is no model nmtkit can use. Warns of a .model file that
-    changes text or cannot encode all of it.
+    Raises FileNotFoundError, or ValueError for a model that nmtkit cannot use. Logs a warning for a .model file that
+    changes text or cannot encode all characters.
     """
     if len(paths) == 1 and paths[0].is_dir():
         inside = paths[0] / TOKENIZER_FOLDER
         return Tokenizer.load(inside if inside.is_dir() else paths[0])
     if len(paths) > 2:
-        raise ValueError(f"--tokenizer-from names {len(paths)} files; give one for both sides, or one for each")
+        raise ValueError(f"--tokenizer-from names {len(paths)} files; give one file for both sides, or one per side")
     for path in paths:
         if not path.is_file():
             raise FileNotFoundError(f"--tokenizer-from {path}: no such file")
@@ -47,9 +46,9 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
     for path, model in zip(paths, (tokenizer.source_model, tokenizer.target_model), strict=False):
         facts = model_facts(model)
         if facts.rewrites:
-            log.warning("%s normalises text by rules of its own: decoded text may differ from the original", path)
+            log.warning("%s has its own rules to normalise text: decoded text may differ from the original", path)
         if not facts.byte_fallback:
-            log.warning("%s has no byte fallback: characters it does not know become unknown", path)
+            log.warning("%s has no byte fallback: characters that are not in its vocabulary become <unk>", path)
     return tokenizer
 
 
@@ -59,11 +58,11 @@ def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_state(checkpoint.read(path, mmap=True)["tokenizer"])
     except RuntimeError as error:
-        raise ValueError(f"{path} holds no tokenizer of nmtkit: {error}") from error
+        raise ValueError(f"{path} does not contain a tokenizer of nmtkit: {error}") from error
 
 
 def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
-    """Returns the pieces per word of the dataset that `load_tokenizer` takes the tokenizer of, if it is from one."""
+    """Returns the pieces per word of the dataset whose tokenizer is loaded, or None if `paths` is not a dataset."""
     if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
         return None
     figures = read_manifest(paths[0])["report"].get("pieces_per_word")
@@ -71,7 +70,7 @@ def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
 
 
 def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelFiles], tags: Sequence[str]) -> Tokenizer:
-    """Trains on a sample of the training text. Raises ValueError when there is too little of it."""
+    """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small."""
     source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
     log.info(
         "training %s tokenizer%s on %s lines",
@@ -86,9 +85,9 @@ def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelFiles], ta
 
 
 def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", tags: Sequence[str] = ()) -> bytes:
-    """Trains a SentencePiece model on raw `lines`; `tags` become symbols that stand before a line.
+    """Trains a SentencePiece model on raw `lines`; `tags` become symbols that can precede a line.
 
-    Raises ValueError when the text is too small or too varied for `vocab_size`, naming a size that would do.
+    Raises ValueError, naming a possible size, if the text is too small or has too many characters for `vocab_size`.
     """
     model = io.BytesIO()
     try:
@@ -97,7 +96,7 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", 
             model_writer=model,
             vocab_size=vocab_size,
             model_type=model_type,
-            byte_fallback=model_type != "word",  # a word vocabulary has unknown words; that is what it is for
+            byte_fallback=model_type != "word",  # a word vocabulary maps unknown words to <unk>
             normalization_rule_name="identity",
             user_defined_symbols=[SPACE_SYMBOL + tag for tag in tags],
             unk_id=UNK,
@@ -116,12 +115,12 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", 
 def _training_error(message: str, vocab_size: int, model_type: str) -> str:
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        return f"the text is too small for --vocab-size {vocab_size}; the largest that would do is {largest[1]}"
+        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {largest[1]}"
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if smallest:
-        return f"--vocab-size {vocab_size} is less than its characters and bytes need; the smallest is {smallest[1]}"
+        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {smallest[1]}"
     if "char_model_trainer" in message:
-        return f"--vocab-size {vocab_size} has no room for characters beside the bytes and marks that it always holds"
+        return f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
     if "sentences_.empty()" in message:
         return "there is no text to train a tokenizer on: every line is empty"
     return f"SentencePiece could not train a {model_type} model of {vocab_size} entries: {message}"
@@ -131,9 +130,10 @@ def _training_error(message: str, vocab_size: int, model_type: str) -> str:
 
 
 class LineSample:
-    """A uniform sample of up to `limit` of the lines that are added, the same for the same lines and seed.
+    """A uniform sample of up to `limit` of the lines that are added. The same lines and seed give the same sample.
 
-    Every line has a random number, a function of (seed, its index); the lines with the smallest numbers are kept.
+    Every line has a random number, a function of (seed, index of the line). The lines with the smallest numbers are
+    kept.
     """
 
     def __init__(self, limit: int, seed: int) -> None:
@@ -145,7 +145,7 @@ class LineSample:
         self._lines: list[str] = []
 
     def add(self, lines: list[str], max_bytes: int) -> None:
-        """Adds lines; those that are empty or longer than `max_bytes` are never in the sample."""
+        """Adds lines. The sample never contains empty lines or lines of more than `max_bytes` bytes."""
         numbers = random_numbers(self._seed, self._added, len(lines))
         self._added += len(lines)
         rows = np.flatnonzero(numbers <= self._threshold)
@@ -186,10 +186,10 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
 def sample_pairs(
     corpora: Sequence[ParallelFiles], limit: int, seed: int, max_bytes: int
 ) -> tuple[list[str], list[str]]:
-    """Returns up to `limit` lines of each side of all corpora, sampled separately in one pass of bounded memory.
+    """Samples up to `limit` lines of each side independently, from all corpora, in one pass with bounded memory.
 
-    Raises ValueError naming file and line for bytes that are not UTF-8, and both files and counts for files of
-    different line counts.
+    Raises ValueError naming file and line for bytes that are not UTF-8, or naming both files and their line counts if
+    the counts differ.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
     for files in corpora:

@@ -1,7 +1,7 @@
-"""Segmentations of a sentence at random: BPE-dropout, and samples of a unigram model.
+"""Random segmentations of a sentence: BPE-dropout, and samples of a unigram model.
 
-SentencePiece's own sampling is not used: it gives another result in another process, whatever its seed (0.2.3), so that
-a resumed run would not repeat itself and processes would not agree.
+The sampling of SentencePiece itself is not used. In version 0.2.3, its results differ between processes with the same
+seed, so that a resumed run would not be reproducible and processes would disagree.
 """
 
 import bisect
@@ -17,23 +17,24 @@ import sentencepiece
 from nmtkit.data.spm_model import model_facts, user_defined_symbols
 from nmtkit.data.tokenizer import SPACE_SYMBOL
 
-CACHED = 200_000  # words with the merges that were left out
+CACHED = 200_000  # maximum of cached pairs of a word and the merges left out
 
 
 class SubwordSampler:
-    """Segments ids anew at random, word by word; their text stays the same.
+    """Replaces the ids of each word by a random segmentation of the same text.
 
     `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the smoothing
     of the distribution that segmentations are drawn from (Kudo 2018, section 3.3). Bytes and symbols that a model keeps
-    whole are left as they are. Raises ValueError, naming `side` and what to do, for a model with one segmentation.
+    whole do not change. Raises ValueError, naming `side` and a remedy, for a model that is neither BPE nor unigram.
     """
 
     def __init__(self, model: bytes, alpha: float, side: str) -> None:
         facts = model_facts(model)
         if facts.model_type not in ("bpe", "unigram"):
             raise ValueError(
-                f"--transforms bpe_dropout has no other segmentation to choose with a {facts.model_type} vocabulary, "
-                f"as the {side} side has; leave it out, or preprocess with --model-type bpe or unigram"
+                f"--transforms bpe_dropout needs several segmentations of a word, but the {facts.model_type} "
+                f"vocabulary of the {side} side has only one; leave bpe_dropout out, or preprocess with "
+                "--model-type bpe or unigram"
             )
         self.alpha = alpha
         self.unigram = facts.model_type == "unigram"
@@ -46,7 +47,7 @@ class SubwordSampler:
         self.ids = {name: token for token, name in enumerate(names) if not self.is_whole[token]}
         self.scores = {name: processor.get_score(token) for name, token in self.ids.items()}
         self.longest = max(map(len, self.ids), default=1)
-        # a piece with a character that is no piece itself cannot be made from characters
+        # merges of characters cannot make a piece with a character that is not itself a piece
         self.is_whole = [
             kept or any(character not in self.ids for character in name)
             for kept, name in zip(self.is_whole, names, strict=True)
@@ -55,7 +56,7 @@ class SubwordSampler:
         self._cache: dict[tuple[str, bytes], list[int]] = {}
 
     def __call__(self, ids: npt.NDArray[np.integer], generator: np.random.Generator) -> list[int]:
-        """Returns the ids of another segmentation of the sentence, without eos."""
+        """Returns the ids of a random segmentation of the sentence. `ids` and the result have no eos."""
         result: list[int] = []
         word: list[int] = []
         for token in ids.tolist():
@@ -73,7 +74,7 @@ class SubwordSampler:
         text = "".join(self.names[token] for token in word)
         if self.unigram:
             return self._sampled(text, generator.random(len(text)).tolist())
-        # each merge is tried at most once for each of its two neighbours, and once at the beginning
+        # upper bound of tried merges: one per pair of neighbours at first, and two new pairs after each merge
         left_out = generator.random(3 * len(text)) < self.alpha
         key = (text, left_out.tobytes())
         if key not in self._cache:
@@ -83,7 +84,7 @@ class SubwordSampler:
         return self._cache[key]
 
     def _merged(self, text: str, left_out: Sequence[bool]) -> list[int]:
-        """Merges characters in the order of the scores; the n-th merge that is tried is left out where `left_out`."""
+        """Merges characters in the order of the scores. Leaves out the n-th tried merge if `left_out[n]` is true."""
         symbols: list[str] = list(text)
         after, before = list(range(1, len(symbols) + 1)), list(range(-1, len(symbols) - 1))
         agenda: list[tuple[float, int, int, str]] = []
@@ -98,7 +99,7 @@ class SubwordSampler:
         while agenda:
             _, left, right, merged = heapq.heappop(agenda)
             if not symbols[left] or not symbols[right] or symbols[left] + symbols[right] != merged:
-                continue  # one of them has been merged with another
+                continue  # left or right has been merged with a different neighbour
             tried += 1
             if left_out[tried - 1]:
                 continue
@@ -111,12 +112,13 @@ class SubwordSampler:
         return [self.ids[symbol] for symbol in symbols if symbol]
 
     def _sampled(self, text: str, numbers: Sequence[float]) -> list[int]:
-        """Draws a segmentation with probability in proportion to the product of its pieces' to the power of alpha.
+        """Draws a segmentation with a probability proportional to (product of the probabilities of its pieces)^alpha.
 
-        Sums over all segmentations of each beginning, then draws pieces from the end, the n-th by `numbers[n]`.
+        First computes the sum over all segmentations of each prefix of the text, then draws pieces from last to first.
+        `numbers[n]` in [0, 1) decides the n-th draw.
         """
         sums = [0.0] + [-math.inf] * len(text)
-        pieces: list[list[tuple[int, float]]] = [[] for _ in sums]  # that end here: where they begin, their weight
+        pieces: list[list[tuple[int, float]]] = [[] for _ in sums]  # at each end of a piece: start and log weight
         for end in range(1, len(text) + 1):
             for start in range(max(0, end - self.longest), end):
                 score = self.scores.get(text[start:end])

@@ -1,8 +1,8 @@
-"""Converts text to ids and back: NFC, an escape for SentencePiece's own space symbol, SentencePiece, special ids.
+"""Converts text to ids and back: NFC, an escape for the space symbol of SentencePiece, SentencePiece, special ids.
 
-Encoding changes a line in three ways: it brings the line to NFC, replaces tabs and Unicode spaces that the vocabulary
-does not have by U+0020, and merges runs of U+0020, which it removes at both ends. With byte fallback, which every
-vocabulary except one of words has, no character is unknown, and decoding returns the line with these changes.
+Encoding normalises a line to NFC, replaces tabs and Unicode spaces that are not in the vocabulary by U+0020, merges
+runs of U+0020, and removes U+0020 at both ends. With byte fallback, no character is unknown, and decoding returns the
+line with only these changes. Every vocabulary that nmtkit trains has byte fallback, except a vocabulary of words.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from nmtkit.data.spm_model import FOREIGN, model_facts, user_defined_symbols
 from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
-FEW_LINES = 32  # encoded one by one, in a seventh of the time: a batch starts a thread
+FEW_LINES = 32  # fewer lines are encoded one by one; a batch starts a thread and takes seven times as long
 SPECIALS = frozenset((UNK, BOS, EOS))
-SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space: a literal one in text must be escaped
-# Tab and the characters of Unicode's category Zs but U+0020. No-break and ideographic spaces are among them.
+SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
+# Tab and the characters of the Unicode category Zs except U+0020, such as no-break and ideographic spaces.
 SPACES = "\t\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u202f\u205f\u3000"
-ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, and no text has a reason to hold it
+ESCAPE = "\ufdd0"  # a noncharacter: valid UTF-8, but never used in text
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "joint.model", "source.model", "target.model"
 
 Ids = npt.NDArray[np.int32]
@@ -36,7 +36,7 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Sentences end to end: `ids` of all of them, eos included, and the length of each."""
+    """Concatenated sentences: the ids of all sentences, eos included, and the length of each sentence."""
 
     ids: npt.NDArray[Any]
     lengths: Lengths
@@ -51,15 +51,15 @@ class Encoded:
         return Encoded(self.ids[np.repeat(keep, self.lengths)], self.lengths[keep])
 
     def prepend(self, token: int) -> "Encoded":
-        """Returns the sentences with `token` before each."""
+        """Returns the sentences with `token` before each sentence."""
         starts = np.cumsum(self.lengths) - self.lengths
         return Encoded(np.insert(self.ids, starts, token), self.lengths + 1)
 
 
 def normalize(text: str, spaces: str = "") -> str:
-    """Returns one or more lines as SentencePiece reads them.
+    """Prepares one or more lines for SentencePiece.
 
-    The text is in NFC, a literal space symbol is escaped, and each character of `spaces` becomes U+0020.
+    The result is in NFC, literal space symbols are escaped, and each character of `spaces` is replaced by U+0020.
     """
     for space in spaces:
         if space in text:
@@ -71,18 +71,17 @@ def normalize(text: str, spaces: str = "") -> str:
 
 
 def unescape(text: str) -> str:
-    """Inverts the escape of `normalize` on a line. The result is one line, whatever bytes a model produces."""
+    """Inverts the escape of `normalize` on a line. The result is one line, because newlines become spaces."""
     if ESCAPE in text:
         text = re.sub(f"{ESCAPE}([_{ESCAPE}])", lambda match: SPACE_SYMBOL if match[1] == "_" else ESCAPE, text)
     return text.replace("\n", " ")
 
 
 class Tokenizer:
-    """A SentencePiece model for each side, or one for both. The vocabulary is joint with one, and with two whose pieces
-    stand on one table of ids (`spm_model.renumbered`).
+    """One SentencePiece model for both sides, or one for each side.
 
-    Control pieces at the end of the table, such as __de__ or deu_Latn, stand for the `languages` of a model that
-    translates between several.
+    The vocabulary is joint if there is one model, or two models that share one table of ids (`spm_model.renumbered`).
+    In a multilingual model, the control pieces at the end of the table, such as __de__ or deu_Latn, are `languages`.
 
     Raises ValueError for a model whose unk, bos and eos ids are not 0, 1 and 2.
     """
@@ -134,7 +133,7 @@ class Tokenizer:
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> "Tokenizer":
-        """Inverts `state`. Raises ValueError when it is something else."""
+        """Inverts `state`. Raises ValueError if `state` has different entries."""
         models = {name: bytes(tensor.numpy()) for name, tensor in state.items()}
         if set(models) == {JOINT_FILE}:
             return Tokenizer(models[JOINT_FILE])
@@ -158,12 +157,12 @@ class Tokenizer:
         return encode_lines(self._target, self._absent_target, lines, add_eos=True)
 
     def check_lossless(self, setting: str) -> None:
-        """Raises ValueError, naming `setting`, for a model that does not decode to the text that it encoded."""
+        """Raises ValueError, naming `setting`, if decoding does not return the encoded text."""
         for side, model in (("source", self.source_model), ("target", self.target_model)):
             if not model_facts(model).byte_fallback:
                 raise ValueError(
-                    f"{setting} encodes decoded text anew, and the {side} tokenizer, without byte fallback, "
-                    "would lose the characters that it does not know; leave it out, or train the tokenizer here"
+                    f"{setting} decodes and encodes text again, but the {side} tokenizer has no byte fallback and "
+                    "would lose unknown characters; leave the setting out, or train the tokenizer with nmtkit"
                 )
 
     # --- ids to text ------------------------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ class Tokenizer:
         return decode_ids(self._source, self._absent_source, ids)
 
     def decode_target(self, ids: Sequence[int]) -> str:
-        """Returns the text of one sentence, on one line; bos and eos among the ids leave no trace."""
+        """Returns the text of one sentence, on one line. Skips bos and eos."""
         return decode_ids(self._target, self._absent_target, ids)
 
     def decode_target_batch(self, sentences: Sequence[Sequence[int]]) -> list[str]:
@@ -182,15 +181,15 @@ class Tokenizer:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
     def source_surfaces(self, line: str) -> list[str]:
-        """Returns the text of each piece of a source line without spaces; the text of an unknown piece is kept."""
+        """Returns the text of each piece of a source line, without spaces. The text of unknown pieces is kept."""
         return [piece.replace(SPACE_SYMBOL, "") for piece in self.source_encoding(line)]
 
     def source_encoding(self, line: str) -> list[str]:
-        """Returns the pieces of a source line; an unknown piece is the text that it stands for."""
+        """Returns the pieces of a source line. Unknown text is returned in place of <unk>."""
         return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
 
     def knows(self, text: str) -> bool:
-        """Returns whether the source side spells a text in pieces of its vocabulary, none of them unknown or a byte."""
+        """Returns whether the source side encodes `text` without <unk> and without byte fallback."""
         ids = self.encode_source([text]).ids.tolist()
         return all(token != UNK and not self._source.is_byte(token) for token in ids)
 
@@ -199,36 +198,38 @@ class Tokenizer:
 
     @cached_property
     def source_tags(self) -> frozenset[int]:
-        """Ids of the tags: symbols trained with --tag, which stand before a source line as a word of their own."""
+        """Ids of the tags. A tag is a symbol trained with --tag, which precedes a source line as a separate word."""
         symbols = user_defined_symbols(self.source_model)
         return frozenset(self._source.piece_to_id(symbol) for symbol in symbols if symbol.startswith(SPACE_SYMBOL))
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """Ids of the tokens of languages by code, as "de" of __de__; empty unless a model has several."""
+        """Ids of the language tokens by code, such as "de" for __de__. Empty unless the model is multilingual."""
         ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
         return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
 
     def language_ids(
         self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
     ) -> tuple[list[int], list[int]]:
-        """Returns the ids of the language tokens that begin a source sentence and those that begin its translation.
+        """Returns the ids of the language tokens at the beginning of a source sentence and of its translation.
 
-        M2M-100, NLLB and mBART-50 begin each side with the token of that side's language. Marian's models with several
-        target languages begin the source with the token of the target language, such as >>deu<<. Both lists are empty
-        for a model without language tokens.
+        M2M-100, NLLB and mBART-50 begin each side with the token of the language of this side. Marian models with
+        several target languages begin the source with the token of the target language, such as >>deu<<. Both lists
+        are empty for a model without language tokens.
 
-        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. `flags` are the names
-        of the two codes in errors.
+        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. Errors call the codes
+        by the names `flags`.
         """
         given = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
         if not self.languages:
             if given:
-                raise ValueError(f"{next(iter(given))} is for models of several languages; this model has two")
+                raise ValueError(f"{next(iter(given))} is for multilingual models; this model has no language tokens")
             return [], []
         target_only = self._source.id_to_piece(next(iter(self.languages.values()))).startswith(">>")
         if target_only and source is not None:
-            raise ValueError(f"{flags[0]} has no effect: this model is told the target language only; leave it out")
+            raise ValueError(
+                f"{flags[0]} has no effect: this model has tokens of target languages only; leave {flags[0]} out"
+            )
         known = ", ".join(sorted(self.languages))
         missing = [flag for flag in (flags[1:] if target_only else flags) if flag not in given]
         if missing:
@@ -237,14 +238,14 @@ class Tokenizer:
             )
         for flag, code in given.items():
             if code not in self.languages:
-                raise ValueError(f"{flag} {code}: the model has no such language; it has {known}")
+                raise ValueError(f"{flag} {code}: the model does not have this language; it has {known}")
         ids = [self.languages[code] for code in given.values()]
         return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:
         """Raises ValueError when `tag`, put before a source line, is not one symbol of the vocabulary."""
         if len(self._source.encode(tag)) != 1:
-            raise ValueError(f"the tokenizer has no tag {tag!r}; train one with --tag {tag}, or leave the tag out")
+            raise ValueError(f"the tokenizer has no tag {tag!r}; train it with --tag {tag}, or leave the tag out")
 
 
 def _one_table(source: sentencepiece.SentencePieceProcessor, target: sentencepiece.SentencePieceProcessor) -> bool:
@@ -258,7 +259,7 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise ValueError(f"the {side} tokenizer is no SentencePiece model, or is damaged") from error
+        raise ValueError(f"the {side} tokenizer is not a SentencePiece model, or is damaged") from error
     special = (processor.unk_id(), processor.bos_id(), processor.eos_id())
     if special != (UNK, BOS, EOS):
         raise ValueError(f"the {side} tokenizer's unk, bos and eos ids are {special}; nmtkit needs (0, 1, 2)")
@@ -268,7 +269,7 @@ def _processor(model: bytes, side: str) -> sentencepiece.SentencePieceProcessor:
 def encode_lines(
     processor: sentencepiece.SentencePieceProcessor, absent: "AbsentPieces", lines: Sequence[str], add_eos: bool
 ) -> Encoded:
-    """Encodes normalised lines."""
+    """Encodes lines that `normalize` has prepared."""
     if len(lines) < FEW_LINES:
         rows = [processor.encode(line, return_type="numpy", add_eos=add_eos) for line in lines]
     else:
@@ -297,11 +298,11 @@ class AbsentPieces:
     """Pieces and spaces that a SentencePiece model does not produce.
 
     `ids` are pieces of the other side in a shared table of ids (`spm_model.renumbered`). Text that is unknown to the
-    model, such as a letter that only the other side's training data had, is looked up in `ids`, as Marian and
-    transformers look up all pieces in one vocabulary.
+    model, such as a letter that occurs only in the training data of the other side, is looked up in `ids`. Marian and
+    transformers produce the same ids, because they look up all pieces in one vocabulary.
 
-    `spaces` are characters of SPACES that have no piece: the tokenizer's training data did not have them, or, for a
-    tab, had a space in their place. They are encoded as U+0020.
+    `spaces` are the characters of SPACES that have no piece, because the training data of the tokenizer did not contain
+    them, or because training replaced tabs by spaces. Encoding replaces `spaces` by U+0020.
     """
 
     def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:

@@ -1,11 +1,12 @@
 """Transforms of training pairs by name (`--transforms a,b`), in the order given: noise, casing, tags, BPE-dropout.
 
-A registered factory is called as `factory(config, tokenizer)`. Transforms see every pair of the training set each time
-it is trained on, and never those of a validation. Tags at the beginning of a source sentence stay there: a transform
-gets the sentence without them.
+A registered factory is called as `factory(config, tokenizer)`. Training applies all transforms anew to each pair in
+every epoch. Validation applies no transforms. Tags at the beginning of a source sentence stay in place: a transform
+gets the sentence without its tags.
 
-Updates and micro-batches are those of the lengths on disk, whatever transforms make of them, so that they are the same
-with any number of processes; a micro-batch may thus exceed --max-tokens. Losses are divided by the tokens there are.
+Updates and micro-batches are planned from the lengths on disk, before transforms, so that they are the same for any
+number of processes. A micro-batch may therefore exceed --max-tokens. Losses are divided by the number of tokens after
+transforms.
 """
 
 import hashlib
@@ -22,18 +23,21 @@ from nmtkit.data.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Encoded, Tokenizer
 from nmtkit.registry import Registry
 
-Side = Any  # one side of a pair: a text, or an array of ids [tokens] without eos, by the `level` of the transform
+Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
 Ids = npt.NDArray[Any]
 
 
 class Transform(ABC):
-    """Changes a training pair, at random perhaps."""
+    """Changes a training pair. The change may be random."""
 
     level: ClassVar[Literal["text", "ids"]] = "ids"  # the type that `transform` takes and returns
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
-        """Returns the pair to train on. `generator` is seeded by (seed, epoch, sentence) and is the only randomness."""
+        """Returns the pair to train on.
+
+        `generator` is seeded by (seed, epoch, pair, name) and must be the only source of randomness.
+        """
 
 
 TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=True)
@@ -43,7 +47,11 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 
 
 class WordNoise(Transform):
-    """Noise of whole source words, which are the pieces from one that begins with a space up to the next such."""
+    """Noise that changes whole source words.
+
+    A word begins with the first piece of the sentence or with a piece that begins with a space, and ends before the
+    next such piece.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = tokenizer.source_pieces(range(tokenizer.source_size))
@@ -54,7 +62,7 @@ class WordNoise(Transform):
             return source, target
         begins = self.begins_word[source]
         begins[0] = True
-        word = np.cumsum(begins) - 1  # of each piece
+        word = np.cumsum(begins) - 1  # index of the word of each piece
         return self.noised(source, begins, word, int(word[-1]) + 1, generator), target
 
     @abstractmethod
@@ -62,12 +70,16 @@ class WordNoise(Transform):
         self, ids: Ids, begins: npt.NDArray[np.bool_], word: npt.NDArray[np.int64], words: int,
         generator: np.random.Generator,
     ) -> Ids:  # fmt: skip
-        """Returns the noised ids. `begins` marks the first piece of each of the `words`, and `word` numbers them."""
+        """Returns the noised ids.
+
+        `begins` marks the first piece of each word, `word` has the word index of each piece, `words` is the number of
+        words.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordDropoutConfig(Config):
-    word_dropout: float = option(0.1, "Share of source words left out; one is kept.", above=0, below=1)
+    word_dropout: float = option(0.1, "Share of source words left out. At least one word is kept.", above=0, below=1)
 
 
 @TRANSFORMS.register("word_dropout", WordDropoutConfig())
@@ -90,13 +102,13 @@ class WordDropout(WordNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class WordBlankConfig(Config):
-    word_blank: float = option(0.2, "Share of source words that a blank takes the place of.", above=0, max=1)
+    word_blank: float = option(0.2, "Share of source words replaced by a blank.", above=0, max=1)
     word_blank_symbol: str = option("<unk>", "The blank: a piece of the source vocabulary.")
 
 
 @TRANSFORMS.register("word_blank", WordBlankConfig())
 class WordBlank(WordNoise):
-    """Replaces each source word by a blank with a probability (Xie et al. 2017; 0.2 in Lample et al.'s own code)."""
+    """Replaces each source word by a blank with a probability (Xie et al. 2017; code of Lample et al. 2018: 0.2)."""
 
     def __init__(self, config: WordBlankConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -105,7 +117,7 @@ class WordBlank(WordNoise):
         symbol = config.word_blank_symbol
         known = [piece for piece in (symbol, SPACE_SYMBOL + symbol) if piece in pieces]
         if not known:
-            raise ValueError(f"--word-blank-symbol {symbol} is no piece of the source vocabulary; <unk> always is")
+            raise ValueError(f"--word-blank-symbol {symbol} is not a piece of the source vocabulary; <unk> always is")
         self.blank = pieces.index(known[0])
 
     def noised(
@@ -118,7 +130,7 @@ class WordBlank(WordNoise):
 
 @dataclass(frozen=True, kw_only=True)
 class WordShuffleConfig(Config):
-    word_shuffle: int = option(3, "Words that a source word moves at most.", min=1)
+    word_shuffle: int = option(3, "Largest number of words by which a source word moves.", min=1)
 
 
 @TRANSFORMS.register("word_shuffle", WordShuffleConfig())
@@ -157,7 +169,8 @@ class CasingConfig(Config):
         total = self.casing_lower + self.casing_upper + self.casing_title
         if not 0 < total <= 1:
             raise ValueError(
-                f"--casing-lower, --casing-upper and --casing-title add up to {total:g}, not to above 0 and at most 1"
+                f"--casing-lower, --casing-upper and --casing-title add up to {total:g}; "
+                "the sum must be above 0 and at most 1"
             )
 
 
@@ -165,7 +178,7 @@ class CasingConfig(Config):
 class Casing(Transform):
     """Writes shares of the pairs in lower case, in capitals, or with capitals at the beginnings of words.
 
-    So that headlines and sloppy text are translated as well as what the corpus is written in.
+    Training on such pairs helps to translate headlines and text with careless case.
     """
 
     level = "text"
@@ -180,14 +193,14 @@ class Casing(Transform):
 
 
 def title(text: str) -> str:
-    """Returns the text with the first letter of each word a capital, and the others as they are."""
+    """Returns the text with the first letter of each word in upper case. Other letters do not change."""
     return " ".join(word[:1].upper() + word[1:] for word in text.split(" "))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TagConfig(Config):
-    tag_symbol: str = option("", "The tag: a symbol that preprocess was given with --tag.")
-    tag_share: float = option(1.0, "Share of pairs that get it.", above=0, max=1)
+    tag_symbol: str = option("", "The tag: a symbol given to `nmtkit preprocess --tag`.")
+    tag_share: float = option(1.0, "Share of pairs that get the tag.", above=0, max=1)
 
 
 @TRANSFORMS.register("tag", TagConfig())
@@ -210,7 +223,7 @@ class Tag(Transform):
 class BPEDropoutConfig(Config):
     bpe_dropout: float = option(
         0.1,
-        "Share of merges left out; for a unigram vocabulary, the smoothing of what is drawn from.",
+        "Share of merges left out. For a unigram vocabulary: exponent (alpha) of the probabilities of segmentations.",
         above=0,
         below=1,
     )
@@ -218,7 +231,7 @@ class BPEDropoutConfig(Config):
 
 @TRANSFORMS.register("bpe_dropout", BPEDropoutConfig())
 class BPEDropout(Transform):
-    """Segments both sides anew at random: BPE-dropout (Provilkov et al. 2020), or unigram sampling (Kudo 2018)."""
+    """Segments both sides at random: BPE-dropout (Provilkov et al. 2020), or unigram sampling (Kudo 2018)."""
 
     def __init__(self, config: BPEDropoutConfig, tokenizer: Tokenizer) -> None:
         self.source = SubwordSampler(tokenizer.source_model, config.bpe_dropout, "source")
@@ -230,14 +243,14 @@ class BPEDropout(Transform):
         return np.array(self.source(source, generator), np.int64), np.array(self.target(target, generator), np.int64)
 
 
-# --- all of a job -----------------------------------------------------------------------------------------------------
+# --- the pipeline -----------------------------------------------------------------------------------------------------
 
 
 class TransformPipeline:
-    """The transforms of a job, by name and in order. It has no state, so several threads may call it at once.
+    """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
 
-    A transform's random numbers for a pair follow from (seed, epoch, pair, the transform's name) alone. Raises
-    ValueError for transforms of text with a tokenizer that does not decode to the text it encoded.
+    The random numbers of a transform depend only on (seed, epoch, pair, name of the transform). Raises ValueError for a
+    transform of text if decoding with the tokenizer does not return the encoded text.
     """
 
     def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
@@ -253,7 +266,7 @@ class TransformPipeline:
     def __call__(
         self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
     ) -> tuple[Encoded, Encoded]:
-        """Returns the sentences of these pairs, which end in eos, as they are to be trained on in this epoch."""
+        """Applies the transforms to `pairs` in this epoch. All sentences, given and returned, end in eos."""
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
         for side, known in zip((source, target), self.language_ids, strict=True):
@@ -272,7 +285,7 @@ class TransformPipeline:
             after = []
             for pair, one, other in zip(pairs.tolist(), *before, strict=True):
                 state["state"]["key"][1] = pair
-                bits.state = state  # the generator of this pair, at its beginning
+                bits.state = state  # restart the generator for this pair
                 after.append(transform.transform(one, other, generator))
             sides = self._checked(name, transform.level, after, before, sides)
         heads = list(map(_after, languages[0], tags)), languages[1]
@@ -281,8 +294,8 @@ class TransformPipeline:
     def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
         if any((ids == UNK).any() for side in sides for ids in side):
             raise ValueError(
-                f"--transforms {name} works on text, of which <unk> has none; name it before what makes <unk>, as "
-                "word_blank does"
+                f"--transforms {name} works on text, but <unk> has no text; name {name} before transforms that "
+                "make <unk>, such as word_blank"
             )
         decoders = self.tokenizer.decode_source, self.tokenizer.decode_target
         return [[decode(ids.tolist()) for ids in side] for decode, side in zip(decoders, sides, strict=True)]
@@ -290,7 +303,10 @@ class TransformPipeline:
     def _checked(
         self, name: str, level: str, after: list[Any], before: list[list[Any]], ids: list[list[Ids]]
     ) -> list[list[Ids]]:
-        """Returns both sides after a transform, as ids. Raises ValueError if a result breaks the contract."""
+        """Checks and encodes the results of a transform. Returns the ids of both sides.
+
+        Raises ValueError for a result that a transform must not return.
+        """
         tokenizer = self.tokenizer
         encoders = tokenizer.encode_source, tokenizer.encode_target
         result = []
@@ -330,14 +346,16 @@ def _without_prefixes(sentences: list[Ids], prefixes: frozenset[int]) -> tuple[l
 
 
 def _after(first: Ids, second: Ids) -> Ids:
-    """Returns both arrays as one; mostly one of them is empty."""
+    """Concatenates two arrays of ids. `first` is often empty."""
     return np.concatenate((first, second)) if len(first) else second
 
 
 def _is_new_text(name: str, text: Any, before: str) -> bool:
     if not isinstance(text, str) or "\n" in text:
         kind = "a text of several lines" if isinstance(text, str) else f"a {type(text).__name__}"
-        raise ValueError(f"--transforms {name} works on text and returned {kind}; it must return two lines of text")
+        raise ValueError(
+            f"--transforms {name} works on text and returned {kind}; it must return a line of text for each side"
+        )
     return text != before
 
 

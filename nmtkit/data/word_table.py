@@ -1,7 +1,8 @@
-"""A table from words to their ids that looks up all words of a text at once, in NumPy.
+"""A NumPy hash table from words to indices that looks up all words of a text at once.
 
-A word's key is its UTF-8 in numbers of 8 bytes, the last of them filled with 0xFF, which no UTF-8 holds: equal keys are
-equal words, whatever their hashes. The hash table is an array of indices of words, with linear probing.
+The key of a word is its UTF-8 as numbers of 8 bytes. The last number is padded with 0xFF, which never occurs in UTF-8,
+so that equal keys mean equal words, even if hashes collide. The hash table is an array of the indices of words, with
+linear probing.
 """
 
 from dataclasses import dataclass
@@ -12,25 +13,25 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
 
-COLUMNS = 8  # of a key
-LONGEST = 8 * COLUMNS - 1  # bytes; longer words (whole lines, in scripts without spaces) would not repeat
+COLUMNS = 8  # numbers in a key
+LONGEST = 8 * COLUMNS - 1  # bytes; longer words, such as whole lines in scripts without spaces, seldom repeat
 ABSENT = 0
 FIRST_CAPACITY = 1 << 10
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, made odd
-PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # of a number that holds so many bytes
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, rounded to an odd number
+PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fills a number that holds n bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys of words: for each column of 8 bytes, the words that reach it and their numbers there."""
+    """The keys of words. Each column has the indices of the words that are long enough, and their numbers there."""
 
     count: int
     columns: list[tuple[Indices | slice, Numbers]]
 
     @staticmethod
     def of(text: bytes, starts: Indices, lengths: Indices) -> "Keys":
-        """Returns the keys of the words of `text` that begin at `starts`, of LONGEST bytes at most."""
-        # Row r holds the text from byte r on, as numbers: each position is the beginning of an aligned number.
+        """Returns the keys of words in `text`, given by starts and lengths in bytes (at most LONGEST)."""
+        # Row r holds the text from byte r on, so that an aligned number begins at each byte in one of the rows.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]
@@ -56,7 +57,7 @@ class Keys:
         return hashes * MULTIPLIER
 
     def equal(self, table: Numbers, rows: Indices) -> npt.NDArray[np.bool_]:
-        """Returns whether each word's key stands in that row of `table`, [words, COLUMNS]."""
+        """Returns for each word whether row `rows[word]` of `table` [rows, COLUMNS] equals the key of the word."""
         equal = np.ones(self.count, np.bool_)
         for number, (words, column) in enumerate(self.columns):
             equal[words] &= table[rows[words], number] == column
@@ -68,7 +69,7 @@ class Keys:
         return Keys.of(b"".join(words), np.cumsum(lengths) - lengths, lengths)
 
     def select(self, chosen: Indices) -> "Keys":
-        """Returns the keys of some words, whose indices ascend."""
+        """Returns the keys of the words with the ascending indices `chosen`."""
         position = np.full(self.count, -1)
         position[chosen] = np.arange(len(chosen))
         columns: list[tuple[Indices | slice, Numbers]] = []
@@ -79,13 +80,13 @@ class Keys:
         return Keys(len(chosen), columns)
 
     def write(self, table: Numbers) -> None:
-        """Writes each word's key into its row of `table`."""
+        """Writes the key of word i into row i of `table`."""
         for number, (words, column) in enumerate(self.columns):
             table[words, number] = column
 
 
 class WordTable:
-    """Words of at most LONGEST bytes, numbered from 1 in the order they were added; index 0 is none."""
+    """Words of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 means that a word is absent."""
 
     def __init__(self) -> None:
         self.clear()
@@ -104,7 +105,7 @@ class WordTable:
         slots = self._first_slots(keys.hashes())
         found = self._slots[slots].astype(np.int64)
         open_rows = np.flatnonzero((found != ABSENT) & ~keys.equal(self._keys, found))
-        while len(open_rows):  # another word stands in the slot: try the next one
+        while len(open_rows):  # a different word is in the slot: try the next slot
             slots[open_rows] = (slots[open_rows] + 1) % len(self._slots)
             found[open_rows] = self._slots[slots[open_rows]]
             there = open_rows[found[open_rows] != ABSENT]
@@ -112,7 +113,7 @@ class WordTable:
         return found
 
     def add(self, keys: Keys) -> None:
-        """Adds different words, none of which is there."""
+        """Adds words. The words must be distinct and not in the table yet."""
         new = np.arange(self._count, self._count + keys.count)
         while self._count + keys.count > len(self._keys):
             self._keys = np.concatenate((self._keys, np.zeros_like(self._keys)))
@@ -125,7 +126,7 @@ class WordTable:
         slots = self._first_slots(self._hashes[new])
         while len(new):
             empty = self._slots[slots] == ABSENT
-            self._slots[slots[empty]] = new[empty]  # of several that want a slot, one gets it
+            self._slots[slots[empty]] = new[empty]  # if several words hash to a slot, one word gets it
             left = self._slots[slots] != new
             new, slots = new[left], (slots[left] + 1) % len(self._slots)
 

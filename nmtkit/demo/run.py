@@ -23,12 +23,12 @@ from nmtkit.scoring.metrics import score
 Corpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
 
 CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
-RECORD = "demo.json"  # marks a folder of the demo; holds the seconds of training and of the whole demo
+RECORD = "demo.json"  # marks a folder of the demo; has the seconds of training and of the whole demo
 WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)  # --overwrite deletes only these
-SHOWN = 6  # translations in the closing table
+SHOWN = 6  # number of translations in the final table
 
-# Titles and arguments of the commands. A small model, a high learning rate and few updates keep training under two
-# minutes on two cores.
+# Titles and arguments of the commands. A small model, a high learning rate and few updates keep training below
+# two minutes on two cores.
 COMMANDS = (
     (
         "Preprocess: learn a vocabulary of 2,000 pieces, turn text into numbers",
@@ -91,7 +91,7 @@ def run(folder: Path, program: Sequence[str], out: Console, overwrite: bool = Fa
     """Runs the demo in `folder` and shows each command as a call of `program` (`nmtkit` or `python -m nmtkit`).
 
     If `folder` holds a finished demo, shows the result of that demo, unless `overwrite` is set. An interrupted demo
-    starts again. Raises FileExistsError if `folder` holds other files, ValueError if a command fails.
+    starts from the beginning. Raises FileExistsError if `folder` holds other files, ValueError if a command fails.
     """
     if (folder / RECORD).exists():
         if not overwrite and (seconds := finished(folder)):
@@ -140,7 +140,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def call(step: Step) -> None:
-    """Runs the command with our standard output and error. Raises ValueError if the command fails."""
+    """Runs a command with the standard output and error of this process. Raises ValueError if the command fails."""
     arguments = [sys.executable, "-m", "nmtkit", *step.arguments]
     if step.output:
         with step.output.open("wb") as file:
@@ -231,12 +231,12 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
 def show_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
 ) -> None:
-    """Shows the first translations that fit the screen. Up to two of them differ from their reference."""
+    """Shows the first translations that fit the screen. Up to two translations differ from their reference."""
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]
     right = [i for i in fitting if translations[i] == references[i]][: SHOWN - len(wrong)]
-    out.print(heading("Translations beside their references"))
+    out.print(heading("Translations and their references"))
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -264,7 +264,8 @@ def marked(text: str, other: str, style: str) -> Text:
 def nearest_translations(sources: Sequence[str], known: Sequence[tuple[str, str]]) -> list[str]:
     """Returns, for each source, the translation of the most similar source among the `known` pairs.
 
-    Similarity is the F1 score of the words and word bigrams in common. The first of several equal ones is chosen.
+    Similarity is the F1 score of the words and word bigrams in common. If several sources are equally similar, the
+    first is chosen.
     """
     postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> (sentence, count), …
     sizes = []

@@ -1,7 +1,7 @@
 """Registered logits processors: components that change the log probabilities of the next tokens in every search.
 
-A processor may forbid tokens (-inf), lower log probabilities, or add those of another model (shallow fusion). Beam
-search, sampling and the search of ensembles call it at each step.
+A processor may forbid tokens (-inf), lower log probabilities, or add the log probabilities of another model (shallow
+fusion). Beam search, sampling and the search of ensembles call all processors at each step.
 """
 
 from abc import ABC, abstractmethod
@@ -16,25 +16,25 @@ from nmtkit.registry import Registry
 
 
 class LogitsProcessorState(ABC):
-    """State of a processor for the hypotheses of one search. The methods change the state in place."""
+    """The state of a processor for the hypotheses of one search. Methods change the state in place."""
 
     def __init__(self, beams: int) -> None:
         self.beams = beams  # R
 
     @abstractmethod
     def step(self, tokens: Tensor, log_probs: Tensor) -> Tensor:
-        """Appends `tokens` [N] to the hypotheses, first bos; returns the changed log probabilities [N, V].
+        """Appends `tokens` [N] to the hypotheses and returns the changed log probabilities [N, V] of the next tokens.
 
-        `log_probs` [N, V] in fp32 are those of the next tokens, and may be overwritten. Values must be at most 0:
-        search ends when no open hypothesis can still win, and counts on scores that only fall.
+        At the first step, `tokens` are bos. `log_probs` [N, V] in fp32 may be overwritten. Returned values must be at
+        most 0: search ends when no open hypothesis can still win, which assumes that scores never increase.
         """
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Row n continues row beam_index[n], which belongs to the same sentence: N, int64."""
+        """Makes row n continue row beam_index[n] of the same sentence. `beam_index` is int64 [N]."""
 
     def drop_finished(self, sentences: Tensor) -> None:
-        """Keeps only `sentences` (indices, ascending) of the sentences in the search."""
+        """Keeps only the sentences with the ascending indices `sentences` in the search."""
         rows = sentences[:, None] * self.beams + torch.arange(self.beams, device=sentences.device)
         self.reorder(rows.flatten())
 
@@ -46,8 +46,8 @@ class LogitsProcessor(ABC):
     def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:
         """Returns the state before the first token of `beams` hypotheses for each of B sentences.
 
-        `source` holds the ids of the sentences, eos last. `max_length` [B] is the most tokens of an output, without
-        eos. Rows are sentence-major: row n belongs to sentence n // beams.
+        `source` holds the ids of the sentences, eos last. `max_length` [B] is the largest number of tokens of
+        an output, without eos. Rows are sentence-major: row n belongs to sentence n // beams.
         """
 
 

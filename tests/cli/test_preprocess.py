@@ -187,10 +187,10 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
     ("message", "flags"),
     [
         ("there is nothing to do", []),
-        ("largest that would do is", ["--trainpref=train", "--vocab-size", "20000"]),
+        ("largest possible size is", ["--trainpref=train", "--vocab-size", "20000"]),
         ("no such file", ["--trainpref=train", "--tokenizer-from", "absent.model"]),
-        ("no SentencePiece model", ["--trainpref=train", "--tokenizer-from", "train.xx"]),
-        ("no checkpoint", ["--trainpref=train", "--tokenizer-from", "archive.zip"]),
+        ("not a SentencePiece model", ["--trainpref=train", "--tokenizer-from", "train.xx"]),
+        ("not a checkpoint", ["--trainpref=train", "--tokenizer-from", "archive.zip"]),
         ("--weights has 2 numbers for 1 training corpora", ["--trainpref=train", "--weights", "1,2"]),
         ("--weights is 0.0; it must be above 0", ["--trainpref=train", "--weights", "0"]),
         ("--weights 0.001 leaves none of the 300 pairs", ["--trainpref=train", "--vocab-size=320", "--weights=0.001"]),
@@ -463,7 +463,8 @@ def test_a_vocabulary_that_cannot_be_sampled_is_refused_by_train(
     result = CliRunner().invoke(main, [*flags, "--save-dir", str(tmp_path / "run"), "--max-update", "1"])
     assert result.exit_code == 2
     assert (
-        f"--transforms bpe_dropout has no other segmentation to choose with a {model_type} vocabulary" in result.stderr
+        f"--transforms bpe_dropout needs several segmentations of a word, but the {model_type} vocabulary"
+        in result.stderr
     )
 
 

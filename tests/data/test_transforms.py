@@ -192,7 +192,7 @@ def test_a_sentence_of_eos_alone_passes(joint_tokenizer: Tokenizer) -> None:
     [
         ("tag", {}, "--transforms tag needs --tag-symbol"),
         ("tag", {"tag_symbol": "<3fr>"}, "no tag '<3fr>'"),
-        ("word_blank", {"word_blank_symbol": "<blank>"}, "--word-blank-symbol <blank> is no piece"),
+        ("word_blank", {"word_blank_symbol": "<blank>"}, "--word-blank-symbol <blank> is not a piece"),
         ("casing", {"casing_lower": 0.7, "casing_upper": 0.4}, "add up to 1.15"),
         ("word_dropout", {"word_dropout": 1.0}, "--word-dropout"),
     ],
@@ -205,13 +205,13 @@ def test_settings_that_cannot_be_are_refused(
 
 
 def test_a_blank_has_no_text(joint_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"--transforms casing works on text, of which <unk> has none; name it before"):
+    with pytest.raises(ValueError, match=r"--transforms casing works on text, but <unk> has no text; name casing"):
         transformed(pipeline(joint_tokenizer, "word_blank", "casing"))
 
 
 def test_text_needs_a_tokenizer_that_decodes_to_what_it_encoded() -> None:
     words = Tokenizer(train_model(SOURCE + TARGET, 30, "word"))
-    with pytest.raises(ValueError, match=r"--transforms casing encodes decoded text anew, .* without byte fallback"):
+    with pytest.raises(ValueError, match=r"--transforms casing decodes and encodes text again, .* no byte fallback"):
         pipeline(words, "casing")
     assert pipeline(words, "word_dropout")
 

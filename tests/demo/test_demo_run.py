@@ -74,7 +74,7 @@ def screen_of(folder: Path, overwrite: bool = False, width: int = 80) -> str:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_closing_screen_fits_and_sets_the_score_beside_the_baselines(tmp_path, calls, width) -> None:
     lines = screen_of(tmp_path, width=width).splitlines()
-    closing = next(i for i, line in enumerate(lines) if line.startswith("Translations beside"))
+    closing = next(i for i, line in enumerate(lines) if line.startswith("Translations and their"))
     assert all(len(line) <= width for line in lines[closing:-1])
     scores = [line.split()[-2] for line in lines if line.startswith(("this model", "the German of", "the English"))]
     assert float(scores[0]) > 90 > 50 > float(scores[1]) > float(scores[2])
@@ -87,7 +87,7 @@ def test_a_second_call_shows_the_result_again_and_runs_nothing(tmp_path: Path, c
     assert len(calls) == 5
     second = screen_of(folder)
     assert len(calls) == 5
-    closing = first[first.index("\nTranslations beside") :]
+    closing = first[first.index("\nTranslations and their") :]
     assert second.startswith(closing) and f"$ nmtkit demo --dir {folder} --overwrite" in second
 
 

@@ -311,13 +311,13 @@ def test_languages_are_required_of_a_model_that_has_them_and_refused_by_others(t
     several, targets, none = (imported(name, tmp_path) for name in ("m2m_100", "marian_languages", "marian"))
     with pytest.raises(ValueError, match="give --source-lang and --target-lang, one of af, am"):
         several.translate(["right"])
-    with pytest.raises(ValueError, match="--target-lang xx: the model has no such language; it has af, am"):
+    with pytest.raises(ValueError, match="--target-lang xx: the model does not have this language; it has af, am"):
         several.translate(["right"], source_lang="en", target_lang="xx")
     with pytest.raises(ValueError, match="give --target-lang, one of deu, nld"):
         targets.translate(["right"])
     with pytest.raises(ValueError, match="--source-lang has no effect"):
         targets.translate(["right"], source_lang="nld", target_lang="deu")
-    with pytest.raises(ValueError, match="--target-lang is for models of several"):
+    with pytest.raises(ValueError, match="--target-lang is for multilingual models"):
         none.translate(["right"], target_lang="deu")
 
 
