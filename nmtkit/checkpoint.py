@@ -107,12 +107,14 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     base, beside = Path(facts["base"]), path.parent / Path(facts["base"]).name
     base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
     if base_path is None:
-        raise FileNotFoundError(f"{path} holds adapters of {base}, which does not exist; put {beside.name} beside it")
+        raise FileNotFoundError(
+            f"{path} holds adapters of {base}, which does not exist; put this file beside {path.name}"
+        )
     whole = read(base_path, mmap)
     if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
             f"{path} holds adapters of another model than {base_path}; put the file of --finetune-from there, or "
-            f"beside {path} as {beside.name}"
+            f"beside {path.name} as {beside.name}"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

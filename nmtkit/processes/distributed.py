@@ -198,10 +198,10 @@ class AsyncMax:
         return agreed
 
 
-class NoCollectives(TorchDispatchMode):
-    """While entered, a collective raises RuntimeError, because this process alone would start the collective.
+class RefuseSharded(TorchDispatchMode):
+    """While entered, an operation on a sharded tensor (FSDP) raises RuntimeError, because only this process makes it.
 
-    Operations on sharded parameters and gradients (FSDP) start collectives. Without this check they would hang.
+    The operation would start a collective, for which the other processes do not wait, or see only a part of the tensor.
     """
 
     def __init__(self, caller: str) -> None:
@@ -209,7 +209,7 @@ class NoCollectives(TorchDispatchMode):
         self.caller = caller
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in ("_c10d_functional", "c10d", "c10d_functional"):
+        if any(kind.__name__ == "DTensor" for kind in types) or func.namespace in ("_c10d_functional", "c10d"):
             raise RuntimeError(
                 f"{self.caller} reads a sharded parameter or gradient, which needs all processes; set "
                 "every_rank = True in its class, or train with --parallel ddp"

@@ -112,7 +112,7 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Scores must be finite.
 
-    `metric` is the name of a score. With name:max or name:min, it also says what is better. Raises OSError, or
+    `metric` is the name of a score. name:max and name:min also say which is better. Raises OSError, or
     ValueError if fewer checkpoints have a score.
     """
     name, _, direction = metric.partition(":")

@@ -170,7 +170,7 @@ class CallbackList:
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
         """The context of a hook, which may take long. A hook on rank 0 alone must not start a collective."""
         alone = self.run.sharded and not callback.every_rank
-        guard = distributed.NoCollectives(f"the callback {name}") if alone else contextlib.nullcontext()
+        guard = distributed.RefuseSharded(f"the callback {name}") if alone else contextlib.nullcontext()
         with distributed.long_operation(), guard:
             yield
 

@@ -17,6 +17,7 @@ from nmtkit.training.health import TrainingHealth
 from nmtkit.training.loader import Update
 from nmtkit.training.memory import fit_max_tokens, probe_memory
 from nmtkit.training.meter import Meter, NonfiniteGuard
+from nmtkit.training.plan import device_of
 from nmtkit.training.progress import Lines, RunLog
 from nmtkit.training.saving import RunSaver
 from nmtkit.training.setup import set_up
@@ -34,6 +35,13 @@ class Run:
     def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
         """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names."""
         self.stop = StopSignal()
+        distributed.init_process_group(device_of(job.run), job.run.timeout_minutes)
+        with distributed.long_operation():  # reading a checkpoint and building a model gives no heartbeats
+            self._set_up(job, data, display, callbacks)
+        self.agreement = distributed.AsyncMax()
+        self.progress.started = self.saver.last_save = time.monotonic()
+
+    def _set_up(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback]) -> None:
         setup = set_up(job, data, self.stop, bool(callbacks))
         self.plan, self.dataset, self.facts = setup.plan, setup.dataset, setup.facts
         self.job = setup.job
@@ -61,8 +69,6 @@ class Run:
         except BaseException:
             self.checkpoints.unlock()
             raise
-        self.agreement = distributed.AsyncMax()
-        self.progress.started = self.saver.last_save = time.monotonic()
 
     def _callbacks(self, objects: Sequence[Callback]) -> CallbackList:
         by_name = {
@@ -104,7 +110,8 @@ class Run:
         end = None if due else self._stop_reason(None)
         if end:
             return end
-        self._prepare_model()
+        with distributed.long_operation():
+            self._prepare_model()
         try:
             with self.stop:
                 self.callbacks.start()

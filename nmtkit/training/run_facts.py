@@ -1,4 +1,4 @@
-"""Facts about a run: what it is made of, and what a resumed run must have in common with the run it continues."""
+"""Facts about a run: command, data, settings and versions, and the facts that a resumed run must not change."""
 
 import platform
 import shlex
@@ -23,7 +23,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns by name the facts that a resumed run must have in common with the run it continues."""
+    """Returns by name the facts that must be equal in a resumed run and in the run that it continues."""
     settings = job.tables()["architecture"]
     return {
         "architecture": settings.pop("name"),

@@ -66,7 +66,6 @@ def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False
     ValueError or OSError for a mistake of the user, and releases the lock then.
     """
     device = device_of(job.run)
-    distributed.init_process_group(device, job.run.timeout_minutes)
     dataset = Dataset.open(data)
     if not len(dataset["train"]):
         raise ValueError(f"{data}: the training set is empty")

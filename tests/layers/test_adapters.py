@@ -150,7 +150,9 @@ def test_averaging_merges_and_averages_merged_models(files: Any, tmp_path: Path)
     base.rename(base_moved)
     assert "adapters" not in checkpoint.read(tmp_path / "merged.pt")
     merged, _ = models.from_checkpoint(tmp_path / "merged.pt")
-    with pytest.raises(FileNotFoundError, match=r"update_00000007.pt holds adapters of .*base.pt, which is not there"):
+    with pytest.raises(
+        FileNotFoundError, match=r"update_00000007.pt holds adapters of .*base.pt, which does not exist"
+    ):
         checkpoint.load(path)
     (path.parent / "base.pt").symlink_to(base_moved)  # beside it
     loaded, _ = models.from_checkpoint(path)
