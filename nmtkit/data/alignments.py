@@ -1,10 +1,10 @@
 """Word alignments of training pairs, mapped to pieces: data for guided alignment.
 
-A line of the file has the links i-j of one pair (Pharaoh format, as fast_align, eflomal and GIZA++'s scripts write it):
-i and j count the words of the source and target line from 0, where words are what spaces separate. A link of two words
-links every piece of the one to every piece of the other, so that the pieces of a target word share the alignment of the
-word. Links are stored as 32 bits, source position * 2^16 + target position; positions count the pieces of the
-sentence, a tag among them.
+Each line of an alignment file holds the links i-j of one pair (Pharaoh format, which fast_align, eflomal and the
+scripts of GIZA++ write). i is the index of a source word and j the index of a target word, both from 0. Words are
+separated by spaces. A link between two words becomes links between all pieces of the source word and all pieces of the
+target word. A link is stored in 32 bits, as source position * 2^16 + target position. A position is the index of a
+piece in its sentence; a tag counts as a piece.
 """
 
 import re
@@ -24,14 +24,17 @@ Links = npt.NDArray[np.int64]
 
 
 def parse(text: str, path: Path, first_line: int) -> tuple[Links, npt.NDArray[np.int64]]:
-    """Returns the links [links, 2] of all lines and the line of each, counted from 0.
+    """Returns the links [links, 2] of all lines, and for each link the index of its line in `text`, from 0.
 
-    Raises ValueError naming file and line for one in another format.
+    `first_line` is the number of the first line of `text` in the file. Raises ValueError with file and line if a line
+    is not in Pharaoh format.
     """
     lines = text.split("\n")[:-1]
     for row, line in enumerate(lines):
         if not _LINE.fullmatch(line):
-            raise ValueError(f"{path}:{first_line + row}: {line[:60]!r} is no alignment; lines look like 0-0 1-2 2-1")
+            raise ValueError(
+                f"{path}:{first_line + row}: {line[:60]!r} is not an alignment; lines look like 0-0 1-2 2-1"
+            )
     links = np.array(text.replace("-", " ").split(), np.int64).reshape(-1, 2)
     return links, np.repeat(np.arange(len(lines)), [line.count("-") for line in lines])
 
@@ -43,9 +46,10 @@ def links_of_pieces(
     sides: Sequence[Words],
     location: Callable[[int], str],
 ) -> Encoded:
-    """Maps the links of words to links of pieces, for the lines that `keep` says.
+    """Converts links between words to links between pieces, for the lines where `keep` is true.
 
-    `location` names a line in errors. Raises ValueError for a link to a word that its line does not have.
+    `rows` are the line indices of the links. `location` returns the file and line number of a line index, for errors.
+    Raises ValueError for a link to a word index that is beyond the end of the line.
     """
     distinct = np.unique(np.column_stack((rows, links))[keep[rows]], axis=0)
     rows, links = distinct[:, 0], distinct[:, 1:]
@@ -61,7 +65,7 @@ def links_of_pieces(
         index = (np.cumsum(words.per_line) - words.per_line)[rows] + links[:, side]
         first.append(words.first_piece[index])
         count.append(words.pieces[index])
-    products = count[0] * count[1]  # links of pieces for each link of words
+    products = count[0] * count[1]  # number of piece links of each word link
     within = np.arange(products.sum()) - np.repeat(np.cumsum(products) - products, products)
     source = np.repeat(first[0], products) + within // np.repeat(count[1], products)
     target = np.repeat(first[1], products) + within % np.repeat(count[1], products)

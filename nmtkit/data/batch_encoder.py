@@ -1,14 +1,16 @@
-"""Text to ids, many lines at a time: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
+"""Encodes many lines of text at once: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
-Where a word's pieces do not depend on its neighbours (a BPE or character model that splits at spaces, whatever its
-normaliser), words are looked up in a table, all words of a block at once; new ones go to SentencePiece in one call per
-block. On English lines of 12 words one core makes 0.34 M lines/s when one word in twelve was changed, 0.9 M when all
-are known, and SentencePiece 0.08 M; benchmarks/preprocess_speed.py measures the whole.
+With a BPE or character model that splits at spaces, the pieces of a word do not depend on its neighbours, whatever the
+normaliser of the model. So the words of a block are looked up in a table, all at once, and new words go to
+SentencePiece in one call per block. On English lines of 12 words, one core encodes 0.34 M lines/s if one word in twelve
+is new and 0.9 M lines/s if all words are known; SentencePiece alone encodes 0.08 M lines/s.
+benchmarks/preprocess_speed.py measures all of preprocessing.
 
-A unigram model encodes whole lines. It adds up 32-bit scores along the line, whose rounding decides between two
-segmentations of a word that are equally good, such as x|xx and xx|x; so a word may be kept only when no second one
-comes near its best. Finding that out takes NumPy 7 µs a word, where SentencePiece encodes a line in 4: with one word in
-twelve new it was 0.83 of plain SentencePiece's speed, and 4.6 times with all words known.
+A unigram model encodes whole lines. It adds up 32-bit scores along the line, and rounding decides between two
+segmentations of a word with equal scores, such as x|xx and xx|x. The pieces of a word could be stored only if no other
+segmentation scored almost as well. NumPy needs 7 µs per word for this test, and SentencePiece needs 4 µs for a whole
+line: a table of words had 0.83 times the speed of SentencePiece if one word in twelve was new, and 4.6 times if all
+words were known.
 """
 
 from dataclasses import dataclass
@@ -24,21 +26,21 @@ from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 
 Mask = npt.NDArray[np.bool_]
 
-CACHED_WORDS = 1 << 18  # before all are forgotten; about 30 MB
-WORDS_PER_LINE = 24  # in a call; SentencePiece's heap grows with the line
+CACHED_WORDS = 1 << 18  # the table is cleared when it has more words; about 30 MB
+WORDS_PER_LINE = 24  # in a call of SentencePiece, whose heap grows with the length of a line
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """The words of lines, which spaces separate: their number in each line, and the first piece and pieces of each."""
+    """The pieces of each word of a text. Words are separated by spaces."""
 
-    per_line: npt.NDArray[np.int64]
-    first_piece: npt.NDArray[np.int64]
-    pieces: npt.NDArray[np.int64]
+    per_line: npt.NDArray[np.int64]  # number of words in each line
+    first_piece: npt.NDArray[np.int64]  # position of the first piece of each word in its line
+    pieces: npt.NDArray[np.int64]  # number of pieces of each word
 
 
 class BatchEncoder:
-    """Encodes with one SentencePiece model to ids of `dtype`."""
+    """Encodes text with one SentencePiece model. The ids have the type `dtype`."""
 
     def __init__(self, model: bytes, dtype: str, cached_words: int = CACHED_WORDS) -> None:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -52,8 +54,8 @@ class BatchEncoder:
         facts = model_facts(model)
         self._rewrites = facts.rewrites
         space = self._processor.piece_to_id(SPACE_SYMBOL)
-        # Every word begins with a known piece that begins with the symbol, and no piece spans words. A model of words
-        # that merges unknown words has such pieces.
+        # True if every word begins with a known piece that begins with SPACE_SYMBOL, and no piece spans two words.
+        # Models of type "word" are excluded because they merge adjacent unknown words into one piece.
         self.splits_at_spaces = (
             facts.splits_at_spaces
             and facts.model_type != "word"
@@ -64,20 +66,20 @@ class BatchEncoder:
         self._clear()
 
     def _clear(self) -> None:
-        """Forgets all words. Index 0, which is no word's, is a line's end: its id is eos."""
+        """Removes all words from the table. Index 0 is reserved for the end of a line and has the id eos."""
         self._table = WordTable()
         self._first, self._counts = np.zeros(1, np.int64), np.ones(1, np.int64)
-        self._ids = np.array([EOS], self._dtype)  # of all words, end to end
+        self._ids = np.array([EOS], self._dtype)  # ids of all words, concatenated
 
     def encode(self, text: str) -> Encoded:
-        """Encodes the lines of `text`, each of which ends in \\n."""
+        """Encodes the lines of `text`. Every line must end in \\n."""
         text = normalize(text, self._absent.spaces)
         if self.encodes_by_word:
             return self._by_word(text.encode())
         return Encoded(*self._encode_lines(text.split("\n")[:-1], add_eos=True))
 
     def _encode_lines(self, lines: list[str], add_eos: bool = False) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Returns the ids of lines, end to end, and their numbers."""
+        """Returns the concatenated ids of all lines, and the number of ids of each line."""
         if not lines:
             return np.empty(0, self._dtype), np.empty(0, np.int64)
         encoded = encode_lines(self._processor, self._absent, lines, add_eos)
@@ -94,7 +96,7 @@ class BatchEncoder:
         unknown = np.flatnonzero(is_word & (index == ABSENT))
         ends = (starts + lengths)[unknown].tolist()
         words = [text[start:end] for start, end in zip(starts[unknown].tolist(), ends, strict=True)]
-        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # rows that are not kept come last
+        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # words that are not stored come last
         numbers = dict(zip(new, range(len(self._first), len(self._first) + len(new)), strict=True))
         index[unknown] = list(map(numbers.__getitem__, words))
         kept = [word for word in new if len(word) <= LONGEST]
@@ -109,22 +111,25 @@ class BatchEncoder:
         return encoded
 
     def _ids_of(self, index: npt.NDArray[np.int64], is_end: Mask) -> Encoded:
-        """Returns the ids of words, given by index, and of the ends of lines between them."""
+        """Returns the encoded lines, given the indices of their words and ends of lines in the table."""
         counts = self._counts[index]
         ends = np.cumsum(counts)
         position = np.repeat(self._first[index] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
         return Encoded(self._ids[position], np.diff(ends[is_end], prepend=0))
 
     def _encode_words(self, words: list[bytes]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Returns the ids of words, end to end, and their numbers: lines of many words are cut where a word begins."""
+        """Returns the concatenated ids of all words, and the number of ids of each word.
+
+        Words are encoded in lines of WORDS_PER_LINE words. The ids of a line are then split where a word begins.
+        """
         groups = _groups([word.decode() for word in words])
         ids, _ = self._encode_lines(list(map(" ".join, groups)))
         begins = np.append(np.flatnonzero(self._starts_word[ids]), len(ids))
-        last = np.cumsum(self._normalized_words(groups))  # of each word, in words as normalised
+        last = np.cumsum(self._normalized_words(groups))  # index of the last normalised word of each word
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
-        """Returns the number of words that the model's normaliser makes of each word: one but for exotic ones."""
+        """Returns the number of words into which the normaliser of the model turns each word: almost always one."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
             lines = list(map(" ".join, groups))
@@ -136,25 +141,25 @@ class BatchEncoder:
         return counts
 
     def unknown_pieces(self, encoded: Encoded) -> int:
-        """Returns the number of pieces that are unknown, or single bytes of characters outside the vocabulary."""
+        """Returns the number of pieces that are unknown or that are bytes of characters outside the vocabulary."""
         return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
     def words(self, text: str, encoded: Encoded) -> Words:
-        """Returns the words of lines that each end in \\n, and the pieces of each word in the encoded lines."""
+        """Returns the pieces of each word, given the lines as text and encoded. Every line must end in \\n."""
         assert self.splits_at_spaces
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
         to_space = str.maketrans(dict.fromkeys(self._absent.spaces, " "))
         parts = [word.translate(to_space).split(" ") for words in lines for word in words]
         owners = [index for index, word in enumerate(parts) for part in word if part]
         counts = self._normalized_words(_groups([part for word in parts for part in word if part]))
-        normalized = np.bincount(owners, counts, len(parts)).astype(np.int64)  # words of SentencePiece for each word
-        starts = np.flatnonzero(self._starts_word[encoded.ids])  # of words as normalised
+        normalized = np.bincount(owners, counts, len(parts)).astype(np.int64)  # number of normalised words of each word
+        starts = np.flatnonzero(self._starts_word[encoded.ids])  # positions where normalised words start
         assert len(starts) == normalized.sum()
-        line_ends = np.cumsum(encoded.lengths) - 1  # the position of eos
+        line_ends = np.cumsum(encoded.lengths) - 1  # positions of eos
         line = np.searchsorted(line_ends, starts)
         ends = np.minimum(np.append(starts[1:], len(encoded.ids)), line_ends[line])
         first_piece, pieces = np.zeros_like(normalized), np.zeros_like(normalized)
-        present = normalized > 0  # the normaliser removes some words
+        present = normalized > 0  # false for words that the normaliser removes
         last = (np.cumsum(normalized) - 1)[present]
         first = last + 1 - normalized[present]
         first_piece[present] = starts[first] - (line_ends + 1 - encoded.lengths)[line[first]]
@@ -163,7 +168,7 @@ class BatchEncoder:
 
 
 def _tokens(text: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Returns the start of each word and of each line end, in order, and their lengths in bytes: 0 for a line end."""
+    """Returns the positions of all words and line feeds, in order, and their lengths in bytes (0 for a line feed)."""
     characters = np.frombuffer(text, np.uint8)
     line_feed = characters == ord("\n")
     separator = (characters == ord(" ")) | line_feed

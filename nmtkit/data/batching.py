@@ -1,8 +1,9 @@
-"""The batches of an epoch: the pairs of each update, and how an update is split into micro-batches.
+"""Selects the pairs of each update of an epoch, and splits an update into micro-batches.
 
-Within windows of contiguous pairs, so that reads stay near each other, pairs are sorted by target length with a little
-random jitter; an update takes neighbours of that order up to the token budget; the order of updates and of windows is
-random. All of it depends on (lengths, budget, seed, epoch) alone, and so is the same for every world size.
+The training set is divided into windows of contiguous pairs, so that the reads of an update are close to each other.
+The pairs of a window are sorted by target length with a little random jitter. An update takes consecutive pairs of this
+order up to the token budget. The order of the windows, and of the updates in a window, is random. The batches depend
+only on (lengths, budget, seed, epoch), so they are the same for every world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
-JITTER = 0.06  # share by which sort keys vary from target lengths; without it every epoch would have the same updates
-COUNTED_PAIRS = 1_000_000  # up to this number of pairs, the updates of an epoch are counted and not estimated
+JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
+COUNTED_PAIRS = 1_000_000  # for at most this number of pairs, the updates of an epoch are counted instead of estimated
 
 Pairs = npt.NDArray[np.int64]
 
 
 class BatchSampler:
-    """The updates of a training set, each of at most `batch_tokens` (eos included) on either side.
+    """The updates of a training set. An update has at most `batch_tokens` tokens (eos included) on either side.
 
-    With `repeated`, every epoch has but so many different updates, the first of epoch 0, over and over.
+    With `repeated`, every epoch cycles through the first `repeated` updates of epoch 0.
 
-    Raises ValueError for a pair that alone exceeds the budget, naming it and the smallest budget that suffices.
+    Raises ValueError if a single pair exceeds the budget; the message names the pair and the budget that it needs.
     """
 
     def __init__(
@@ -60,19 +61,22 @@ class BatchSampler:
             if len(self._repeated) < repeated:
                 raise ValueError(
                     f"--overfit-batches is {repeated}, and the training set makes {len(self._repeated)} batches of "
-                    f"{batch_tokens} tokens; give at most that, or a smaller --batch-tokens"
+                    f"{batch_tokens} tokens; give a smaller --overfit-batches or --batch-tokens"
                 )
 
     @cached_property
     def updates_per_epoch(self) -> int:
-        """Estimated number of updates: for a small training set that of one epoch, from which others differ by one or
-        two, for a large one the tokens of the larger side over the budget."""
+        """Estimated number of updates of an epoch.
+
+        For a small training set, this is the count for one random order; epochs differ from it by one or two updates.
+        For a large one, it is the tokens of the larger side divided by the budget.
+        """
         if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
         return -(-self._tokens // self.batch_tokens)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
-        """Yields the updates of an epoch from index `start` on, each as its pairs in order of length."""
+        """Yields the updates of an epoch from index `start` on, each as an array of pairs sorted by jittered length."""
         if self._repeated is not None:
             yield from (self._repeated[index % len(self._repeated)] for index in range(start, self.updates_per_epoch))
             return
@@ -86,16 +90,16 @@ class BatchSampler:
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """Returns the pairs of a window, counted from its first, by length; and the bounds of its updates."""
+        """Returns the pairs of a window, relative to its start, sorted by length, and the bounds of its updates."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
-        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # of pairs whose sort keys are equal
+        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # a random order for pairs with equal sort keys
         noise = rng.random(end - begin, dtype=np.float32)
         noise *= 2 * JITTER
         noise += 1 - JITTER
         noise *= target
         noise *= 8
-        # a stable sort of 16-bit keys is a radix sort: 16 M in a fraction of a second
+        # NumPy uses a radix sort for a stable sort of 16-bit keys: 16 M keys take a fraction of a second
         keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
         order = order[np.argsort(keys, kind="stable")]
         return order, split_by_tokens(source[order], target[order], self.batch_tokens)
@@ -109,7 +113,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError when one of `pairs` has more than `limit` tokens on a side."""
+    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` names the limit."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))
@@ -122,7 +126,7 @@ def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_length
 
 
 def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError when a pair of the training set has more than `limit` tokens on a side; reads it in windows."""
+    """Does the check of `check_sizes` on the whole training set, and reads the lengths in windows."""
     for start in range(0, len(source_lengths), WINDOW_PAIRS):
         end = min(start + WINDOW_PAIRS, len(source_lengths))
         check_sizes(range(start, end), source_lengths[start:end], target_lengths[start:end], limit, flag)
@@ -131,9 +135,9 @@ def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: 
 def split_by_tokens(
     source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int, max_sentences: int | None = None
 ) -> list[int]:
-    """Splits pairs, in their order, into runs of at most `limit` tokens on either side, and `max_sentences` pairs.
+    """Splits pairs, in their order, into groups of at most `limit` tokens on either side and `max_sentences` pairs.
 
-    Returns the bounds of the runs, from 0 to the number of pairs. No single pair may exceed the limit.
+    Returns the bounds of the groups, from 0 to the number of pairs. Every single pair must fit the limit.
     """
     source = np.concatenate(([0], np.cumsum(source_lengths, dtype=np.int64)))
     target = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))
@@ -153,18 +157,18 @@ def split_by_tokens(
 def micro_batches(
     update: Pairs, source_lengths: Any, target_lengths: Any, max_tokens: int, max_sentences: int | None = None
 ) -> list[Pairs]:
-    """Splits an update into as few micro-batches as the limits allow, of about equal tokens.
+    """Splits an update into as few micro-batches as the limits allow, with about equal numbers of tokens.
 
-    Pairs of a micro-batch are of similar length, sorted by (target, source), so that equal lengths are adjacent.
+    The pairs are sorted by (target length, source length), so a micro-batch has pairs of similar length.
 
-    Raises ValueError for a pair that alone exceeds `max_tokens`.
+    Raises ValueError if a single pair exceeds `max_tokens`.
     """
     source, target = source_lengths[update], target_lengths[update]
     check_sizes(update, source, target, max_tokens, "--max-tokens")
     order = np.lexsort((source, target))
     source, target = source[order], target[order]
     bounds = split_by_tokens(source, target, max_tokens, max_sentences)
-    # the smallest limit that needs no more micro-batches makes them even
+    # find the smallest limit with the same number of micro-batches, so that their sizes are about equal
     low, high = max(int(source.max()), int(target.max())), max_tokens
     while low < high:
         middle = (low + high) // 2

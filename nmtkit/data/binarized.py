@@ -1,4 +1,4 @@
-"""The dataset that `preprocess` made, memory-mapped: splits, rows, and batches of them. See dataset_files.py.
+"""Reads datasets that `preprocess` made: memory-maps the splits, and makes batches of their rows. See dataset_files.py.
 
 A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
 """
@@ -32,16 +32,16 @@ from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 if TYPE_CHECKING:
     from nmtkit.layers.packed import Batch, Packed
 
-CHUNK_ROWS = 1 << 20  # checked at a time
+CHUNK_ROWS = 1 << 20  # rows checked at a time
 
 Pairs = npt.NDArray[np.int64]
 
 
 class ConcatArrays:
-    """One-dimensional arrays of several shards, read as one array without copying all of them.
+    """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
 
-    `shifts` are added to the values of each part, so that offsets stay true. Takes an index, a slice, or an array of
-    indices, and returns what NumPy would.
+    Only the values that are read are copied. shifts[i] is added to the values of part i; offsets need this. The index
+    is an integer, a slice with step 1, or an array of integers, as in NumPy.
     """
 
     def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
@@ -83,14 +83,14 @@ class Side:
 
     ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
     offsets: npt.NDArray[np.int64] | ConcatArrays  # n
-    lengths: npt.NDArray[np.int32] | ConcatArrays  # n; eos included
+    lengths: npt.NDArray[np.int32] | ConcatArrays  # n; in tokens, eos included
 
     def sentence(self, row: int) -> list[int]:
         start = int(self.offsets[row])
         return self.ids[start : start + int(self.lengths[row])].tolist()
 
     def gather(self, rows: Pairs) -> Encoded:
-        """Returns the sentences of these rows, end to end."""
+        """Returns the sentences of these rows, concatenated."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
         index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -106,7 +106,7 @@ class Split:
     target: Side
     tokenizer: Tokenizer
     folder: Path
-    alignments: Side | None = None  # links of pieces, see alignments.py
+    alignments: Side | None = None  # links between pieces, see alignments.py
 
     def __len__(self) -> int:
         return len(self.source.lengths)
@@ -135,8 +135,8 @@ class Split:
     ) -> "Batch":
         """Returns the pairs, in this order, as a batch on the CPU.
 
-        It has the alignments of the pairs, if these have any and there is no `transform`, which may change both sides
-        of each pair, so that lengths differ from those on disk.
+        `transform` may change both sides of each pair, and their lengths. The batch has the alignments of the pairs if
+        the split has alignments and `transform` is None.
         """
         import torch
 
@@ -163,7 +163,7 @@ class Split:
         )
 
     def _links(self, pairs: Pairs, source: Encoded, target: Encoded) -> npt.NDArray[np.int64] | None:
-        """Returns the alignments of the pairs, [links, 3]: sentence, source and target position."""
+        """Returns the alignments of the pairs, [links, 3]: index in `pairs`, source position, target position."""
         if self.alignments is None:
             return None
         links = self.alignments.gather(pairs)
@@ -185,20 +185,20 @@ def _packed(ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> "Pack
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A folder that `preprocess` made, or one of shards."""
+    """A folder that `preprocess` made, or a folder of shards."""
 
     folder: Path
-    manifests: list[dict[str, Any]]  # of each shard
+    manifests: list[dict[str, Any]]  # one per shard
     tokenizer: Tokenizer
     splits: Mapping[str, Split]
 
     @staticmethod
     def open(folder: Path) -> "Dataset":
-        """Maps and checks the files. Reads offsets and lengths, but no ids of files that are not small.
+        """Memory-maps and checks the files. Reads all offsets and lengths, and the ids of small files only.
 
-        Raises FileNotFoundError or ValueError for a folder that is no dataset, a manifest that is incomplete, a file
-        that is missing or is not as the manifest says, a tokenizer other than the one that made the ids, and shards
-        that are missing or were made with another tokenizer.
+        Raises FileNotFoundError or ValueError if the folder is not a dataset, the manifest is incomplete, a file is
+        missing or contradicts the manifest, the tokenizer is not the tokenizer that made the ids, or shards are missing
+        or have different tokenizers or languages.
         """
         shards = shard_folders(folder)
         manifests = [read_manifest(shard) for shard in shards]
@@ -206,7 +206,8 @@ class Dataset:
             check_files(shard, manifest, SMALL_FILE)
             if manifest["tokenizer"] != manifests[0]["tokenizer"]:
                 raise ValueError(
-                    f"{shard} was made with another tokenizer than {shards[0]}; give all the same --tokenizer-from"
+                    f"{shard} was made with another tokenizer than {shards[0]}; "
+                    "preprocess all shards with the same --tokenizer-from"
                 )
             for name in ("source_lang", "target_lang", "languages"):
                 if manifest[name] != manifests[0][name]:
@@ -223,7 +224,7 @@ class Dataset:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Manifest of the first shard, which also holds the valid and test sets."""
+        """The manifest of the first shard. The first shard also has the valid and test sets."""
         return self.manifests[0]
 
     @property
@@ -236,17 +237,17 @@ class Dataset:
 
     @property
     def source_language(self) -> str | None:
-        """Code of the source in a model of several languages, such as eng_Latn; None in a model of two."""
+        """Code of the source language, such as eng_Latn, or None if the tokenizer does not need a code."""
         return self.manifest["languages"]["source"]
 
     @property
     def target_language(self) -> str | None:
-        """Code of the target in a model of several languages, such as deu_Latn; None in a model of two."""
+        """Code of the target language, such as deu_Latn, or None if the tokenizer does not need a code."""
         return self.manifest["languages"]["target"]
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the checksums of all files of all shards."""
+        """The SHA-256 over the checksums of all files of all shards."""
         digest = hashlib.sha256()
         for manifest in self.manifests:
             digest.update(json.dumps(manifest["files"], sort_keys=True).encode())
@@ -259,7 +260,7 @@ class Dataset:
 
 
 def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
-    """Returns one subset of all shards that have it."""
+    """Returns the split `name`: the concatenation of this split of all shards that have it."""
     having = [
         (shard, facts["splits"][name])
         for shard, facts in zip(shards, manifests, strict=True)
@@ -271,14 +272,17 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
         sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
     aligned = [(shard, facts[ALIGNMENTS]) for shard, facts in having if ALIGNMENTS in facts]
     if aligned and len(aligned) < len(having):
-        raise ValueError(f"{aligned[0][0]} has alignments and others of its shards have none; preprocess all alike")
+        raise ValueError(
+            f"{aligned[0][0]} has alignments and other shards have none; "
+            "preprocess all shards with --alignments, or none"
+        )
     loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
     alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
     return Split(name, sides[0], sides[1], tokenizer, having[0][0], alignments)
 
 
 def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
-    """Raises ValueError for lengths and offsets that do not lie within the ids, or contradict the manifest."""
+    """Memory-maps one side. Raises ValueError if its offsets and lengths exceed the ids or contradict the manifest."""
     ids, offsets, lengths = (
         map_array(folder / array_file(split, side, array), dtype)
         for array, dtype in (
@@ -299,8 +303,8 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
             raise ValueError(f"{folder}: the {side} side of {split} has rows outside its ids; run preprocess again")
     if tokens != facts["tokens"]:
         raise ValueError(
-            f"{folder}: the {side} side of {split} has {tokens:,} entries, not the {facts['tokens']:,} of its "
-            "manifest; run preprocess again"
+            f"{folder}: the {side} side of {split} has {tokens:,} entries, and the manifest says {facts['tokens']:,}; "
+            "run preprocess again"
         )
     return Side(ids, offsets, lengths)
 
@@ -314,8 +318,8 @@ def _concatenated(sides: list[Side]) -> Side:
 def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
     """Recomputes every checksum, checks all ids, and decodes the first pairs.
 
-    Returns a line about each subset and its first pairs. Raises ValueError naming the file that is damaged, and as
-    `Dataset.open`.
+    Returns the lines of a report: the size of each subset, followed by its first pairs. Raises the errors of
+    `Dataset.open`, and ValueError with the name of a damaged file.
     """
     dataset = Dataset.open(folder)
     for shard in shard_folders(folder):

@@ -1,4 +1,4 @@
-"""Decides which training pairs to drop. A pair is counted under the first reason of `REASONS` that applies."""
+"""Decides which training pairs to drop, and counts the pairs for each reason of `REASONS`."""
 
 import re
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, D
 EXAMPLES = 5  # pairs shown for each reason
 EXAMPLE_CHARACTERS = 200
 
-# C0 but for tab, line feed and carriage return; delete; C1 as UTF-8
+# C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 Mask = npt.NDArray[np.bool_]
@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def drops(reason: str, config: PreprocessConfig) -> bool:
-    """Returns whether pairs with this reason are dropped, or only counted."""
+    """Returns True if pairs with this reason are dropped, False if they are only counted."""
     optional = {
         CONTROL: config.drop_control,
         EQUAL: config.drop_equal,
@@ -44,7 +44,7 @@ def drops(reason: str, config: PreprocessConfig) -> bool:
 
 @dataclass(frozen=True)
 class Example:
-    """A pair that a reason holds for; text is cut at EXAMPLE_CHARACTERS."""
+    """A pair to which a reason applies. Each line is cut after EXAMPLE_CHARACTERS characters."""
 
     position: str  # file:line
     source: str
@@ -62,10 +62,10 @@ def _shortened(line: bytes) -> str:
 
 @dataclass
 class CleaningStatistics:
-    """How many pairs each reason holds for, and the first of them."""
+    """The number of pairs to which each reason applies, and the first EXAMPLES of these pairs."""
 
     dropped: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)  # counted only, as their reason does not drop them
+    kept: dict[str, int] = field(default_factory=dict)  # pairs that are counted, but not dropped
     examples: dict[str, list[Example]] = field(default_factory=dict)
 
     def count(self, reason: str, pairs: int, examples: list[Example], config: PreprocessConfig) -> None:
@@ -78,7 +78,7 @@ class CleaningStatistics:
         return self.dropped.get(reason, 0) + self.kept.get(reason, 0)
 
     def add(self, other: "CleaningStatistics") -> None:
-        """Adds the statistics of later text."""
+        """Adds the statistics of text that follows the text of these statistics."""
         for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):
             for reason, count in theirs.items():
                 mine[reason] = mine.get(reason, 0) + count
@@ -87,12 +87,12 @@ class CleaningStatistics:
 
 
 def in_order(counts: dict[str, int]) -> dict[str, int]:
-    """Returns the counts that are not zero in the order of `REASONS`."""
+    """Returns the nonzero counts, in the order of `REASONS`."""
     return {reason: counts[reason] for reason in REASONS if counts.get(reason)}
 
 
 class LineBytes:
-    """The lines of one side of a block, as bytes, each with its \\n."""
+    """The lines of one side of a block, as bytes. Every line ends in \\n."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text
@@ -103,7 +103,7 @@ class LineBytes:
         return self.text[self.starts[row] : self.ends[row] - 1]
 
     def matches(self, pattern: re.Pattern[bytes]) -> Mask:
-        """Returns whether each line contains a match of `pattern`, which no line feed is part of."""
+        """Returns a mask of the lines that contain a match of `pattern`. A match must not contain a line feed."""
         mask = np.zeros(len(self.ends), np.bool_)
         positions = np.array([match.start() for match in pattern.finditer(self.text)], np.int64)
         mask[np.searchsorted(self.ends, positions, side="right")] = True
@@ -115,12 +115,12 @@ class LineBytes:
     def with_control(self) -> Mask:
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
         if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
-            return np.zeros(len(self.ends), np.bool_)  # only the line feeds: the slower search would find nothing
+            return np.zeros(len(self.ends), np.bool_)  # all bytes below 0x20 are line feeds: skip the slow search
         return self.matches(_CONTROL)
 
 
 def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -> dict[str, Mask]:
-    """Returns the lines that each reason holds for, of the reasons that depend on the text."""
+    """Returns a mask of lines for each reason that depends on the text."""
     sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
     equal = sizes[0] == sizes[1]
     for row in np.flatnonzero(equal).tolist():
@@ -136,9 +136,9 @@ def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -
 def piece_masks(
     source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], config: PreprocessConfig
 ) -> dict[str, Mask]:
-    """Returns the lines that each reason holds for, of the reasons that depend on the number of pieces.
+    """Returns a mask of lines for each reason that depends on the number of pieces.
 
-    The lengths count eos, the limits of `config` do not.
+    The lengths include eos; the limits in `config` do not.
     """
     shorter, longer = np.minimum(source_lengths, target_lengths) - 1, np.maximum(source_lengths, target_lengths) - 1
     return {
@@ -150,9 +150,9 @@ def piece_masks(
 
 
 def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
-    """Returns a mask of the rows that stay, and for each reason the rows whose first reason it is.
+    """Returns a mask of the rows to keep, and the rows that are counted under each reason.
 
-    A reason that does not drop a row does not keep later reasons from counting it.
+    In the order of `REASONS`, a row is counted under every reason that applies, up to the first that drops the row.
     """
     keep = np.ones_like(next(iter(masks.values())))
     rows = {}

@@ -1,4 +1,4 @@
-"""The settings of `nmtkit preprocess`, each declared once: its field, flag, default, limits and help."""
+"""The settings of `nmtkit preprocess`. Each field declares the flag, default, limits and help text of a setting."""
 
 import os
 import re
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, option, to_dict
 
 MAX_SHARDS = 100_000
-MAX_ALIGNED = 65_000  # positions of aligned tokens are stored as 16 bits
-NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that the dataset does not depend on
+MAX_ALIGNED = 65_000  # pieces; the positions of links are stored in 16 bits
+NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings without an effect on the dataset
 
 PREPROCESS_RULES = (
     FlagRule(
         "--tokenizer-from",
         excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
-        reason="they are of a new tokenizer, and it names an existing one",
+        reason="an existing tokenizer is not trained",
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
@@ -26,101 +26,129 @@ PREPROCESS_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig(Config):
-    """A prefix stands for the two files prefix.source_lang and prefix.target_lang, perhaps compressed."""
+    """The settings. A prefix names two files, prefix.source_lang and prefix.target_lang, which may be compressed."""
 
     source_lang: str = option(
-        ..., "source language: files end in .LANG", flag="-s/--source-lang", metavar="LANG", section="Files"
+        ...,
+        "source language: source files are named PREFIX.LANG",
+        flag="-s/--source-lang",
+        metavar="LANG",
+        section="Files",
     )
-    target_lang: str = option(..., "target language", flag="-t/--target-lang", metavar="LANG")
+    target_lang: str = option(
+        ..., "target language: target files are named PREFIX.LANG", flag="-t/--target-lang", metavar="LANG"
+    )
     train: tuple[str, ...] = option(
-        (), "training corpora: PREFIX.LANG, or PREFIX.LANG.gz, .bz2, .xz, .zst", flag="--trainpref", metavar="PREFIX,…"
+        (),
+        "training corpora; files may be compressed and then end in .gz, .bz2, .xz or .zst",
+        flag="--trainpref",
+        metavar="PREFIX,…",
     )
     valid: tuple[str, ...] = option(
-        (), "valid sets, called valid, valid1, … in the dataset; never filtered", flag="--validpref", metavar="PREFIX,…"
+        (), "valid sets, named valid, valid1, … in the dataset; never filtered", flag="--validpref", metavar="PREFIX,…"
     )
     test: tuple[str, ...] = option(
-        (), "test sets, called test, test1, …; never filtered", flag="--testpref", metavar="PREFIX,…"
+        (), "test sets, named test, test1, … in the dataset; never filtered", flag="--testpref", metavar="PREFIX,…"
     )
     alignments: tuple[Path | None, ...] = option(
         (),
-        "for each training corpus a file of word alignments, for --criterion guided_alignment: lines of pairs i-j of "
-        "source and target words, from 0, as fast_align writes; empty for none",
+        "a file of word alignments for each training corpus, used by --criterion guided_alignment; each line has the "
+        "links of a pair as fast_align writes them: i-j links source word i to target word j, counted from 0; an empty "
+        "item means no alignments",
         metavar="FILE,…",
     )
-    destdir: Path = option(..., "folder to make")
-    overwrite: bool = option(False, "replace --destdir if it is a dataset")
+    destdir: Path = option(..., "dataset folder to write")
+    overwrite: bool = option(False, "replace the dataset in --destdir")
 
     vocab_size: int = option(
-        37_000, "entries of the vocabulary, or of each of the two", min=1, max=1_000_000, section="Vocabulary"
+        37_000,
+        "size of the vocabulary, or of each vocabulary with --separate-vocab",
+        min=1,
+        max=1_000_000,
+        section="Vocabulary",
     )
     model_type: Literal["bpe", "unigram", "word", "char"] = option(
         "bpe",
-        "kind of SentencePiece model; a word vocabulary has unknown words, and one of characters at most N entries",
+        "type of SentencePiece model; a word model has unknown words, and a char model may have fewer than "
+        "--vocab-size entries",
     )
-    separate_vocab: bool = option(False, "train a vocabulary for each side")
+    separate_vocab: bool = option(False, "train one vocabulary for each side")
     tokenizer_from: tuple[Path, ...] = option(
         (),
-        "train no tokenizer but use that of a checkpoint or a dataset, a .model file, or two for source and target",
+        "use the tokenizer of a checkpoint or dataset, a .model file, or two .model files (source, target), instead of "
+        "training a tokenizer",
         metavar="FILE|FOLDER",
     )
-    spm_sample: int = option(
-        1_000_000, "lines of each side, at most, that the tokenizer is trained on", min=1, max=1_000_000_000
-    )
+    spm_sample: int = option(1_000_000, "train the tokenizer on at most N lines of each side", min=1, max=1_000_000_000)
 
-    min_len: int = option(1, "drop pairs with fewer pieces on a side", min=0, max=1_000_000, section="Cleaning")
-    max_len: int = option(256, "drop pairs with more pieces on a side", min=1, max=1_000_000)
+    min_len: int = option(1, "drop pairs with fewer than N pieces on a side", min=0, max=1_000_000, section="Cleaning")
+    max_len: int = option(256, "drop pairs with more than N pieces on a side", min=1, max=1_000_000)
     max_ratio: float = option(
-        9.0, "drop pairs with one side more than X times the pieces of the other", min=1, max=1_000_000
+        9.0, "drop pairs if one side has more than X times as many pieces as the other", min=1, max=1_000_000
     )
-    max_line_bytes: int = option(16_384, "drop pairs with a line of more bytes", min=1, max=1 << 30)
-    drop_duplicates: bool = option(False, "drop pairs that came before (in the same shard); otherwise they are counted")
+    max_line_bytes: int = option(16_384, "drop pairs with a line of more than N bytes", min=1, max=1 << 30)
+    drop_duplicates: bool = option(
+        False, "drop pairs that are equal to an earlier pair (in the same shard); otherwise only count them"
+    )
     drop_overlap: bool = option(
-        False, "drop training pairs that are also in a valid or test set; otherwise they are counted"
+        False, "drop training pairs that are also in a valid or test set; otherwise only count them"
     )
-    drop_equal: bool = option(False, "drop pairs whose sides are equal; otherwise they are counted")
+    drop_equal: bool = option(False, "drop pairs whose source and target are equal; otherwise only count them")
     drop_control: bool = option(
-        False, "drop pairs with control characters (other than tab and carriage return); otherwise they are counted"
+        False, "drop pairs with control characters (other than tab and carriage return); otherwise only count them"
     )
-    strict: bool = option(False, "stop at the first pair that would be dropped, naming it")
+    strict: bool = option(False, "stop with an error at the first pair that would be dropped")
     report: Path | None = option(
-        None, "write a page of counts, lengths, pieces, and examples of dropped pairs", metavar="FILE.html"
+        None, "write an HTML page with counts, lengths, pieces and examples of dropped pairs", metavar="FILE.html"
     )
 
     weights: tuple[float, ...] = option(
         (),
-        "how many times an epoch sees the pairs of each training corpus; 0.5 keeps half of the pairs",
+        "for each training corpus, how often an epoch contains each pair; 0.5 means half of the pairs, once",
         above=0,
         max=1_000,
         section="Several corpora",
     )
     temperature: float | None = option(
         None,
-        "weights from sizes: shares in proportion to size^(1/X); 1 keeps them, 5 is usual for many languages",
+        "weight the corpora so that the share of each corpus in an epoch is proportional to size^(1/X); 1 keeps the "
+        "original shares, 5 is usual for many languages",
         min=0.1,
         max=1_000,
     )
     tags: tuple[str | None, ...] = option(
         (),
-        "for each training corpus a token before its source lines, such as <2de>; empty for none",
+        "for each training corpus, a token to put before every source line, such as <2de>; an empty item means no "
+        "token",
         flag="--tag",
         metavar="TAG,…",
     )
     source_language_token: str | None = option(
-        None, "for a tokenizer of several languages: that of the source, whose token begins its lines", metavar="CODE"
+        None,
+        "code of the source language, if the tokenizer has several languages; its token begins every source line",
+        metavar="CODE",
     )
-    target_language_token: str | None = option(None, "that of the target, in the same way", metavar="CODE")
-    valid_tags: tuple[str | None, ...] = option((), "the same for each valid set", flag="--valid-tag", metavar="TAG,…")
-    test_tags: tuple[str | None, ...] = option((), "the same for each test set", flag="--test-tag", metavar="TAG,…")
+    target_language_token: str | None = option(
+        None,
+        "code of the target language, if the tokenizer has several languages; its token begins every target line, but "
+        "a token such as >>deu<< begins every source line",
+        metavar="CODE",
+    )
+    valid_tags: tuple[str | None, ...] = option(
+        (), "like --tag, for each valid set", flag="--valid-tag", metavar="TAG,…"
+    )
+    test_tags: tuple[str | None, ...] = option((), "like --tag, for each test set", flag="--test-tag", metavar="TAG,…")
 
     workers: int | None = option(
-        None, "processes that encode; none means one for each core", min=1, max=1_024, section="Running"
+        None, "number of encoding processes; none means one per core", min=1, max=1_024, section="Running"
     )
     shard: str | None = option(
         None,
-        "write shard I of N into --destdir, for a job array (needs --tokenizer-from); train on the folder of all",
+        "write shard I of N as a folder in --destdir, for a job array (needs --tokenizer-from); then train on "
+        "--destdir",
         metavar="I/N",
     )
-    seed: int = option(1, "seed of the tokenizer's sample and of mixing", min=0, max=(1 << 63) - 1)
+    seed: int = option(1, "seed for the tokenizer's training sample and for mixing corpora", min=0, max=(1 << 63) - 1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -134,7 +162,7 @@ class PreprocessConfig(Config):
             raise ValueError("--weights and --temperature both set how often corpora are seen; give one of them")
         if self.weights and len(self.weights) != len(self.train):
             raise ValueError(
-                f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one for each"
+                f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one per corpus"
             )
         if self.strict and self.drop_duplicates:
             raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
@@ -143,7 +171,7 @@ class PreprocessConfig(Config):
                 if prefixes and not tags:
                     raise ValueError(
                         f"every training corpus has a --tag, and {len(prefixes)} {flag[2:-4]} sets have none; give "
-                        f"{flag} with one item for each set, '' for none"
+                        f"{flag} with one item for each set; an empty item means no tag"
                     )
         for flag, items, prefixes in (
             ("--alignments", self.alignments, self.train),
@@ -151,20 +179,20 @@ class PreprocessConfig(Config):
             *self._tags_of_held_out(),
         ):
             if items and len(items) != len(prefixes):
-                raise ValueError(f"{flag} has {len(items)} items for {len(prefixes)} corpora; give one for each")
+                raise ValueError(f"{flag} has {len(items)} items for {len(prefixes)} corpora; give one item per corpus")
             for item in items:
                 if isinstance(item, str) and any(character.isspace() for character in item):
-                    raise ValueError(f"{flag} {item!r} has white space in it")
+                    raise ValueError(f"{flag} {item!r} contains white space")
         if any(self.alignments) and self.max_len > MAX_ALIGNED:
             raise ValueError(f"--alignments needs a --max-len of at most {MAX_ALIGNED:,}")
         self.shard_of()
         if self.shard is not None and not self.tokenizer_from:
             raise ValueError(
-                "--shard needs --tokenizer-from, so that all shards have one tokenizer; preprocess a sample first"
+                "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
             )
 
     def shard_of(self) -> tuple[int, int] | None:
-        """Returns `shard` as numbers (i, n), i counted from 1. Raises ValueError when it is not such a pair."""
+        """Returns `shard` as two numbers (i, n), with i from 1 to n. Raises ValueError if `shard` has another form."""
         if self.shard is None:
             return None
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
@@ -176,20 +204,20 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns the flags for tags of valid and test sets that are missing although training corpora have tags."""
+        """Returns the missing ones of --valid-tag and --test-tag, if a training corpus has a tag and the sets exist."""
         return [flag for flag, tags, prefixes in self._tags_of_held_out() if any(self.tags) and prefixes and not tags]
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """Codes of the language tokens of source and target; None for a model without such tokens."""
+        """The codes of the source and target language tokens; None for a side without a code."""
         return self.source_language_token, self.target_language_token
 
     def worker_count(self) -> int:
-        """Returns `workers`, or by default the number of cores that this process may use."""
+        """Returns `workers`, or if it is None, the number of cores that this process may use."""
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def recorded(self) -> dict[str, Any]:
-        """Returns the settings that the dataset depends on, in plain types, for its manifest."""
+        """Returns the settings that affect the dataset, in JSON types, for the manifest."""
         return {name: value for name, value in to_dict(self).items() if name not in NOT_RECORDED}

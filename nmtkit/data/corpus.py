@@ -1,8 +1,9 @@
 """Raw parallel text: finds and opens the files of a corpus, decompresses them and divides them into blocks of lines.
 
 Files are bytes. A line ends at \\n only; the last line may lack its \\n. Every reader removes a byte-order mark at the
-beginning of a file and a carriage return at the end of a line, and warns with their count. Bytes that are not UTF-8
-are an error that names file and line. Memory is bounded: the text of a line above a size limit is not kept.
+beginning of a file and a carriage return at the end of a line, and logs a warning with the number of removed carriage
+returns. Bytes that are not UTF-8 raise an error with file and line. Memory is bounded: the text of a line above a size
+limit is not kept.
 """
 
 import bz2
@@ -23,16 +24,17 @@ import numpy.typing as npt
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 CHUNK = 1 << 20
 BLOCK_LINES = 8192
-BLOCK_BYTES = 4 << 20  # per side; a block holds at least one line of any length
+BLOCK_BYTES = 4 << 20  # per side; a single line may exceed this size
 LINE_FEED = ord("\n")
-ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50  # of a frame; the latter with any last 4 bits (RFC 8878)
+# A frame begins with one of these numbers (RFC 8878). The last 4 bits of the second number may have any value.
+ZSTD_MAGIC, ZSTD_SKIPPABLE_MAGIC = 0xFD2FB528, 0x184D2A50
 
 log = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
 class ParallelFiles:
-    """The two files of a corpus, the tag put before its source lines, and a file of word alignments of its pairs."""
+    """The two files of a corpus, a tag to put before every source line, and a file with the word alignments."""
 
     source: Path
     target: Path
@@ -44,14 +46,14 @@ class ParallelFiles:
 
 
 def locate(prefix: str, language: str) -> Path:
-    """Returns the file `prefix.language`, which may be compressed.
+    """Returns the path of the file `prefix.language`, with the suffix of its compression if the file is compressed.
 
-    Raises FileNotFoundError if there is no such file, ValueError if there are several or the file is empty.
+    Raises FileNotFoundError if no such file exists, and ValueError if several exist or the file is empty.
     """
     plain = f"{prefix}.{language}"
     paths = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
     if not paths:
-        raise FileNotFoundError(f"no such file: {plain} (nor with {', '.join(COMPRESSIONS)})")
+        raise FileNotFoundError(f"no such file: {plain} (with or without the suffix {', '.join(COMPRESSIONS)})")
     if len(paths) > 1:
         raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one")
     with open_bytes(paths[0]) as file:
@@ -68,9 +70,9 @@ def is_compressed(path: Path) -> bool:
 
 
 def open_bytes(path: Path) -> io.BufferedReader:
-    """Opens a file for reading, decompressed by its suffix.
+    """Opens a file for reading. The suffix selects the decompression.
 
-    Reading raises ValueError naming the path if compressed data is damaged or truncated. Raises ImportError if the
+    Reading raises ValueError with the path if compressed data is damaged or truncated. Raises ImportError if the
     package for .zst is missing.
     """
     file: Any
@@ -89,7 +91,7 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 
 class _Decompressed(io.RawIOBase):
-    """A decompressed file that raises ValueError naming `path` when its data is damaged or truncated."""
+    """A decompressed file. Reading raises ValueError with `path` if the data is damaged or truncated."""
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
@@ -106,10 +108,10 @@ class _Decompressed(io.RawIOBase):
         except OSError as error:
             if error.errno is not None:
                 raise
-            # gzip and bz2 report bad data as an OSError without number
+            # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix != ".zst":  # the package of zstd has its own class of errors
+            if self._path.suffix != ".zst":  # zstandard has its own class of errors, which is not imported here
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
         if not data and self._path.suffix == ".zst":
@@ -123,9 +125,9 @@ class _Decompressed(io.RawIOBase):
 
 
 def check_zstd_end(path: Path) -> None:
-    """Raises ValueError if the last frame of a .zst file is incomplete, which the package zstandard reads as the end.
+    """Raises ValueError if the last frame of a .zst file is incomplete. The package zstandard does not report this.
 
-    Walks over the headers of frames and blocks as RFC 8878, section 3.1, describes them.
+    Reads the headers of all frames and blocks (RFC 8878, section 3.1).
     """
     import zstandard
 
@@ -134,7 +136,7 @@ def check_zstd_end(path: Path) -> None:
     with path.open("rb") as file:
         while position < size:
             file.seek(position)
-            start = file.read(18)  # the largest frame header
+            start = file.read(18)  # size of the largest frame header
             magic = int.from_bytes(start[:4], "little")
             if magic & ~0xF == ZSTD_SKIPPABLE_MAGIC:
                 position += 8 + int.from_bytes(start[4:8], "little")
@@ -142,13 +144,13 @@ def check_zstd_end(path: Path) -> None:
             try:
                 position += zstandard.frame_header_size(start)
             except zstandard.ZstdError:
-                break  # reported below: the end of the file is inside a header
+                break  # the file ends inside a header; reported below
             last = False
             while not last and position < size:
                 file.seek(position)
                 header = int.from_bytes(file.read(3), "little")
                 last, kind = bool(header & 1), header >> 1 & 3
-                position += 3 + (1 if kind == 1 else header >> 3)  # a block of kind 1 repeats one byte
+                position += 3 + (1 if kind == 1 else header >> 3)  # a block of kind 1 (RLE) holds one byte
             position += 4 if start[4] & 4 else 0  # checksum
             if not last:
                 position = size + 1
@@ -162,7 +164,7 @@ def check_zstd_end(path: Path) -> None:
 def decode(text: bytes, path: Path, first_line: int) -> str:
     """Decodes strict UTF-8. `first_line` is the number, from 1, of the first line of `text` in the file `path`.
 
-    Raises ValueError naming file and line.
+    Raises ValueError with file and line for bytes that are not UTF-8.
     """
     try:
         return text.decode("utf-8")
@@ -174,17 +176,17 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass
 class LineDecoder:
-    """Decodes the lines of one file, given in parts of whole lines, and counts what it removes from them."""
+    """Decodes the lines of one file, given in parts of whole lines. Counts the removed carriage returns."""
 
     path: Path
     next_line: int = 1
-    carriage_returns: int = 0  # removed from the ends of lines
+    carriage_returns: int = 0  # number of carriage returns removed from the ends of lines
     has_byte_order_mark: bool = False
 
     def lines(self, text: bytes) -> list[str]:
-        """Decodes the next lines of the file; the last of them may lack its \\n.
+        """Decodes the next lines of the file. The last line may lack its \\n.
 
-        Raises ValueError naming file and line for bytes that are not UTF-8.
+        Raises ValueError with file and line for bytes that are not UTF-8.
         """
         if self.next_line == 1 and text.startswith(codecs.BOM_UTF8):
             self.has_byte_order_mark = True
@@ -210,19 +212,19 @@ class LineDecoder:
 
 
 def without_line_ends_of_windows(text: bytes, begins_file: bool) -> bytes:
-    """Removes what `LineDecoder` removes from whole lines that each end in \\n."""
+    """Removes a byte-order mark and carriage returns, as `LineDecoder` does. Every line must end in \\n."""
     if begins_file:
         text = text.removeprefix(codecs.BOM_UTF8)
     return text.replace(b"\r\n", b"\n") if b"\r" in text else text
 
 
 def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
-    """Yields all lines of a file in order, a list at a time, as `LineDecoder` decodes them.
+    """Yields all lines of a file in order, decoded by `LineDecoder`, in lists of whole lines.
 
-    A line that is longer than a chunk and than `longest` bytes is yielded as "".
+    A line of more than CHUNK bytes and more than `longest` bytes is yielded as "".
     """
     decoder = LineDecoder(path)
-    open_line = bytearray()  # text of the line whose end has not been read
+    open_line = bytearray()  # text of the line whose end is not read yet
     open_size = 0
     with open_bytes(path) as file:
         while chunk := file.read(CHUNK):
@@ -247,7 +249,7 @@ def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Span:
-    """Whole lines of a file; the last line may lack its \\n. `read` removes a `temporary` file."""
+    """A range of whole lines of a file. The last line may lack its \\n. `read` removes a `temporary` file."""
 
     path: Path
     start: int  # bytes
@@ -256,23 +258,23 @@ class Span:
     begins_file: bool = False
 
     def read(self) -> bytes:
-        """Returns the lines, each with its \\n, without byte-order mark and carriage returns at line ends."""
+        """Returns the lines, all with \\n, without byte-order mark and carriage returns at the ends of lines."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             text = file.read(self.size)
         if self.temporary:
             self.path.unlink()
         if len(text) != self.size:
-            raise ValueError(f"{self.path} has become shorter while it was read")
+            raise ValueError(f"{self.path} became shorter while preprocess was reading it")
         text = text if text.endswith(b"\n") else text + b"\n"
         return without_line_ends_of_windows(text, self.begins_file)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Lines of both sides that belong together, beginning with line `first_line` (from 1) of both files.
+    """A range of lines, the same in both files. `first_line` is the number of the first line, from 1.
 
-    An `over_long` block is a single pair with a line that is too long to be read: only the sizes of its spans count.
+    An `over_long` block is a single pair with a line that is too long to be read. Only the sizes of its spans are used.
     """
 
     first_line: int
@@ -284,9 +286,9 @@ class Block:
 
 
 class LineReader:
-    """Finds the ends of the next lines of a file, before the lines are taken.
+    """Reads a file ahead and finds the ends of the next lines. `take` then takes some of these lines.
 
-    The reader keeps the text of a compressed file only, without lines of more than `longest` bytes.
+    The reader keeps text only if the file is compressed, and only lines of at most `longest` bytes.
     """
 
     def __init__(self, path: Path, longest: int) -> None:
@@ -297,18 +299,18 @@ class LineReader:
         self._compressed = is_compressed(path)
         self._file = open_bytes(path)
         self._read = 0  # bytes
-        self._last_end = 0  # position after the last line feed read, in bytes of the file
-        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # ends of lines not taken yet, in bytes of the file
-        # text of lines not taken yet, then of the open line, which is the line whose end has not been read
+        self._last_end = 0  # byte position in the file, after the last line feed read
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # ends of lines not taken yet, as byte positions
+        # text of the lines not taken yet, and then of the open line, whose end is not read yet
         self._text = bytearray()
-        self._open_kept = 0  # bytes of the open line at the end of `_text`
+        self._open_kept = 0  # number of bytes of the open line at the end of `_text`
         self._at_end = False
-        self._removed = LineDecoder(path)  # counts what `Span.read` removes
+        self._removed = LineDecoder(path)  # counts the carriage returns that `Span.read` removes
         self._removed.has_byte_order_mark = self._file.peek(3).startswith(codecs.BOM_UTF8)
-        self._ends_in_return = False  # the last chunk ends in \\r
+        self._ends_in_return = False  # True if the last chunk ends in \\r
 
     def look_ahead(self) -> npt.NDArray[np.int64]:
-        """Returns the ends of the next lines, in bytes from the beginning of the first of these lines.
+        """Returns the ends of the next lines, as byte positions relative to the start of the first of these lines.
 
         Returns BLOCK_LINES ends, or fewer if the lines exceed BLOCK_BYTES or the file ends.
         """
@@ -339,7 +341,7 @@ class LineReader:
         self._ends_in_return = chunk.endswith(b"\r")
 
     def _keep(self, chunk: bytes) -> None:
-        """Appends a chunk to the text. The text of the open line is dropped once it is longer than `longest`."""
+        """Appends a chunk to the text. Drops the text of the open line once the line exceeds `longest` bytes."""
         first = chunk.find(b"\n") + 1
         head = chunk[:first] if first else chunk
         if self._read + len(head) - self._last_end > self._longest:
@@ -353,9 +355,9 @@ class LineReader:
             self._open_kept = len(chunk) - (chunk.rfind(b"\n") + 1)
 
     def take(self, lines: int, size: int, temporary: Path | None) -> Span:
-        """Takes the next `lines` lines of `size` bytes.
+        """Takes the next `lines` lines, which have `size` bytes.
 
-        Writes the text of a compressed file to the file `temporary`, unless that is None.
+        If the file is compressed and `temporary` is not None, writes the lines to the file `temporary`.
         """
         begins_file = self.taken_bytes == 0
         span = Span(self.path, self.taken_bytes, size, begins_file=begins_file)
@@ -371,8 +373,8 @@ class LineReader:
         return span
 
     def count_lines(self) -> int:
-        """Returns the number of lines of the whole file, which is read to its end, and warns of what was removed."""
-        self._compressed = False  # from here on, no text is kept
+        """Reads to the end of the file and returns its number of lines. Logs the warnings of `LineDecoder`."""
+        self._compressed = False  # do not keep text from here on
         while len(ends := self.look_ahead()):
             self.take(len(ends), int(ends[-1]), None)
         self._removed.warn()
@@ -383,13 +385,13 @@ class LineReader:
 
 
 def blocks(files: ParallelFiles, folder: Path, longest: int, shard: tuple[int, int] = (1, 1)) -> Iterator[Block]:
-    """Yields a pair of files in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
+    """Yields the lines of a corpus in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
 
-    The beginnings of blocks depend on the text alone. A `shard` (i, n) consists of every n-th block, from block i on.
-    Compressed text is written to files in `folder`, which `Span.read` removes. A line of more than `longest` bytes and
-    more than BLOCK_BYTES has a block of its own, which is marked as over-long.
+    The division into blocks depends only on the text. A `shard` (i, n) consists of every n-th block, from block i on.
+    Decompressed text is written to files in `folder`, which `Span.read` removes. A line of more than `longest` bytes
+    and more than BLOCK_BYTES is an `over_long` block of its own.
 
-    Raises ValueError when one file has more lines than the other, with both counts.
+    Raises ValueError with the counts if the files have different numbers of lines.
     """
     longest = max(longest, BLOCK_BYTES)
     readers = [LineReader(path, longest) for path in files.paths()]

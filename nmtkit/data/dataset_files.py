@@ -1,15 +1,15 @@
-"""The files of a dataset on disk: their names, the manifest and its checks, and the folder they are made in.
+"""The files of a dataset on disk: file names, the manifest and its checks, and the atomic writing of the folder.
 
     manifest.json             format, languages, counts, checksums, settings, cleaning statistics; written last
     tokenizer/                joint.model, or source.model and target.model
-    train.source.ids.bin      ids of all sentences, end to end, uint16 (uint32 above 65,536 entries)
-    train.source.offsets.bin  int64, where each sentence begins
-    train.source.lengths.bin  int32, its tokens, eos included
-    train.alignments.….bin    the same for links of pieces, uint32, if alignments were given; see alignments.py
-    valid.source.txt          the raw lines of valid and test sets
+    train.source.ids.bin      uint16 (uint32 above 65,536 entries), the ids of all sentences, concatenated
+    train.source.offsets.bin  int64, the position in ids where each sentence begins
+    train.source.lengths.bin  int32, the number of tokens of each sentence, eos included
+    train.alignments.….bin    the same for links between pieces (uint32), with --alignments; see alignments.py
+    valid.source.txt          the raw lines; valid and test sets only
 
 Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
-A folder of shards, each such a folder made with one tokenizer, is read as one dataset.
+A folder of shards is read as one dataset. Every shard is a dataset folder, and all shards have the same tokenizer.
 """
 
 import fcntl
@@ -30,14 +30,14 @@ from nmtkit.files import sync_folder
 FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
-SCRATCH_FOLDER = "scratch"  # of files that are gone when the dataset is finished
-UNFINISHED = ".nmtkit-unfinished"  # an empty file that marks a folder which preprocess makes, or is about to remove
+SCRATCH_FOLDER = "scratch"  # temporary files, which a finished dataset does not have
+UNFINISHED = ".nmtkit-unfinished"  # empty file; marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
-ALIGNMENTS = "alignments"  # in the place of a side, in the names of files
+ALIGNMENTS = "alignments"  # file names have this word instead of a side
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
 SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
-SMALL_FILE = 1 << 20  # bytes; checksums of files up to this size are checked whenever a dataset is opened
+SMALL_FILE = 1 << 20  # bytes; opening a dataset checks the checksums of files up to this size
 
 _OWN_NAME = re.compile(
     r"(train|valid\d*|test\d*)\.(source|target|alignments)\.((ids|offsets|lengths)\.bin|txt)"
@@ -63,9 +63,9 @@ def shard_name(shard: int, shards: int) -> str:
 
 
 def shard_folders(folder: Path) -> list[Path]:
-    """Returns the folders that hold a dataset's files, in order: itself, or its shards.
+    """Returns the folders with the files of a dataset: [folder], or its shards in order.
 
-    Raises FileNotFoundError or ValueError for a folder that is no dataset, and names shards that are missing.
+    Raises FileNotFoundError or ValueError if the folder is not a dataset or shards are missing.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"dataset {folder}: no such folder")
@@ -73,14 +73,16 @@ def shard_folders(folder: Path) -> list[Path]:
         return [folder]
     names = [match for path in folder.iterdir() if (match := SHARD_NAME.fullmatch(path.name))]
     if not names:
-        raise ValueError(f"{folder} is no nmtkit dataset: it has no {MANIFEST}")
+        raise ValueError(f"{folder} is not an nmtkit dataset: it has no {MANIFEST}")
     counts = sorted({int(match[2]) for match in names})
     if len(counts) > 1:
-        raise ValueError(f"{folder} holds shards of {counts[0]} and shards of {counts[1]}; remove those of one")
+        raise ValueError(
+            f"{folder} has shards of two datasets, of {counts[0]} and of {counts[1]} shards; remove one of the two"
+        )
     shards = [folder / shard_name(shard, counts[0]) for shard in range(1, counts[0] + 1)]
     missing = [path.name for path in shards if not (path / MANIFEST).is_file()]
     if missing:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}; preprocess with --shard makes them")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}; make them with preprocess --shard")
     return shards
 
 
@@ -88,14 +90,14 @@ def shard_folders(folder: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns the manifest. Raises ValueError when this version cannot read it or it lacks what a dataset needs."""
+    """Returns the manifest. Raises ValueError if the manifest is damaged or this version cannot read its format."""
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON, or damaged: {error}") from error
+        raise ValueError(f"{path} is not JSON, or is damaged: {error}") from error
     if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
-        raise ValueError(f"{path} is no manifest of an nmtkit dataset")
+        raise ValueError(f"{path} is not the manifest of an nmtkit dataset")
     if manifest["nmtkit_dataset"] != FORMAT:
         raise ValueError(
             f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}; run preprocess again"
@@ -108,11 +110,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any]) -> None:
-    """Raises ValueError for the first entry that is missing, has another type, or contradicts another one."""
+    """Raises ValueError for the first entry that is missing, has a wrong type, or contradicts another entry."""
     for name in ("source_lang", "target_lang", "tokenizer"):
         _entry(manifest, name, str, "")
     settings = _entry(manifest, "settings", dict, "")
-    if "languages" not in manifest:  # before version 0.2 of nmtkit, valid and test sets lacked language tokens
+    if "languages" not in manifest:  # written before nmtkit 0.2, which added the language tokens of valid and test sets
         if any(settings.get(f"{side}_language_token") is not None for side in SIDES):
             raise ValueError("its valid and test sets lack the language tokens")
         manifest["languages"] = dict.fromkeys(SIDES)
@@ -133,7 +135,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     splits: dict[str, Any] = _entry(manifest, "splits", dict, "")
     for name in files:
         if name.split(".")[0] not in splits and not name.startswith(TOKENIZER_FOLDER):
-            raise ValueError(f"splits lacks that of {name}")
+            raise ValueError(f"splits has no entry for {name}")
     for split in splits:
         facts = _entry(splits, split, dict, "splits.")
         pairs = _entry(facts, "pairs", int, f"splits.{split}.")
@@ -160,7 +162,7 @@ def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str
             raise ValueError(f"files lacks {name}")
         size = files[name]["bytes"]
         if size % width or (array != "ids" and size != pairs * width):
-            raise ValueError(f"{name} has {size:,} bytes, which are not {pairs:,} pairs")
+            raise ValueError(f"{name} has {size:,} bytes, which does not match {pairs:,} pairs")
 
 
 def _entry(table: dict[str, Any], name: str, kind: type, where: str) -> Any:
@@ -178,7 +180,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def checksum(path: Path) -> dict[str, Any]:
-    """Returns bytes and SHA-256 of a file for the manifest, after syncing it, so that both stay true."""
+    """Returns the size and SHA-256 of a file for the manifest. First syncs the file to disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
@@ -187,9 +189,9 @@ def checksum(path: Path) -> dict[str, Any]:
 def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> None:
     """Compares the size of every file with the manifest, and the checksum of files up to `largest` bytes (None: all).
 
-    The checksum of the tokenizer is always compared: SentencePiece is not made for damaged models.
+    The checksum of the tokenizer is always compared, because SentencePiece is not designed for damaged models.
 
-    Raises ValueError naming the file that is missing or damaged.
+    Raises ValueError with the name of a missing or damaged file.
     """
     for name, facts in manifest["files"].items():
         path = folder / name
@@ -198,19 +200,19 @@ def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> 
         size = path.stat().st_size
         if size != facts["bytes"]:
             raise ValueError(
-                f"{path} has {size:,} bytes, not the {facts['bytes']:,} that {MANIFEST} says: "
-                "truncated or overwritten; run preprocess again"
+                f"{path} has {size:,} bytes, and {MANIFEST} says {facts['bytes']:,}: "
+                "the file was truncated or overwritten; run preprocess again"
             )
         if largest is None or size <= largest or name.startswith(TOKENIZER_FOLDER):
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             if digest != facts["sha256"]:
-                raise ValueError(f"{path} is damaged: its checksum is not the one in {MANIFEST}; run preprocess again")
+                raise ValueError(f"{path} is damaged: its checksum differs from {MANIFEST}; run preprocess again")
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """Maps a file of numbers for reading."""
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
+    """Returns a file of numbers as a read-only, memory-mapped array."""
+    if path.stat().st_size == 0:  # an empty file cannot be memory-mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
 
@@ -219,13 +221,12 @@ def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
 
 
 class AtomicFolder:
-    """A context that makes a dataset at `final`, whole or not at all.
+    """A context manager that writes a dataset at `final` completely or not at all.
 
-    `folder` is there to be filled; `finish` renames it to `final`. Leaving the context without it removes everything.
-    Only folders are removed or replaced of which preprocess wrote every file.
+    The caller writes the files into `folder` and calls `finish`, which renames `folder` to `final`. Leaving the context
+    without `finish` removes `folder`. A folder is removed or replaced only if preprocess wrote all of its files.
 
-    Raises ValueError, before anything is written, when `final` holds something that may not be replaced, or another
-    process is making it.
+    Raises ValueError, before anything is written, if `final` must not be replaced or another process is writing it.
     """
 
     def __init__(self, final: Path, overwrite: bool) -> None:
@@ -242,20 +243,20 @@ class AtomicFolder:
         self.folder.mkdir()
         (self.folder / UNFINISHED).touch()
         self._lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held until this process ends, however it ends
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with this process, even after a crash
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._lock)
-        shutil.rmtree(self.folder, ignore_errors=True)  # it exists only if `finish` was not reached
+        shutil.rmtree(self.folder, ignore_errors=True)  # the folder is gone if `finish` was called
 
     def finish(self) -> None:
-        """Puts the folder, whose files are synced, at `final`."""
+        """Renames `folder` to `final`. The files must be synced to disk."""
         sync_folder(self.folder)
         if self.final.is_dir() and any(self.final.iterdir()):
-            (self.final / UNFINISHED).touch()  # so that a later run may remove it, should this one be killed
+            (self.final / UNFINISHED).touch()  # a later run may remove the folder if this run is killed
             os.rename(self.final, self._old)
         os.rename(self.folder, self.final)
         (self.final / UNFINISHED).unlink()
@@ -266,13 +267,13 @@ class AtomicFolder:
 
     def _remove(self, stale: Path) -> None:
         if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
-            raise ValueError(f"{stale} is in the way, and preprocess did not make all of it; move it or remove it")
+            raise ValueError(f"{stale} is in the way and is not an unfinished dataset; move or remove it")
         handle = os.open(stale, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(
-                f"another preprocess is making {self.final}; wait for it or give another --destdir"
+                f"another process is writing {self.final}; wait until it ends, or give another --destdir"
             ) from error
         finally:
             os.close(handle)
@@ -280,7 +281,7 @@ class AtomicFolder:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Removes a folder, the mark that it is ours last, so that an interrupted removal can be finished."""
+    """Removes a folder. The file UNFINISHED is removed last, so that a later run can finish an interrupted removal."""
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
@@ -290,7 +291,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raises ValueError unless `folder` is new, empty, or a dataset, all of it, that may be overwritten."""
+    """Raises ValueError unless `folder` is new or empty, or has only files of a dataset and `overwrite` is true."""
     if not folder.exists() and not folder.is_symlink():
         return
     if not folder.is_dir():
@@ -302,7 +303,7 @@ def check_replaceable(folder: Path, overwrite: bool) -> None:
     foreign = [path for path in folder.iterdir() if path not in shards] if parts == shards else []
     for part in parts:
         if not _has_manifest(part):
-            raise ValueError(f"{part} holds something that is no nmtkit dataset; give another --destdir")
+            raise ValueError(f"{part} is not empty and is not an nmtkit dataset; give another --destdir")
         foreign += foreign_files(part)
     if foreign:
         raise ValueError(f"{foreign[0]} was not written by preprocess; move it, or give another --destdir")
@@ -311,7 +312,7 @@ def check_replaceable(folder: Path, overwrite: bool) -> None:
 
 
 def _has_manifest(folder: Path) -> bool:
-    """Returns whether the folder has a manifest of an nmtkit dataset, perhaps of another format."""
+    """Returns whether the folder has the manifest of an nmtkit dataset, of any format version."""
     try:
         return "nmtkit_dataset" in json.loads((folder / MANIFEST).read_bytes())
     except (ValueError, OSError, RecursionError, TypeError):
@@ -319,7 +320,7 @@ def _has_manifest(folder: Path) -> bool:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """Returns the names in a dataset folder, finished or not, that are not files of a dataset."""
+    """Returns the paths in a finished or unfinished dataset folder that do not belong to a dataset."""
     foreign = []
     for path in sorted(folder.iterdir()):
         if not _OWN_NAME.fullmatch(path.name) or path.is_symlink():

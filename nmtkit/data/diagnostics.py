@@ -1,9 +1,10 @@
-"""Signs that training text is sick, each told as one warning: unknown text, another tokenizer's, copies, shifted lines,
-sides in each other's language.
+"""Warns of likely errors in the training text: unknown text, a tokenizer of another language, copied lines, shifted
+lines, exchanged languages.
 
-The thresholds are far from healthy data: on Multi30k English-German no piece is unknown, no two sides are equal, and
-the lengths of the sides have a correlation of 0.86, which is below 0 once the lines are shifted by one. The languages
-of its blocks agree with those of its valid set by 0.9 to 1.0, see `agreement`, and by as much below 0 once exchanged.
+The thresholds are far from the values of correct data. On Multi30k English-German no piece is unknown and no pair has
+equal sides. The correlation of the lengths of the two sides is 0.86, and below 0 after the lines of one side are
+shifted by one. The `agreement` of its blocks with its valid set is 0.9 to 1.0, and -0.9 to -1.0 after the sides are
+exchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,36 +16,37 @@ import numpy.typing as npt
 from nmtkit.data.dataset_files import SIDES
 from nmtkit.data.tokenizer import Encoded
 
-UNKNOWN_SHARE = 0.02  # of pieces
-UNKNOWN_WORD_SHARE = 0.2  # of a vocabulary of words, which has unknown words on purpose
-PIECES_FACTOR = 1.5  # by which pieces per word differ from those of the dataset that the tokenizer is from
-PIECES_PER_WORD = 4.0  # where that is not known
-WORDS_PER_LINE = 5  # fewer are not a sign of words that are separated by spaces
-EQUAL_SHARE = 0.05  # of pairs
-CORRELATION = 0.3
-MIN_PAIRS = 200  # in a window, to tell a correlation
-MIN_DEVIATION = 1.0  # pieces; lengths that vary less have no correlation to tell
-AGREEMENT = -0.3  # of a block's languages with the other text's; 1 where they agree, -1 where they are exchanged
-MIN_DIVERGENCE = 0.1  # nats per character, between the sides: below, they may be in one language
-MIN_BYTES = 2000  # of a side, to tell its language
-PROFILE = 1024  # classes of byte pairs, whose frequencies tell a language
-SLICES, SLICE_BYTES = 16, 4096  # that are read of a block's side for its profile
+# A value beyond one of these limits causes a warning.
+UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
+UNKNOWN_WORD_SHARE = 0.2  # the same for a word model, which always has unknown words
+PIECES_FACTOR = 1.5  # largest factor between pieces per word here and in the tokenizer's dataset
+PIECES_PER_WORD = 4.0  # largest number of pieces per word if the tokenizer's dataset is not known
+WORDS_PER_LINE = 5  # with fewer, the language perhaps does not separate words by spaces
+EQUAL_SHARE = 0.05  # largest share of pairs with equal sides
+CORRELATION = 0.3  # smallest correlation of the lengths of the two sides
+MIN_PAIRS = 200  # smallest number of pairs of a block for a correlation
+MIN_DEVIATION = 1.0  # pieces; smallest standard deviation of lengths for a correlation
+AGREEMENT = -0.3  # smallest `agreement` of a block: 1 for equal languages, -1 for exchanged languages
+MIN_DIVERGENCE = 0.1  # nats per byte pair, between the sides; below, the sides perhaps have the same language
+MIN_BYTES = 2000  # smallest size of a side for recognising its language
+PROFILE = 1024  # number of classes of byte pairs; their frequencies identify a language
+SLICES, SLICE_BYTES = 16, 4096  # number and size of the slices of a block's side that are read for its profile
 
-Profile = npt.NDArray[np.float64]  # counts of byte pairs by class, 2 x PROFILE, for each side
+Profile = npt.NDArray[np.float64]  # counts of byte pairs in each class, [2 sides, PROFILE]
 
 
 @dataclass(frozen=True, eq=False)
 class TextStatistics:
-    """Counts of one block of text. Arrays have an entry for each side."""
+    """Counts of one block of text. Arrays have one entry per side."""
 
     first_line: int
     lines: int
     words: npt.NDArray[np.int64]
     pieces: npt.NDArray[np.int64]
-    unknown: npt.NDArray[np.int64]  # pieces: unk, and single bytes of characters outside the vocabulary
-    pairs: int  # that are kept; their lengths have these sums
-    sums: npt.NDArray[np.float64]  # [2]
-    products: npt.NDArray[np.float64]  # [2, 2]
+    unknown: npt.NDArray[np.int64]  # number of pieces that are unk or bytes of characters outside the vocabulary
+    pairs: int  # number of kept pairs
+    sums: npt.NDArray[np.float64]  # [2], of the lengths of the kept pairs
+    products: npt.NDArray[np.float64]  # [2, 2], sums of products of the lengths
     profile: Profile
 
     @staticmethod
@@ -66,7 +68,7 @@ class TextStatistics:
         )
 
     def correlation(self) -> float | None:
-        """Returns the correlation of the lengths of the sides; None if the lengths are too few or too similar."""
+        """Returns the correlation of source and target lengths, or None for too few or too similar lengths."""
         if self.pairs < MIN_PAIRS:
             return None
         covariance = self.products / self.pairs - np.outer(self.sums, self.sums) / self.pairs**2
@@ -75,7 +77,7 @@ class TextStatistics:
 
 
 def profile_of(texts: Sequence[bytes]) -> Profile:
-    """Returns the counts of byte pairs on both sides, in slices that lie evenly over the text."""
+    """Returns the counts of byte pairs of both sides, in slices that are evenly distributed over the text."""
     rows = []
     for text in texts:
         data = np.frombuffer(text, np.uint8)
@@ -88,10 +90,11 @@ def profile_of(texts: Sequence[bytes]) -> Profile:
 
 
 def agreement(profile: Profile, reference: Profile) -> float | None:
-    """Compares the languages of both sides with the reference: 1 if they are equal, -1 if they are exchanged.
+    """Compares the languages of both sides with a reference text: 1 if they are equal, -1 if they are exchanged.
 
-    It is the mean log ratio of the reference's probabilities, of the right side over the other, as a share of what it
-    is for the reference's own text. None for too little text, and where the reference's sides are too alike.
+    Let r(x) = log(p(x) / q(x)), where p and q are the frequencies of byte pairs on the two sides of the reference. The
+    result is the mean of r on side 0 minus the mean of r on side 1, divided by the same difference for the reference.
+    Returns None if there is too little text or if the two sides of the reference are too similar.
     """
     if min(profile.sum(1).min(), reference.sum(1).min()) < MIN_BYTES:
         return None
@@ -102,7 +105,7 @@ def agreement(profile: Profile, reference: Profile) -> float | None:
 
 
 def pieces_per_word(blocks: Sequence[TextStatistics]) -> dict[str, float]:
-    """Returns the pieces for each word on either side; words are what spaces separate. Empty without blocks."""
+    """Returns the mean number of pieces per space-separated word of each side, or {} without blocks."""
     if not blocks:
         return {}
     words = np.sum([block.words for block in blocks], axis=0)
@@ -118,10 +121,11 @@ def find_warnings(
     trained_here: bool,
     held_out: Profile | None = None,
 ) -> list[str]:
-    """Returns a warning, with its figure, for each sign of sick data.
+    """Returns a warning, with the measured value, for each likely error in the training text.
 
-    `corpora` are the blocks of each training corpus, `equal` its pairs with equal sides. `expected` are the pieces per
-    word of the dataset that the tokenizer is from, if it is from one; `held_out` is the profile of valid and test sets.
+    `corpora` are the blocks of each training corpus, and `equal` is its number of pairs with equal sides. `expected`
+    are the pieces per word of the dataset from which the tokenizer is taken, or None if it is not from a dataset.
+    `held_out` is the profile of the valid and test sets.
     """
     blocks = [block for of_corpus in corpora.values() for block in of_corpus]
     if not blocks:
@@ -148,8 +152,8 @@ def _unknown(blocks: Sequence[TextStatistics], limit: float) -> list[str]:
     unknown, pieces = (np.sum([getattr(block, name) for block in blocks], axis=0) for name in ("unknown", "pieces"))
     shares = dict(zip(SIDES, (unknown / np.maximum(pieces, 1)).tolist(), strict=True))
     return [
-        f"{share:.1%} of the {side} pieces are unknown or single bytes: the tokenizer was not trained on such text, or "
-        "the text has another encoding"
+        f"{share:.1%} of the {side} pieces are unknown or single bytes: was the tokenizer trained on other text, or "
+        "does this text have another encoding?"
         for side, share in shares.items()
         if share > limit
     ]
@@ -162,16 +166,16 @@ def _other_language(blocks: Sequence[TextStatistics], expected: Mapping[str, flo
         usual = (expected or {}).get(side)
         if usual and not 1 / PIECES_FACTOR < per_word / usual < PIECES_FACTOR:
             result.append(
-                f"a {side} word has {per_word:.2f} pieces, and {usual:.2f} in the dataset that the tokenizer is from: "
-                "are the languages right, and not exchanged?"
+                f"a {side} word has {per_word:.2f} pieces on average, and {usual:.2f} in the dataset of the tokenizer: "
+                "are the languages wrong or exchanged?"
             )
         elif not usual and per_word > PIECES_PER_WORD and words[index] >= WORDS_PER_LINE * lines:
-            result.append(f"a {side} word has {per_word:.2f} pieces: is the tokenizer for another language?")
+            result.append(f"a {side} word has {per_word:.2f} pieces on average: is the tokenizer for another language?")
     return result
 
 
 def _uncorrelated(name: str, blocks: Sequence[TextStatistics]) -> list[str]:
-    """Returns a warning if the lengths of the sides are uncorrelated from some block on to the end."""
+    """Returns a warning if the lengths of the sides are uncorrelated in all blocks or in the last blocks."""
     figures = [(block, figure) for block in blocks if (figure := block.correlation()) is not None]
     healthy = [index for index, (_, figure) in enumerate(figures) if figure >= CORRELATION]
     sick = figures[healthy[-1] + 1 if healthy else 0 :]
@@ -180,13 +184,13 @@ def _uncorrelated(name: str, blocks: Sequence[TextStatistics]) -> list[str]:
     mean = float(np.mean([figure for _, figure in sick]))
     start = "" if len(sick) == len(figures) else f" from about line {sick[0][0].first_line:,} on"
     return [
-        f"the lengths of the two sides of {name} have a correlation of {mean:.2f}{start}: are lines shifted "
-        "or shuffled against each other?"
+        f"the lengths of the two sides of {name} have a correlation of {mean:.2f}{start}: are the lines of one "
+        "side shifted or shuffled?"
     ]
 
 
 def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, what: str) -> list[str]:
-    """Returns a warning if the sides of some blocks are in each other's language, as the reference has them."""
+    """Returns a warning if the languages of the two sides of some blocks are exchanged, compared with the reference."""
     figures = [(block, figure) for block in blocks if (figure := agreement(block.profile, reference)) is not None]
     sick = [(block, figure) for block, figure in figures if figure < AGREEMENT]
     if not sick:
@@ -195,6 +199,6 @@ def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, 
     first, lines = sick[0][0].first_line, sum(block.lines for block, _ in sick)
     where = "" if len(sick) == len(figures) else f" in about {lines:,} lines, the first near line {first:,}"
     return [
-        f"the sides of {name} are in each other's language{where}: letters agree with {what} by {mean:.2f}, where 1 is "
-        "alike and -1 exchanged; are files or columns exchanged?"
+        f"the languages of the two sides of {name} are exchanged{where}: their agreement with {what} is {mean:.2f} "
+        "(1: equal, -1: exchanged); are files or columns exchanged?"
     ]

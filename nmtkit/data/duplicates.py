@@ -1,8 +1,8 @@
-"""Duplicate pairs: a 128-bit key for each pair, and the search for keys that repeat, in bounded memory.
+"""Finds duplicate pairs in bounded memory: computes a 128-bit hash of each pair and searches for repeated hashes.
 
-A key is a 64-bit multilinear hash of the ids of each side: the sum over tokens of random(id) x random(position), modulo
-2^64. Two different pairs would have to agree on both sides: among a billion pairs that differ on both sides the chance
-of one false match is about 1e-21, and among those that share one side about 1e-19 for each two.
+The hash consists of 64 bits for each side: a multilinear hash of the ids, which is the sum over tokens of random(id) *
+random(position), modulo 2^64. A false match needs equal hashes on both sides. Among a billion pairs that differ on both
+sides, the probability of a false match is about 1e-21. For two pairs with one side in common, it is about 1e-19.
 """
 
 import hashlib
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PARTITION_PAIRS = 1 << 18  # pairs whose keys are sorted at once: about 20 MB
+PARTITION_PAIRS = 1 << 18  # pairs whose hashes are sorted at once; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
-POSITIONS = 1 << 10  # multipliers; those of longer sentences repeat, with a shift
+POSITIONS = 1 << 10  # random multipliers; positions beyond them reuse them, plus a shift
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
 
 class RowHash:
-    """A 64-bit hash of sentences of one vocabulary, the same in every process and on every machine."""
+    """A 64-bit hash of sentences of one vocabulary. The hash is the same in every process and on every machine."""
 
     def __init__(self, vocabulary: int, side: int) -> None:
         rng = np.random.default_rng((20_170_612, side))
@@ -31,7 +31,7 @@ class RowHash:
         self._id_numbers = rng.integers(0, 1 << 64, vocabulary, np.uint64)
 
     def __call__(self, ids: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Keys:
-        """Returns a hash for each of the sentences that lie end to end in `ids`, none of which is empty."""
+        """Returns the hash of each sentence. `ids` are the concatenated sentences. Every sentence must have tokens."""
         if not len(lengths):
             return np.empty(0, np.uint64)
         starts = np.cumsum(lengths) - lengths
@@ -45,18 +45,18 @@ class RowHash:
 
 
 def pair_keys(hashes: Keys) -> Keys:
-    """Combines the hashes of the sides, [pairs, 2], into one number for each pair."""
+    """Combines the hashes [pairs, 2] of both sides into one 64-bit key for each pair."""
     source, target = hashes[:, 0], hashes[:, 1]
     return (source ^ (source >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + target
 
 
 def tag_salt(tag: str) -> np.uint64:
-    """Returns the number that is added to the source hashes of a corpus with this tag."""
+    """Returns the number to add to the source hashes of a corpus with this tag."""
     return np.uint64(int.from_bytes(hashlib.sha256(tag.encode()).digest()[:8], "little"))
 
 
 def partition(hashes: Path, folder: Path) -> list[Path]:
-    """Splits a file of hashes (two uint64 per pair) so that equal pairs are in one file of (hash, hash, row)."""
+    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs share a file."""
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]
@@ -86,7 +86,7 @@ def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
 
 
 def find_duplicates(path: Path) -> Rows:
-    """Returns the rows of a partition whose pair is in an earlier row, in ascending order."""
+    """Returns, in ascending order, the rows of a partition whose pair is equal to the pair of an earlier row."""
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     order = np.lexsort((records[:, 2], records[:, 1], records[:, 0]))
     source, target, rows = records[order].T

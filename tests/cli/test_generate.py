@@ -90,7 +90,7 @@ def test_jsonl_holds_the_nbest(folder):
             "",
             "--workers and --threads cannot be combined",
         ),
-        (["FOLDER", "--path", "FOLDER/model.pt"], "", "is no nmtkit dataset"),
+        (["FOLDER", "--path", "FOLDER/model.pt"], "", "is not an nmtkit dataset"),
     ],
 )
 def test_mistakes_are_named_and_exit_with_2(folder, arguments, text, message):

@@ -259,7 +259,7 @@ def test_only_a_dataset_is_overwritten_and_only_on_request(corpora: Path, tmp_pa
     refused("holds a dataset; give --overwrite", *flags)
     assert preprocess(*flags, "--overwrite").exit_code == 0
     (target / "manifest.json").rename(target / "thesis.txt")
-    refused("no nmtkit dataset", *flags, "--overwrite")
+    refused("not an nmtkit dataset", *flags, "--overwrite")
     assert (target / "thesis.txt").exists()
 
 
@@ -284,7 +284,7 @@ def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Pa
     (tmp_path / name / "thesis.txt").touch()
     before = contents(tmp_path)
     flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
-    message = "is in the way" if name.endswith("tmp") else "no nmtkit dataset"
+    message = "is in the way" if name.endswith("tmp") else "not an nmtkit dataset"
     if not name.endswith("tmp") and "nmtkit_dataset" in manifest:
         message = "thesis.txt was not written by preprocess"
     for overwrite in ([], ["--overwrite"]):

@@ -110,8 +110,8 @@ def test_links_stay_with_their_pairs_when_pairs_are_dropped_repeated_and_mixed(t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0-0\n1:0\n", r"train\.align:2: '1:0' is no alignment; lines look like 0-0 1-2 2-1"),
-        ("0-0\n-1-0\n", r"train\.align:2: '-1-0' is no alignment"),
+        ("0-0\n1:0\n", r"train\.align:2: '1:0' is not an alignment; lines look like 0-0 1-2 2-1"),
+        ("0-0\n-1-0\n", r"train\.align:2: '-1-0' is not an alignment"),
         ("0-0\n0-0 5-1\n", r"train\.align:2 links word 5 of the source line, which has 2 words"),
         ("0-0\n0-2\n", r"train\.align:2 links word 2 of the target line, which has 2 words"),
         ("0-0\n", r"has 2 lines, but \S*train\.align has 1"),

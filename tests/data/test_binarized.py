@@ -112,7 +112,7 @@ def test_another_tokenizer_is_refused(copy: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("{", "not JSON"), ("[]", "no manifest"), ('{"nmtkit_dataset": 99}', "format 99")]
+    ("text", "message"), [("{", "not JSON"), ("[]", "not the manifest"), ('{"nmtkit_dataset": 99}', "format 99")]
 )
 def test_a_manifest_that_cannot_be_read_is_named(text: str, message: str, copy: Path) -> None:
     (copy / "manifest.json").write_text(text)
@@ -121,7 +121,7 @@ def test_a_manifest_that_cannot_be_read_is_named(text: str, message: str, copy: 
 
 
 def test_a_folder_that_is_no_dataset_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no nmtkit dataset"):
+    with pytest.raises(ValueError, match="is not an nmtkit dataset"):
         Dataset.open(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Dataset.open(tmp_path / "absent")

@@ -60,7 +60,7 @@ def test_shifted_lines_are_told_with_the_line_they_begin_at(
     monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
     shifted = TARGET[:1600] + TARGET[1601:] + TARGET[1600:1601]
     (warning,) = warnings(tmp_path, SOURCE, shifted, caplog)
-    assert "from about line 1,501 on: are lines shifted or shuffled" in warning
+    assert "from about line 1,501 on: are the lines of one side shifted or shuffled" in warning
 
 
 def test_equal_sides_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,22 +93,24 @@ def test_sides_in_each_others_language_are_told(
     rows = slice(200, None)
     assert warnings(tmp_path, SOURCE[rows], TARGET[rows], caplog, **valid) == []
     (warning,) = warnings(tmp_path, TARGET[rows], SOURCE[rows], caplog, **valid)
-    assert warning.startswith(f"the sides of {tmp_path / 'train'}.en are in each other's language: letters agree")
-    assert "with the valid and test sets by -0.9" in warning or "with the valid and test sets by -1.0" in warning
+    assert warning.startswith(
+        f"the languages of the two sides of {tmp_path / 'train'}.en are exchanged: their agreement"
+    )
+    assert "with the valid and test sets is -0.9" in warning or "with the valid and test sets is -1.0" in warning
     # without other text, a part of the lines against the rest
     monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
     mixed = [
         [*one[:1000], *other[1000:1500], *one[1500:]] for one, other in ((SOURCE, TARGET), (TARGET, SOURCE))
     ]  # fmt: skip
     (warning,) = warnings(tmp_path, *mixed, caplog)
-    assert "in each other's language in about 500 lines, the first near line 1,001: letters agree" in warning
-    assert "with all training text by -" in warning
+    assert "are exchanged in about 500 lines, the first near line 1,001: their agreement" in warning
+    assert "with all training text is -" in warning
     # one corpus against another
     other = write_pair(tmp_path, "other", SOURCE, TARGET)
     wrong = write_pair(tmp_path, "wrong", TARGET[:1000], SOURCE[:1000])
     found = warnings(tmp_path, SOURCE, TARGET, caplog, train=(other, wrong))
-    assert [it for it in found if "each other's" in it] == found and len(found) == 1
-    assert f"the sides of {tmp_path / 'wrong'}.en are" in found[0]
+    assert [it for it in found if "are exchanged" in it] == found and len(found) == 1
+    assert f"the languages of the two sides of {tmp_path / 'wrong'}.en are" in found[0]
 
 
 def test_sides_of_one_language_are_not_told_from_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
