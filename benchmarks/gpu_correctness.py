@@ -23,7 +23,7 @@ from nmtkit.layers.dropout import add_and_norm, dropout
 from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.losses import cross_entropy, output_cross_entropy, output_r_drop_loss
 from nmtkit.layers.packed import IGNORE_INDEX, Layout, Packed
-from nmtkit.search.beam_search import TOPK_BLOCK
+from nmtkit.search.candidates import BLOCK
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.graph_search import Eager
@@ -150,11 +150,11 @@ def losses(device: torch.device, scale: Scale) -> Iterator[Row]:
 def normalizers(device: torch.device, scale: Scale) -> Iterator[Row]:
     """The log-sum-exp of logits against fp64, and the largest of each block, if they come with it."""
     logits = 10 * torch.randn(64, scale.vocabulary)
-    result, maxima = logsumexp(logits.to(device), TOPK_BLOCK)
+    result, maxima = logsumexp(logits.to(device), BLOCK)
     errors = {"log-sum-exp": error(result, logits.double().logsumexp(1))}
     if maxima is not None:
-        whole = scale.vocabulary // TOPK_BLOCK
-        blocks = logits[:, : whole * TOPK_BLOCK].unflatten(1, (whole, TOPK_BLOCK))
+        whole = scale.vocabulary // BLOCK
+        blocks = logits[:, : whole * BLOCK].unflatten(1, (whole, BLOCK))
         errors["maxima"] = error(maxima, blocks.amax(2))
     yield judged("log-sum-exp" + (", fused" if maxima is not None else ""), errors, 1e-5)
 

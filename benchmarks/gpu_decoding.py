@@ -24,7 +24,7 @@ from nmtkit.data.tokenizer import EOS
 from nmtkit.formats.ctranslate2 import specification
 from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.packed import Batch, Layout, Packed
-from nmtkit.search.beam_search import TOPK_BLOCK, topk
+from nmtkit.search.candidates import BLOCK, continuations
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.options import SearchOptions
@@ -111,11 +111,17 @@ def normalizers(scale: Scale, device: torch.device) -> Iterator[Row]:
     beam = scale.beams[0]
     logits = torch.randn(scale.slots[-1] * beam, scale.vocabulary, device=device)
 
-    def by_logsumexp() -> None:
-        _, maxima = logsumexp(logits, TOPK_BLOCK)
-        topk(logits, beam + 1, maxima)
+    before = torch.zeros(scale.slots[-1], beam, dtype=torch.float64, device=device)
 
-    ways = {"log-sum-exp": by_logsumexp, "log-softmax": lambda: topk(logits.log_softmax(1), beam + 1)}
+    def by_logsumexp() -> None:
+        normalizer, maxima = logsumexp(logits, BLOCK)
+        blocks = None if maxima is None else maxima.unflatten(0, (-1, beam))
+        continuations(logits.unflatten(0, (-1, beam)), before - normalizer.view_as(before), 2 * beam, blocks)
+
+    def by_log_softmax() -> None:
+        continuations(logits.log_softmax(1).unflatten(0, (-1, beam)), before, 2 * beam)
+
+    ways = {"log-sum-exp": by_logsumexp, "log-softmax": by_log_softmax}
     with torch.inference_mode():
         for name, way in ways.items():
             way()

@@ -16,7 +16,7 @@ from nmtkit.layers.layer_norm import LayerNorm
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import LayerStates
 
-# S source tokens, T target tokens; D, as in the paper's d, is the inner width of a block: between blocks there is 2D
+# S source tokens, T target tokens, D inner width of a block (the d of the paper); values between blocks are 2D wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class ByteNetConfig(Config):
     encoder_blocks: int = option(30, "residual blocks of the encoder", min=1, max=1000)
     decoder_blocks: int = option(30, "residual blocks of the decoder", min=1, max=1000)
     d_model: int = option(
-        800, "inner width of a block; between blocks it is twice that (section 3.6)", min=1, max=32_768
+        800, "inner width of a block; values between blocks are twice as wide (section 3.6)", min=1, max=32_768
     )
     encoder_kernel: int = option(3, "kernel of the encoder's convolutions, in tokens (odd)", min=1, max=1000)
     decoder_kernel: int = option(3, "kernel of the decoder's masked convolutions, in tokens", min=1, max=1000)
@@ -43,10 +43,10 @@ class ByteNetConfig(Config):
         super().__post_init__()
         if self.encoder_kernel % 2 == 0:
             raise ValueError(
-                f"--encoder-kernel is {self.encoder_kernel}; it must be odd, to have a token in its middle"
+                f"--encoder-kernel is {self.encoder_kernel}; it must be odd, so that it has a middle token"
             )
         if not self.dilations:
-            raise ValueError("--dilations is empty; give at least one")
+            raise ValueError("--dilations is empty; give at least one dilation")
 
 
 PUBLISHED = ByteNetConfig()
@@ -56,9 +56,9 @@ PUBLISHED = ByteNetConfig()
 
 
 def unfold(source: Packed, factor: float, extra: int) -> Packed:
-    """Stretches values [S, D] to ceil(factor |s|) + extra columns a sentence, the new ones zero (equation 2).
+    """Extends values [S, D] to ceil(factor |s|) + extra columns for each sentence s, with zeros (equation 2).
 
-    The factor is taken in thousandths, since integers are the same on the host and on the device.
+    The factor is rounded to thousandths: with integers, host and device compute the same lengths.
     """
     thousandths = round(1000 * factor)
     columns = [(length * thousandths + 999) // 1000 + extra for length in source.layout.host_lengths]
@@ -75,7 +75,7 @@ def unfold(source: Packed, factor: float, extra: int) -> Packed:
 class ResidualBlock(nn.Module):
     """Figure 3, left: 1x1, dilated and 1x1 convolution from 2D to D to 2D, each after a layer norm and a ReLU.
 
-    The last weights are divided by `depth`, the number of blocks of the stack.
+    The weights of the last convolution are divided by `depth`, the number of blocks of the stack.
     """
 
     def __init__(self, config: ByteNetConfig, kernel: int, dilation: int, causal: bool, depth: int) -> None:
@@ -115,13 +115,13 @@ def residual_blocks(config: ByteNetConfig, count: int, kernel: int, causal: bool
 class ByteNet(IncrementalArchitecture):
     """A decoder of masked convolutions stacked on an encoder of convolutions, without attention.
 
-    Target token t sees column t of the source representation, and through the stack those around it. The paper does not
-    say how column and target embedding, both 2D wide, are combined; here they are added. Beyond the last column the
-    decoder sees the embedding alone (section 3.2).
+    Target token t reads column t of the source representation, and the stack of the encoder reads the columns around
+    it. The paper does not say how the column and the target embedding, both 2D wide, are combined; here they are added.
+    After the last column, the decoder reads only the embedding (section 3.2).
 
-    Nor does the paper state its initialisation. Here embeddings have a standard deviation of (2D)^-1/2, and the last
-    weights of a block are divided by the number of blocks, so that a stack of any depth starts near the identity, as
-    Zhang et al. (2019, "Fixup") recommend for residual networks. It learns faster so: benchmarks/RESULTS.md.
+    The paper does not state its initialisation either. Here embeddings have a standard deviation of (2D)^-1/2, and the
+    last weights of a block are divided by the number of blocks. So a stack of any depth starts near the identity, as
+    Zhang et al. (2019, "Fixup") recommend for residual networks. The model then learns faster: benchmarks/RESULTS.md.
     """
 
     def __init__(self, config: ByteNetConfig, vocabulary: Vocabulary) -> None:
@@ -135,12 +135,12 @@ class ByteNet(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.encoder = residual_blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = residual_blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
-        # the sum of the residual blocks is not normalised yet; then the network's two last 1x1 convolutions
+        # normalises the sum of the residual blocks; then the last two 1x1 convolutions of the network
         self.final = nn.Sequential(LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.output_projection = nn.Linear(width, vocabulary.target)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the source representation, values [columns, 2D] on a layout of its a |s| + b columns a sentence."""
+        """Returns the source representation: values [columns, 2D] with a |s| + b columns for each sentence s."""
         embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
         columns = unfold(embedded, self.config.unfold_factor, self.config.unfold_extra)
         x = columns.values

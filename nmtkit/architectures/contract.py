@@ -1,6 +1,6 @@
-"""Checks of an architecture's forward pass on two made-up sentences.
+"""Checks of the forward pass of an architecture on two random sentences.
 
-A training with a plug-in's architecture begins with `check_forward`; `nmtkit.testing` checks more.
+Training with an architecture of a plug-in starts with `check_forward`. `nmtkit.testing` has further checks.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from nmtkit.architectures.interface import Architecture, Vocabulary
 from nmtkit.layers.packed import Layout, Packed
 
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
-CHANGED_FROM = 4  # position from which on the words of the first target sentence are changed
-FIRST_WORD = 3  # ids below are <unk>, bos and eos
-TOLERANCE = 1e-4  # of the largest feature: what another order of summation may change
+CHANGED_FROM = 4  # the words of the first target sentence are changed from this position on
+FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
+TOLERANCE = 1e-4  # share of the largest feature; a different order of summation changes less
 
 
 class ContractError(ValueError):
-    """A component does not keep to its interface; the message says what it returned and what is expected."""
+    """A component violates its interface. The message says what it returned and what is expected."""
 
 
 def described(value: object) -> str:
-    """Describes a value that a component returned, for messages: "a Tensor of shape [2, 3]", "None", "a dict"."""
+    """Describes a return value for messages: "a Tensor of shape [2, 3]", "None", "a dict"."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     if value is None or isinstance(value, bool | int | float):
@@ -33,7 +33,7 @@ def described(value: object) -> str:
 
 
 def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = None) -> Packed:
-    """Returns made-up sentences of word ids below `size`, none longer than `longest`."""
+    """Returns random sentences of word ids below `size`, with at most `longest` words."""
     generator = torch.Generator().manual_seed(seed)
     first = min(FIRST_WORD, size - 1)
     limited = [min(length, longest or length) for length in lengths]
@@ -44,7 +44,7 @@ def words(lengths: tuple[int, ...], size: int, seed: int, longest: int | None = 
 
 @contextmanager
 def evaluated(model: Architecture) -> Iterator[None]:
-    """The context in which the model is in evaluation mode, without gradients; random numbers go on after it."""
+    """Puts the model in evaluation mode without gradients, and restores its mode and the random state afterwards."""
     training = model.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         model.eval()
@@ -55,9 +55,9 @@ def evaluated(model: Architecture) -> Iterator[None]:
 
 
 def check_forward(model: Architecture, vocabulary: Vocabulary) -> None:
-    """Raises ContractError for a model, on the CPU, whose forward pass breaks the contract: shapes, causality, batch.
+    """Raises ContractError if the forward pass of a model on the CPU breaks the contract.
 
-    It makes five passes over 14 words.
+    The checks are shapes, causality, and independence of the sentences of a batch. They take five passes over 14 words.
     """
     source = words(SOURCE_LENGTHS, vocabulary.source, 5, model.max_source_positions)
     target = words(TARGET_LENGTHS, vocabulary.target, 6, model.max_target_positions)
@@ -68,7 +68,7 @@ def check_forward(model: Architecture, vocabulary: Vocabulary) -> None:
 
 
 def check_shapes(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
-    """Raises ContractError unless `encode`, `decode`, `forward` and `output_projection` return what they should."""
+    """Raises ContractError if `encode`, `decode`, `forward` or `output_projection` returns a wrong type or shape."""
     name = type(model).__name__
     memory: object = model.encode(source)
     sentences, tokens, width = source.layout.sentences, target.layout.tokens, vocabulary.target
@@ -82,7 +82,7 @@ def check_shapes(model: Architecture, source: Packed, target: Packed, vocabulary
         raise ContractError(
             f"{name}.encode returned values of shape {list(memory.values.shape)} on a layout of {layout.sentences} "
             f"sentences and {layout.tokens} tokens, for {sentences} source sentences of {source.layout.tokens} tokens; "
-            "the layout must have as many sentences, and the values a row for each of its tokens"
+            "the layout must have the same number of sentences, and the values one row for each token of the layout"
         )
     for method, features in (("decode", model.decode(memory, target)), ("forward", model(source, target))):
         check_features(f"{name}.{method}", features, tokens)
@@ -97,7 +97,7 @@ def check_shapes(model: Architecture, source: Packed, target: Packed, vocabulary
 
 
 def check_features(name: str, features: object, tokens: int) -> None:
-    """Raises ContractError unless `features` are those of `tokens` target tokens: a Tensor [T, D]."""
+    """Raises ContractError unless `features` is a Tensor [T, D] with a row for each of `tokens` target tokens."""
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != tokens:
         padded = isinstance(features, Tensor) and features.dim() == 3
         raise ContractError(
@@ -108,7 +108,7 @@ def check_features(name: str, features: object, tokens: int) -> None:
 
 
 def check_causality(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
-    """Raises ContractError if features of a target word change with the words after it."""
+    """Raises ContractError if the features of a target word depend on later words."""
     first = min(CHANGED_FROM, int(target.layout.lengths[0]) - 1)
     length = int(target.layout.lengths[0])
     changed = target.values.clone()
@@ -118,14 +118,14 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
     change = _change(before[:first], after[:first])
     if change > TOLERANCE:
         raise ContractError(
-            f"{type(model).__name__} reads later target words: perplexity will be too good, BLEU 0. Other words from "
-            f"position {first} on change the features of earlier positions, by {change:.1%} of the largest; decode may "
-            "use the target tokens up to a position alone (a causal mask, or a recurrence from left to right)"
+            f"{type(model).__name__} reads later target words: perplexity will be too good, BLEU 0. With other words "
+            f"from position {first} on, earlier features change by {change:.1%} of the largest. decode may use "
+            "only the target tokens up to each position (a causal mask, or a recurrence from left to right)"
         )
 
 
 def check_sentences_apart(model: Architecture, source: Packed, target: Packed, vocabulary: Vocabulary) -> None:
-    """Raises ContractError if features of a sentence change with another sentence of the batch."""
+    """Raises ContractError if the features of a sentence depend on another sentence of the batch."""
     words_of_first = int(source.layout.lengths[0]), int(target.layout.lengths[0])
     sources, targets = source.values.clone(), target.values.clone()
     for values, count, size in zip(
@@ -140,14 +140,14 @@ def check_sentences_apart(model: Architecture, source: Packed, target: Packed, v
         change = _change(before[words_of_first[1] :], features[words_of_first[1] :])
         if change > TOLERANCE:
             raise ContractError(
-                f"{type(model).__name__} mixes the sentences of a batch: another {side} sentence changes the features "
-                f"of the sentence after it, by {change:.1%} of the largest: translations depend on their batch. Layers "
-                "that look at neighbours must know where sentences end (layout.cu_seqlens, layout.mask)"
+                f"{type(model).__name__} mixes the sentences of a batch: a change of one {side} sentence changes the "
+                f"features of the next one, by {change:.1%} of the largest, so translations depend on their batch. "
+                "Layers that read neighbouring tokens must know where sentences end (layout.cu_seqlens, layout.mask)"
             )
 
 
 def _change(before: Tensor, after: Tensor) -> float:
-    """Returns the largest difference, as a share of the largest value."""
+    """Returns the largest absolute difference as a share of the largest absolute value."""
     if not before.numel():
         return 0.0
     largest = float(before.abs().max().clamp(min=1e-12))
@@ -156,4 +156,4 @@ def _change(before: Tensor, after: Tensor) -> float:
 
 def _check_finite(model: Architecture, features: Tensor) -> None:
     if not features.isfinite().all():
-        raise ContractError(f"{type(model).__name__} returned features that are not finite, before any training")
+        raise ContractError(f"{type(model).__name__} returned features that are not finite before any training")

@@ -21,7 +21,7 @@ from nmtkit.layers.packed import Layout, Packed
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
 # `embedding` is the width of the embeddings, `width` that of a block
 
-HALF = math.sqrt(0.5)  # keeps the variance of a sum of two (section 3.4)
+HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values (section 3.4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +51,13 @@ class ConvS2SConfig(Config):
             widths, kernels = getattr(self, f"{side}_widths"), getattr(self, f"{side}_kernels")
             if not widths or len(widths) != len(kernels):
                 raise ValueError(
-                    f"--{side}-widths has {len(widths)} numbers and --{side}-kernels {len(kernels)}; give one of each "
-                    "for every block"
+                    f"--{side}-widths has {len(widths)} numbers and --{side}-kernels {len(kernels)}; "
+                    "give one of each for every block"
                 )
         if any(kernel % 2 == 0 for kernel in self.encoder_kernels):
             raise ValueError(
-                f"--encoder-kernels is {','.join(map(str, self.encoder_kernels))}; they must be odd, to have a token "
-                "in their middle"
+                f"--encoder-kernels is {','.join(map(str, self.encoder_kernels))}; each must be odd, so that it has a "
+                "middle token"
             )
 
 
@@ -79,9 +79,9 @@ class Embedding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, sentences: Packed, position: Tensor) -> Tensor:
-        """Raises ValueError for a sentence longer than the learned positions; `position` [T] counts from 0."""
+        """Returns embeddings of tokens at `position` [T], from 0. Raises ValueError beyond the learned positions."""
         layout, limit = sentences.layout, self.positions.num_embeddings
-        # max_length may be an upper bound only; reading the lengths synchronises
+        # max_length may be only an upper bound; reading the lengths waits for the device
         if layout.max_length > limit and int(layout.lengths.max()) > limit:
             raise ValueError(
                 f"a sentence of {int(layout.lengths.max())} tokens is longer than the {limit} positions this model has "
@@ -94,12 +94,12 @@ class Embedding(nn.Module):
 
 
 def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
-    """Returns a layer that keeps the variance of an input of which dropout keeps a share of 1 - dropout (3.5)."""
+    """Returns a layer that keeps the variance of its input after dropout of probability `dropout` (section 3.5)."""
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 
 class Block(nn.Module):
-    """Dropout, convolution, gated linear unit, in the decoder attention, residual connection: [T, width] -> output."""
+    """Dropout, convolution, gated linear unit, attention (decoder only), residual connection: [T, width] -> output."""
 
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:
         super().__init__()
@@ -125,10 +125,10 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """A decoder block's own attention: dot products of its state plus the target embedding with the encoder's output.
+    """The attention of a decoder block (equations 1 and 2).
 
-    The values are sums of that output and the source embedding (equations 1 and 2); memory values hold keys and values
-    side by side.
+    Queries are the state of the block plus the target embedding, keys the output of the encoder, values the output of
+    the encoder plus the source embedding. The memory holds keys and values, concatenated.
     """
 
     def __init__(self, width: int, embedding: int) -> None:
@@ -152,7 +152,7 @@ class Attention(nn.Module):
             lengths = source.lengths[layout.segment_ids]
             if state.recorded_weights is not None:
                 state.record(attention_weights(query, key, layout, source))
-        # a mean over m tokens has sqrt(1/m) of their standard deviation, which sqrt(m) restores (section 3.4)
+        # a mean over m tokens has sqrt(1/m) of the standard deviation of a token; sqrt(m) restores it (section 3.4)
         return self.out_proj(context * lengths.sqrt()[:, None].to(context.dtype))
 
 
@@ -173,7 +173,7 @@ class Attention(nn.Module):
     ),
 )
 class ConvS2S(IncrementalArchitecture):
-    """Figure 1: stacks of gated convolutions, with attention in every decoder block."""
+    """The model of figure 1: stacks of gated convolutions, with attention in every decoder block."""
 
     def __init__(self, config: ConvS2SConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
@@ -193,14 +193,14 @@ class ConvS2S(IncrementalArchitecture):
         nn.init.zeros_(self.output_projection.bias)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns keys z and beside them values z + e (equation 2): [S, 2 x embedding]."""
+        """Returns keys z and values z + e (equation 2), concatenated: [S, 2 x embedding]."""
         e = self.source_embedding(source, source.layout.position_ids)
         x = self.encoder_in_proj(e)
         for block in self.encoder:
             x = block(x, source.layout)
         z = self.encoder_out_proj(x)
         if z.requires_grad:
-            # every attention adds to this gradient, but not to that of the source embeddings (section 3.4)
+            # the gradient is the sum over all attentions; the gradient of the source embeddings is not (section 3.4)
             z.register_hook(lambda gradient: gradient / len(self.decoder))
         return source.with_values(torch.cat([z, (z + e) * HALF], -1))
 

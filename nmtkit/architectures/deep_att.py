@@ -14,13 +14,13 @@ from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionMemory, LayerStates, PackedLSTM
 
-# S source tokens, T target tokens. As in the paper, f is the feed-forward part of a layer, four times as wide as its
-# recurrent output h.
+# S source tokens, T target tokens. As in the paper, f is the feed-forward part of a layer and h its recurrent output; f
+# is four times as wide as h.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepAttConfig(Config):
-    """The defaults are the models of section 4; their word vocabularies are chosen by `preprocess`.
+    """The defaults are the models of section 4. `preprocess` chooses the vocabulary; the paper uses words.
 
     The paper does not state the hidden width of the attention and the range of the initial weights.
     """
@@ -30,14 +30,12 @@ class DeepAttConfig(Config):
     d_embedding: int = option(256, "width of the word embeddings", min=1, max=65_536)
     d_model: int = option(512, "cells of each LSTM layer", min=1, max=65_536)
     d_memory: int = option(
-        1280, "width the encoder's output is reduced to before attention (section 3.2)", min=1, max=65_536
+        1280, "width of the memory, to which the output of the encoder is reduced (section 3.2)", min=1, max=65_536
     )
     d_attention: int = option(512, "hidden width of the attention function", min=1, max=65_536)
-    dropout: float = option(
-        0.1, "dropout on the recurrent output each layer hands up (section 3.2, Dr)", min=0, below=1
-    )
+    dropout: float = option(0.1, "dropout on the recurrent output between layers (section 3.2, Dr)", min=0, below=1)
     initial_range: float | None = option(
-        None, "parameters start uniform within plus and minus this; none: torch's ranges, and embeddings of 0.1", min=0
+        None, "initial parameters are uniform in ± this; none: ranges of torch, and embeddings of deviation 0.1", min=0
     )
 
 
@@ -48,9 +46,9 @@ PUBLISHED = DeepAttConfig()
 
 
 class FastForwardLayer(nn.Module):
-    """One LSTM layer and what it hands up: [T, width] -> [T, gate_rows + hidden], the first rows of W x + b, and h.
+    """One LSTM layer: [T, width] -> [T, gate_rows + hidden], the first columns of W x + b, and h.
 
-    torch's LSTM does not return W x + b, so these rows are computed again beside it.
+    torch's LSTM does not return W x + b, so these columns are computed a second time.
     """
 
     def __init__(self, width: int, hidden: int, gate_rows: int, dropout: float, reverse: bool) -> None:
@@ -65,10 +63,10 @@ class FastForwardLayer(nn.Module):
 
 
 class FastForwardStack(nn.Module):
-    """LSTM layers with fast-forward connections; `reverse` has each layer's direction.
+    """LSTM layers with fast-forward connections. `reverse` has the direction of each layer.
 
-    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5): f runs from layer to layer through linear maps
-    alone. Half takes the first half of f.
+    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5): only linear maps lie between the f of two
+    layers. Half takes the first half of f.
     """
 
     def __init__(self, config: DeepAttConfig, width: int, reverse: Sequence[bool]) -> None:
@@ -107,11 +105,11 @@ class FastForwardStack(nn.Module):
     ),
 )
 class DeepAtt(IncrementalArchitecture):
-    """Two encoder columns of alternating directions, an interface, and a decoder whose bottom layer attends to it.
+    """Two encoder columns of alternating directions, an interface, and a decoder whose bottom layer has attention.
 
-    One column starts forwards, the other backwards; [f, h] of both tops is reduced to the memory. Decoder states start
-    at zero. Unknown words are replaced by alignment when decoding (section 3.3, PosUnk), which `attention_weights`
-    provides.
+    One column starts forwards, the other backwards. The interface reduces [f, h] of both top layers to the memory.
+    Decoder states start at zero. `attention_weights` provides the alignments by which decoding replaces unknown words
+    (section 3.3, PosUnk).
     """
 
     def __init__(self, config: DeepAttConfig, vocabulary: Vocabulary) -> None:
@@ -137,7 +135,7 @@ class DeepAtt(IncrementalArchitecture):
                 nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the interface's output and beside it the attention's keys: [S, d_memory + d_attention]."""
+        """Returns the output of the interface and the keys of the attention: [S, d_memory + d_attention]."""
         x = self.source_embedding(source.values)
         tops = [column(x, source.layout) for column in (self.forwards_first, self.backwards_first)]
         e = self.interface(torch.cat(tops, -1))

@@ -26,7 +26,7 @@ from nmtkit.layers.recurrent import (
 
 @dataclass(frozen=True, kw_only=True)
 class GNMTConfig(Config):
-    """The defaults are the WMT models of section 8; their 32,000 word pieces are chosen by `preprocess`."""
+    """The defaults are the WMT models of section 8, whose vocabulary (chosen by `preprocess`) has 32,000 pieces."""
 
     encoder_layers: int = option(
         8, "LSTM layers of the encoder, the bidirectional one at the bottom included", min=1, max=1000
@@ -35,7 +35,7 @@ class GNMTConfig(Config):
     d_model: int = option(1024, "cells of each LSTM layer, and width of the embeddings", min=1, max=65_536)
     d_attention: int = option(1024, "hidden width of the attention function", min=1, max=65_536)
     dropout: float = option(0.2, "dropout on the input of each LSTM layer (section 8.3)", min=0, below=1)
-    initial_range: float = option(0.04, "parameters start uniform within plus and minus this (section 8.3)", min=0)
+    initial_range: float = option(0.04, "initial parameters are uniform in ± this (section 8.3)", min=0)
 
 
 PUBLISHED = GNMTConfig()
@@ -45,9 +45,9 @@ PUBLISHED = GNMTConfig()
 
 
 class ResidualStack(nn.Module):
-    """LSTM layers, each adding its input to its output from the layer `residual_from` on (equation 6).
+    """LSTM layers with residual connections from the layer `residual_from` on (equation 6).
 
-    `context` widens the input of every layer: the decoder hands its attention context to each (section 3, figure 1).
+    `context` is the width of the attention context, which every layer of the decoder reads (section 3, figure 1).
     """
 
     def __init__(self, config: GNMTConfig, widths: list[int], residual_from: int, context: int = 0) -> None:
@@ -72,16 +72,16 @@ class ResidualStack(nn.Module):
 @ARCHITECTURES.register("gnmt", PUBLISHED)
 @ARCHITECTURES.register(
     "gnmt_small",
-    # in narrow layers the published range lets hardly any of the source through at first
+    # with the published range, narrow layers pass on hardly anything of the source at first
     replace(PUBLISHED, encoder_layers=4, decoder_layers=4, d_model=256, d_attention=256, initial_range=0.14),
 )
 class GNMT(IncrementalArchitecture):
     """A deep residual LSTM encoder and decoder.
 
-    The attention's query is the bottom decoder layer's output of the token before, and its context goes to every
-    decoder layer, so that the layers above can run ahead (section 3). The encoder's bottom layer is bidirectional
-    (section 3.2). Residual connections start at the third layer from the bottom of either stack. Decoder states start
-    at zero.
+    The query of the attention is the output of the bottom decoder layer for the previous token. Every decoder layer
+    reads the context, so that the upper layers can run in parallel (section 3). The bottom layer of the encoder is
+    bidirectional (section 3.2). Residual connections start at the third layer of each stack. Decoder states start at
+    zero.
     """
 
     def __init__(self, config: GNMTConfig, vocabulary: Vocabulary) -> None:
@@ -103,7 +103,7 @@ class GNMT(IncrementalArchitecture):
             nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the top encoder layer's output and beside it the attention's keys: [S, D + attention width]."""
+        """Returns the output of the top encoder layer and the keys of the attention: [S, D + attention width]."""
         x = self.dropout(self.source_embedding(source.values))
         x = self.encoder(self.bottom_encoder(x, source.layout), source.layout)
         return source.with_values(torch.cat([x, self.bottom_decoder.attention.keys(x)], -1))

@@ -1,7 +1,7 @@
-"""Architectures whose decoder is written once, for teacher forcing and for incremental decoding alike.
+"""Base class of architectures that use the same decoder code for teacher forcing and for incremental decoding.
 
-Teacher forcing runs the decoder over whole sentences; a step of a search runs the same code over sentences of one
-token, whose layers continue from the states kept in an `IncrementalState`.
+Teacher forcing runs the decoder over whole sentences. A step of a search runs the same code over sentences of one
+token, and layers continue from the states in an `IncrementalState`.
 """
 
 from abc import abstractmethod
@@ -23,8 +23,9 @@ from nmtkit.layers.recurrent import LayerStates
 class IncrementalState(DecoderState):
     """States of decoder layers (LSTM states, the last inputs of convolutions), and the padded memory.
 
-    `layers` are those to keep states of, each with `state_shapes`: the shapes of its state tensors without N. With
-    none, for teacher forcing, every layer starts anew and `packed_memory` is the memory as given.
+    `layers` are the layers with a state. Their attribute `state_shapes` has the shapes of the state tensors without the
+    dimension N. For teacher forcing, `layers` is empty: every layer starts from zeros, and `packed_memory` is the
+    memory.
     """
 
     def __init__(self, memory: Packed, beams: int, layers: Iterable[nn.Module] = ()) -> None:
@@ -37,11 +38,11 @@ class IncrementalState(DecoderState):
             for layer in layers
         }
         self.packed_memory = None if self.states else memory
-        self.position = self.lengths.new_zeros(rows)  # [N]: tokens each row has been given
-        self.recorded_weights: list[Tensor] | None = None  # a list records cross-attention weights, [B, H, L, M] each
+        self.position = self.lengths.new_zeros(rows)  # [N]: number of tokens so far in each row
+        self.recorded_weights: list[Tensor] | None = None  # a list collects cross-attention weights [B, H, L, M]
 
     def advance(self, layout: Layout) -> Tensor:
-        """Returns the position [T] of the new tokens of each row, from 0, and counts them."""
+        """Counts the new tokens of each row; returns their positions [T], from 0."""
         position = self.position[layout.segment_ids] + layout.position_ids
         self.position = self.position + layout.lengths
         return position
@@ -84,7 +85,7 @@ def _lengthened(padded: Tensor, longest: int) -> Tensor:
 
 
 class IncrementalArchitecture(Architecture):
-    """Base class: a subclass defines `encode`, `extract_features` and `stateful_layers`."""
+    """Base class. A subclass defines `encode`, `extract_features` and `stateful_layers`."""
 
     @abstractmethod
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
@@ -92,7 +93,7 @@ class IncrementalArchitecture(Architecture):
 
     @abstractmethod
     def stateful_layers(self) -> Iterable[nn.Module]:
-        """Returns the decoder's layers that continue from one step to the next, each with `state_shapes`."""
+        """Returns the layers of the decoder that have a state between steps. Each has the attribute `state_shapes`."""
 
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
         return self.extract_features(target_input, IncrementalState(memory, 1))
@@ -102,8 +103,8 @@ class IncrementalArchitecture(Architecture):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, IncrementalState)
-        one_token_each = Layout(torch.ones_like(tokens), 1, len(tokens))
-        return self.output_projection(self.extract_features(Packed(tokens, one_token_each), state))
+        layout = Layout(torch.ones_like(tokens), 1, len(tokens))
+        return self.output_projection(self.extract_features(Packed(tokens, layout), state))
 
     def forward_with_attention(
         self, source: Packed, target_input: Packed, layer: int | None
@@ -121,7 +122,7 @@ class IncrementalArchitecture(Architecture):
         return {"cross": [layer * queries for layer in weights]}
 
     def _forward_recorded(self, source: Packed, target_input: Packed) -> tuple[Tensor, list[Tensor]]:
-        """Returns features and the cross-attention weights of each layer that has some."""
+        """Returns the features and the cross-attention weights of each layer with cross-attention."""
         state = IncrementalState(self.encode(source), 1)
         state.recorded_weights = []
         return self.extract_features(target_input, state), state.recorded_weights

@@ -1,9 +1,9 @@
 """The interface of an architecture: `encode` and `decode`, an output projection, and for search `start` and `step`.
 
-A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`; it then
-trains with every criterion and decodes in every mode. `PrefixState` runs `decode` over the whole prefix at every step:
-right for any left-to-right decoder, and slow. An architecture that can go on from its last step overrides `start` and
-`step`.
+A new architecture subclasses `Architecture`, sets `self.output_projection`, and defines `encode` and `decode`. It then
+trains with every criterion and decodes in every mode. By default, a search runs `decode` over the whole prefix at every
+step (`PrefixState`). This works for any left-to-right decoder but is slow. An architecture that can continue from its
+last step overrides `start` and `step`.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Sizes of the vocabularies; `joint` when both sides share one, and may share embeddings."""
+    """Sizes of the vocabularies. `joint`: both sides have the same vocabulary, so they can share embeddings."""
 
     source: int
     target: int
@@ -34,47 +34,49 @@ class Architecture(nn.Module, ABC):
     """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
 
     output_projection: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
-    max_source_positions: int | None = None  # longest sentence it can read, in tokens; None: any length
+    max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether a training pass may leave parameters out, as LayerDrop does; DistributedDataParallel must know."""
+        """Whether a training pass may skip parameters, as LayerDrop does. DistributedDataParallel needs to know."""
         return False
 
     @abstractmethod
     def encode(self, source: Packed) -> Packed:
-        """Returns the memory of source ids [S]: values [S, …] on a layout of the same sentences.
+        """Returns the memory of source ids [S]: values [S, …] on a layout with the same number of sentences.
 
-        The layout may hold another number of tokens than the source's.
+        The number of tokens in the layout may differ from the source.
         """
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D], a token's from the memory of its sentence and the tokens up to it alone."""
+        """Returns features [T, D]. They depend on the memory of the sentence and on the tokens up to each position."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
-        """Returns the features [T, D] of every target token, teacher-forced; `output_projection` follows."""
+        """Returns the features [T, D] of the target tokens with teacher forcing, the input of `output_projection`."""
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        """Returns and drops losses by name, per target token, of the forward passes in training since the last call.
+        """Returns auxiliary losses per target token by name, and forgets them.
 
-        Several passes count by their mean. The base class of criterions adds these losses to every criterion's.
+        They are means over the training passes since the last call. The base class of criterions adds them to the loss
+        of every criterion.
         """
         return {}
 
     def begin_update(self, generator: torch.Generator) -> None:
-        """Draws what must be alike in all micro-batches of an update, such as which layers to drop (LayerDrop).
+        """Draws random choices that all micro-batches of an update share, such as the layers to skip (LayerDrop).
 
-        A trainer calls it before the first micro-batch, with a CPU generator seeded by (seed, update), so on all ranks
-        alike.
+        The trainer calls this method before the first micro-batch. `generator` is on the CPU, seeded by (seed, update),
+        so all ranks draw the same.
         """
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
         """Returns attention weights by kind ("encoder", "decoder", "cross"), one tensor B H L M for each layer.
 
-        Queries L by keys M, zero beyond a sentence's end. Raises ValueError where there is no attention to show.
+        L are queries and M keys. Weights are zero beyond the end of a sentence. Raises ValueError for an architecture
+        without attention.
         """
         raise ValueError(f"{type(self).__name__} has no attention to show")
 
@@ -83,22 +85,22 @@ class Architecture(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns features [T, D], and the cross-attention weights B H L M of a decoder layer, with gradients.
 
-        `layer` counts from 1; None takes that of `layer_index`. The weights are None where this update leaves the layer
-        out. Raises ValueError for a layer that does not exist, or an architecture without attention.
+        `layer` counts from 1; None selects the layer of `layer_index`. The weights are None if this update skips the
+        layer. Raises ValueError for a layer that does not exist, and for an architecture without attention.
         """
         raise ValueError(f"{type(self).__name__} has no cross-attention to supervise")
 
     def start(self, memory: Packed, beams: int) -> "DecoderState":
-        """Returns the state before the first token of `beams` hypotheses for each of the memory's B sentences.
+        """Returns the state before the first token, with `beams` hypotheses for each of the B sentences of the memory.
 
         Rows are sentence-major: row n belongs to sentence n // beams.
         """
         return PrefixState(memory, beams)
 
     def step(self, tokens: Tensor, state: "DecoderState") -> Tensor:
-        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of their next tokens.
+        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of the next tokens.
 
-        The logits are the caller's, who may overwrite them.
+        The caller may overwrite the logits.
         """
         assert isinstance(state, PrefixState)
         prefixes, memory = state.append(tokens)
@@ -107,29 +109,31 @@ class Architecture(nn.Module, ABC):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """Whether `static_start` and `static_step` are there, with which a GPU searches in CUDA graphs."""
+        """Whether `static_start` and `static_step` can be used, which a GPU needs to search with CUDA graphs."""
         return False
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
         """Returns a state of `slots` empty slots, whose tensors never change shape.
 
-        It has room for `capacity` tokens of each hypothesis, bos included, and `memory_capacity` of a source, on whose
-        layout the memory must lie.
+        A hypothesis has up to `capacity` tokens, bos included. A source has up to `memory_capacity` tokens, and its
+        memory must have the same layout.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """Makes a `step` with slot b at position[b] [B]. Logits are in fp32. The method must not wait for the device.
+        """Does the same as `step`, with slot b at position[b] [B], and returns logits in fp32.
 
-        Shapes are to depend on the state and on `lengths` alone, the most positions that any slot has come to.
+        The step must not wait for the device. Shapes must depend only on the state and on `lengths`, the largest
+        numbers of positions in any slot.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
 
 def layer_index(layer: int | None, layers: int) -> int:
-    """Returns the index of a decoder layer, counted from 1; None is that by whose cross-attention words are aligned.
+    """Returns the index of decoder layer `layer`, counted from 1. None selects the layer that aligns words.
 
-    It is the last layer but one (Garg et al. 2019, "Jointly Learning to Align and Translate"), of two layers the last.
+    This is the second-to-last layer (Garg et al. 2019, "Jointly Learning to Align and Translate"), or the last one if
+    there are at most two layers.
     """
     if layer is not None and layer > layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last is {layers}")
@@ -139,38 +143,38 @@ def layer_index(layer: int | None, layers: int) -> int:
 
 
 class DecoderState(Protocol):
-    """The state of a search between two steps. Its methods change it in place."""
+    """The state of a search between two steps. Methods change the state in place."""
 
     beams: int
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Row n goes on from row beam_index[n], which is of the same sentence: N, int64."""
+        """Row n continues row beam_index[n], which belongs to the same sentence: N, int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
-        """Keeps only these sentences (indices, ascending) of those in the search."""
+        """Keeps only `sentences` (indices, ascending) of the sentences in the search."""
 
     @abstractmethod
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Replaces the sentences in `slots` (indices) by those of `memory`, at their beginning."""
+        """Replaces the sentences in `slots` (indices) by the sentences of `memory`, before their first token."""
 
 
 class StaticState(Protocol):
-    """The state of a search over a fixed number of slots. Its methods change tensors in place, and no shape."""
+    """The state of a search over a fixed number of slots. Methods change tensors in place and never change shapes."""
 
     @property
     def nbytes(self) -> int: ...
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Row r of slot b goes on from its row beam_index[b, r]: B R, int64."""
+        """Row r of slot b continues row beam_index[b, r] of the same slot: B R, int64."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Replaces whatever was in `slots` (indices) by the sentences of `memory`, at their beginning."""
+        """Starts the sentences of `memory` in `slots` (indices), and removes the sentences that were there."""
 
 
 class PrefixState(DecoderState):
-    """The tokens so far and nothing derived from them: every step decodes the whole prefix again."""
+    """A state that only keeps the tokens so far: every step decodes the whole prefix again."""
 
     def __init__(self, memory: Packed, beams: int) -> None:
         self.beams = beams
@@ -208,5 +212,5 @@ ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch")
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Returns the number of trainable numbers, a shared one counted once."""
+    """Returns the number of elements of all parameters. Shared parameters count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -1,6 +1,6 @@
 """Mixture of experts: "Outrageously Large Neural Networks" (Shazeer et al. 2017), section 5.3 and appendix E.
 
-`TransformerMoE` puts the same layer in the Transformer, in place of its feed-forward networks.
+`TransformerMoE` is a Transformer with the same layer instead of feed-forward networks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,13 +35,13 @@ class ExpertsConfig(Config):
 
     experts: int = option(2048, "experts of each mixture layer", min=2, max=65_536)
     active_experts: int = option(
-        2, "experts each token is sent to (k); with groups, as many of each of k groups", min=1, max=65_536
+        2, "experts that process a token (k); with groups, k experts in each of k groups", min=1, max=65_536
     )
     expert_groups: int | None = option(
         16, "groups of experts, selected by a first gate (appendix B); none: one level", min=1, max=65_536
     )
-    importance_weight: float = option(0.01, "weight of the loss on unequal importance of experts (section 4)", min=0)
-    load_weight: float = option(0.01, "weight of the loss on unequal load of experts (appendix A)", min=0)
+    importance_weight: float = option(0.01, "weight of the loss for unequal importance of experts (section 4)", min=0)
+    load_weight: float = option(0.01, "weight of the loss for unequal load of experts (appendix A)", min=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +51,8 @@ class ExpertsConfig(Config):
         most = min(groups, self.experts // groups) if groups else self.experts
         if self.active_experts >= most:
             raise ValueError(
-                f"--active-experts is {self.active_experts}; it must be below {most}, the experts (or groups) to "
-                "select from"
+                f"--active-experts is {self.active_experts}; it must be below {most}, the number of experts (or "
+                "groups) to select from"
             )
 
     def layer(self, width: int, hidden: int, dropout: float = 0.0) -> Experts:
@@ -65,10 +65,10 @@ class ExpertsConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig(ExpertsConfig):
-    """The defaults are the WMT'14 models with 2,048 experts: two experts of each of two groups (appendix E).
+    """The defaults are the WMT'14 models with 2,048 experts: two experts in each of two groups (appendix E).
 
-    Appendix E does not state the number of groups: 16 are those of appendix C.1, one for each GPU. The flat models with
-    32 experts send a token to 4.
+    Appendix E does not state the number of groups; 16 is the number in appendix C.1, one group for each GPU. The flat
+    models with 32 experts send a token to 4 experts.
     """
 
     encoder_layers: int = option(
@@ -81,7 +81,7 @@ class MoEConfig(ExpertsConfig):
     dropout: float = option(0.4, "dropout on the output of embeddings, LSTM and mixture layers", min=0, below=1)
     initial_range: float | None = option(
         None,
-        "parameters but those of experts start uniform within this; none: torch's ranges, and embeddings of 0.1",
+        "initial parameters except experts are uniform in ± this; none: torch's ranges, embeddings of deviation 0.1",
         min=0,
     )
 
@@ -111,15 +111,15 @@ PUBLISHED = MoEConfig()
     ),
 )
 class MoE(IncrementalArchitecture):
-    """A GNMT of few layers, with experts below the top layer of either stack.
+    """A GNMT with few layers and a layer of experts below the top layer of each stack.
 
-    A residual connection surrounds every LSTM and mixture layer. Mixture outputs pass through a sigmoid. Only the
-    decoder's bottom layer reads the context.
+    Every LSTM and mixture layer has a residual connection. Mixture outputs pass through a sigmoid. Only the bottom
+    layer of the decoder reads the context.
 
-    The paper's translation models balance their gates strictly (appendix F); here they are the noisy ones of section 2,
-    balanced by their losses, in two levels where there are thousands of experts. The directions of the bottom layer
-    share d_model, since "all of the layers" are 512 wide; by this reading a step takes 73 million multiplications and
-    additions (output layer left out), where the paper counts 85, so some layer may have been wider.
+    The translation models of the paper have strictly balanced gates (appendix F). Here gates are noisy (section 2) and
+    balanced by their losses, in two levels for thousands of experts. The two directions of the bottom layer share
+    d_model, since "all of the layers" are 512 wide. With this reading a step takes 73 million multiplications and
+    additions without the output layer; the paper counts 85 million, so some layer may have been wider.
     """
 
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:
@@ -146,7 +146,7 @@ class MoE(IncrementalArchitecture):
                     nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the top encoder layer's output and beside it the attention's keys: [S, 2D]."""
+        """Returns the output of the top encoder layer and the keys of the attention: [S, 2D]."""
         x = self.dropout(self.source_embedding(source.values))
         x = x + self.dropout(self.bottom_encoder(x, source.layout))
         x = self.stack(x, source.layout, self.encoder, self.encoder_experts)
@@ -187,7 +187,7 @@ class MoE(IncrementalArchitecture):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerMoEConfig(TransformerConfig, ExpertsConfig):
-    """A Transformer whose feed-forward networks are mixtures of experts; each expert is `d_ff` wide."""
+    """A Transformer with mixtures of experts as feed-forward networks. An expert has the inner width `d_ff`."""
 
     experts: int = option(16, "experts of each mixture layer", min=2, max=65_536)
     expert_groups: int | None = option(
@@ -204,7 +204,7 @@ TRANSFORMER = TransformerMoEConfig()
     replace(TRANSFORMER, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4, experts=8),
 )
 class TransformerMoE(Transformer):
-    """The Transformer with experts in place of every feed-forward network; no sigmoid behind them."""
+    """The Transformer with experts instead of feed-forward networks. Their output passes through no sigmoid."""
 
     def __init__(self, config: TransformerMoEConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)

@@ -1,8 +1,9 @@
 """Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), in a model and as tensors by name.
 
-With adapters a layer computes x W^T + scale (x A^T) B^T (section 4.1), where A has shape [rank, in] and B [out, rank],
-and scale = alpha / rank. Only A and B are trained. B starts at zero, so that the first update starts from the model as
-it was. Outside training the layer has the merged weight W + scale B A, with which it costs what it did without.
+With an adapter, a layer computes x W^T + scale (x A^T) B^T (section 4.1), where A has shape [rank, in] and B [out,
+rank], and scale = alpha / rank. Only A and B are trained. B starts at zero, so the first update starts from the
+original model. Outside training, the layer uses the merged weight W + scale B A and takes no more time than without an
+adapter.
 """
 
 import math
@@ -16,13 +17,13 @@ from torch.nn import functional as F
 
 from nmtkit.layers import is_unmodified
 
-A, B = "adapter_a", "adapter_b"  # names of the parameters beside `weight`
+A, B = "adapter_a", "adapter_b"  # names of the additional parameters
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer with an adapter; it shares the parameters of `linear`, which keep their names."""
+    """A linear layer with an adapter. It shares the parameters of `linear`, and their names stay the same."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         nn.Module.__init__(self)
@@ -53,11 +54,11 @@ def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 
 
 def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], output: nn.Module) -> list[str]:
-    """Adds adapters to the linear layers whose names match, in place, and freezes all else; returns these names.
+    """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
-    Adapters are drawn from torch's global generator. `output`, the output projection, gets none, since losses read its
-    weight, and neither do layers that share their weight with others. Raises ValueError for a pattern that matches
-    none.
+    The names of the layers match one of `patterns`. Initial values come from torch's global generator. The output
+    projection `output` gets no adapter, since losses read its weight, nor do layers with shared weights or with hooks.
+    Raises ValueError for a pattern without matches.
     """
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     candidates = {
@@ -67,7 +68,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     }
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in candidates):
-            raise ValueError(f"--adapter-layers {pattern} matches no linear layer; they are {', '.join(candidates)}")
+            raise ValueError(f"--adapter-layers {pattern} matches no linear layer; there are {', '.join(candidates)}")
     chosen = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
     model.requires_grad_(False)
     for name in chosen:
@@ -76,7 +77,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
 
 
 def merge(model: Model) -> Model:
-    """Makes layers with adapters plain ones of the merged weights, in place; returns the model."""
+    """Replaces layers with adapters by linear layers with the merged weights, in place; returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, AdaptedLinear):
             plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
@@ -100,7 +101,7 @@ def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Returns the `state_dict` of a model with its adapters merged. Raises ValueError for adapters of other layers."""
+    """Returns `base` with merged adapters. Raises ValueError if an adapter does not fit the weight of its layer."""
     merged = dict(base)
     layers = {name.rpartition(".")[0] for name in adapters}
     for layer in layers:

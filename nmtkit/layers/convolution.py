@@ -11,10 +11,10 @@ from nmtkit.layers.recurrent import LayerStates
 
 
 def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool) -> Tensor:
-    """Returns the inputs of each token's kernel, zero beyond its sentence: [T, width] -> [T, kernel x width].
+    """Returns the inputs of the kernel at each token: [T, width] -> [T, kernel x width].
 
-    The earliest tap comes first. Taps are shifted copies of the token axis, zeroed where a shift crosses the border of
-    a sentence. Causal kernels end at the token itself, others have it in their middle.
+    The earliest tap comes first. Taps are shifted copies of the token axis, with zeros where the shift leaves the
+    sentence. The last tap of a causal kernel is the token itself; other kernels have the token in the middle.
     """
     first = -(kernel - 1) * dilation // (1 if causal else 2)
     taps = []
@@ -31,10 +31,10 @@ def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool)
 
 
 class PackedConvolution(nn.Module):
-    """A one-dimensional convolution that never crosses the border of a sentence: [T, width] -> [T, output].
+    """A one-dimensional convolution that stays within each sentence: [T, width] -> [T, output].
 
-    `linear` maps the kernel's inputs, side by side, to the output: [kernel x width] -> [output]. Where `states` holds
-    the last inputs of a causal convolution, its N sentences are of one token each and continue from those inputs.
+    `linear` maps the concatenated inputs of the kernel to the output: [kernel x width] -> [output]. In decoding,
+    `states` has the last inputs of a causal convolution; the N sentences then have one token each and continue them.
     """
 
     def __init__(self, linear: nn.Module, kernel: int, *, width: int, dilation: int = 1, causal: bool) -> None:
@@ -42,7 +42,7 @@ class PackedConvolution(nn.Module):
         assert causal or kernel % 2, "a kernel of even width has no middle"
         self.linear = linear
         self.kernel, self.dilation, self.causal = kernel, dilation, causal
-        self.state_shapes = (((kernel - 1) * dilation, width),)  # a causal kernel's inputs before the token itself
+        self.state_shapes = (((kernel - 1) * dilation, width),)  # inputs of a causal kernel before the token
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         if not states or self not in states:
@@ -54,10 +54,10 @@ class PackedConvolution(nn.Module):
 
 
 class WeightNormLinear(nn.Module):
-    """A linear layer whose weight rows are `gain` times a direction (Salimans & Kingma 2016, equation 2).
+    """A linear layer with weight normalisation (Salimans & Kingma 2016, equation 2): rows are `gain` times a direction.
 
-    The direction is drawn from a normal distribution of standard deviation `std`, and the gain starts at its length, so
-    that the layer starts as an unnormalised one; biases start at zero.
+    Directions are drawn from a normal distribution of standard deviation `std`. The gain starts as the length of the
+    direction, so the initial layer equals one without normalisation. Biases start at zero.
     """
 
     def __init__(self, width: int, output: int, std: float) -> None:

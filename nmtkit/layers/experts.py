@@ -10,28 +10,28 @@ from torch.nn import functional as F
 from nmtkit.layers import compute_dtype
 from nmtkit.layers.dropout import Dropout
 
-# T tokens, D model width, F inner width of an expert, X experts (of a gate: choices); k of them are active for a token
+# T tokens, D model width, F inner width of an expert, X experts (choices of a gate); k experts are active for a token
 
-MIN_BLOCK = 16  # rows of one expert that are multiplied together; fewer cost as much
+MIN_BLOCK = 16  # rows of one expert that are multiplied together; fewer rows take as long
 
 
 class GatingOutput(NamedTuple):
-    """The choices of a noisy gate, for each token."""
+    """The choices of a noisy gate for each token."""
 
-    weights: Tensor  # [T, k], they sum to one
+    weights: Tensor  # [T, k], with sum 1 for each token
     indices: Tensor  # [T, k]
-    load: Tensor | None  # [T, X], only with noise: each choice's probability to be active, its own noise drawn again
+    load: Tensor | None  # [T, X], only with noise: probability that a choice is active if its own noise is drawn again
 
 
 def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> GatingOutput:
-    """Selects the k highest on the last axis of `logits`, with noise of that standard deviation (equations 3 to 5)."""
+    """Selects the k largest of `logits` [T, X] plus noise of standard deviation `noise_stddev` (equations 3 to 5)."""
     if noise_stddev is None:
         values, indices = logits.topk(k, -1)
         return GatingOutput(values.softmax(-1), indices, None)
     noisy = logits + torch.randn_like(logits) * noise_stddev
     values, ranked = noisy.topk(k + 1, -1)
     indices = ranked[..., :k]
-    # a choice is active when it beats the k-th highest of the others: the (k+1)-th of all, if it is in the top k itself
+    # a choice is active if it exceeds the k-th largest of the others, which is the (k+1)-th of all for an active choice
     in_top_k = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices, True)
     threshold = torch.where(in_top_k, values[..., k, None], values[..., k - 1, None])
     load = torch.special.ndtr((logits - threshold) / noise_stddev.clamp(min=1e-6))  # equation 9
@@ -39,12 +39,12 @@ def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> G
 
 
 class Experts(nn.Module):
-    """Sends each token to the k experts that a noisy gate ranks highest, and sums their outputs by its weights.
+    """Sends each token to the k experts that a noisy gate ranks highest, and adds up their outputs with its weights.
 
-    With `groups`, a first gate selects k groups and a second one k experts of each, and the weights of the two are
-    multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, each forward pass
-    adds its losses of section 4 and appendix A to `balance_losses`. In evaluation there is no noise, and tokens do not
-    influence each other.
+    With `groups`, a first gate selects k groups, a second gate selects k experts of each group, and the weights of both
+    gates are multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, each
+    forward pass appends its losses of section 4 and appendix A to `balance_losses`. In evaluation there is no noise,
+    and tokens do not affect each other.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Experts(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        assert 0 < active < experts // (groups or 1), "an expert's load is defined against one that is not active"
+        assert 0 < active < experts // (groups or 1), "the load is defined only if some expert is not active"
         self.active, self.groups, self.group_size = active, groups, experts // (groups or 1)
         self.importance_weight, self.load_weight = importance_weight, load_weight
-        # no signal and some noise at first, so that all experts start with an equal load (appendix A)
+        # zero logits and some noise at first, so that all experts start with an equal load (appendix A)
         self.gate = nn.Parameter(torch.zeros(width, experts))
         self.noise = nn.Parameter(torch.zeros(width, experts))
         if groups:
@@ -75,9 +75,9 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [T, D] for tokens [T, D]."""
-        with torch.autocast(x.device.type, enabled=False):  # a rounded gate would select other experts
+        with torch.autocast(x.device.type, enabled=False):  # with rounded logits a gate would select different experts
             weights, indices = self.gates(x.float())
-        # tokens sorted by expert, so that each expert's tokens are contiguous: T k -> T*k
+        # tokens are sorted by expert, so that the tokens of an expert are contiguous: T k -> T*k
         order = indices.flatten().argsort(stable=True)
         counts = count(indices, len(self.fc1))
         token = order // indices.shape[1]
@@ -85,40 +85,42 @@ class Experts(nn.Module):
         return weighted.new_zeros(x.shape).index_add(0, token, weighted).to(x.dtype)
 
     def products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Returns the experts' outputs for tokens sorted by expert, `counts` [X] for each; reads counts on the host."""
+        """Returns the outputs of experts for tokens sorted by expert; `counts` [X] is read on the host."""
         inputs = zip(x.split(counts.tolist()), self.fc1.unbind(0), self.fc2.unbind(0), strict=True)
         outputs = [self.dropout((tokens @ fc1).relu()) @ fc2 for tokens, fc1, fc2 in inputs if len(tokens)]
         return torch.cat(outputs)
 
     def grouped_products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Computes `products` with one kernel for all experts, which reads their counts on the device."""
+        """Computes `products` with one kernel for all experts, which reads the counts on the device."""
         dtype, ends = compute_dtype(x), counts.cumsum(0).to(torch.int32)
         hidden = F.grouped_mm(x.to(dtype), self.fc1.to(dtype), offs=ends)
         return F.grouped_mm(self.dropout(hidden.relu()), self.fc2.to(dtype), offs=ends)
 
     def blocked_products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Computes `products` in any type, with products of blocks that each contain the tokens of one expert.
+        """Computes `products` in any dtype, as batched products of blocks. A block has tokens of one expert.
 
-        Blocks are as long as an expert's mean share, so at most twice as many rows are multiplied, and twice the
-        weights of all experts copied, as there are: their number must not depend on counts that only the device knows.
+        The number of blocks must not depend on counts that only the device knows. A block has as many rows as an expert
+        gets on average. So at most twice as many rows as necessary are multiplied, and the weights are copied twice.
         """
         experts, dtype = len(self.fc1), compute_dtype(x)
         size = max(MIN_BLOCK, -(-len(x) // experts))
         number = len(x) // size + experts  # the most blocks that `counts` can ask for
-        ends = (-(-counts // size)).cumsum(0)  # [X]: of each expert's blocks
+        ends = (-(-counts // size)).cumsum(0)  # [X]: end of the blocks of each expert
         first_token, first_block = (F.pad(sums[:-1], (1, 0)) for sums in (counts.cumsum(0), ends))
         expert = torch.repeat_interleave(torch.arange(experts, device=x.device), counts, output_size=len(x))
         row = torch.arange(len(x), device=x.device) - (first_token - first_block * size)[expert]
-        of_block = torch.searchsorted(ends, torch.arange(number, device=x.device), right=True).clamp(max=experts - 1)
-        fc1, fc2 = (weight.to(dtype).index_select(0, of_block) for weight in (self.fc1, self.fc2))
+        block_expert = torch.searchsorted(ends, torch.arange(number, device=x.device), right=True).clamp(
+            max=experts - 1
+        )
+        fc1, fc2 = (weight.to(dtype).index_select(0, block_expert) for weight in (self.fc1, self.fc2))
         blocks = x.new_zeros(number * size, x.shape[1], dtype=dtype).index_copy(0, row, x.to(dtype))
         hidden = torch.bmm(blocks.unflatten(0, (number, size)), fc1)
         return torch.bmm(self.dropout(hidden.relu()), fc2).flatten(0, 1).index_select(0, row)
 
     def products_on(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the fastest of the products for `x`. On CUDA none waits for the device.
+        """Returns the fastest implementation of `products` for x. On CUDA, none waits for the device.
 
-        torch's grouped ones are for bf16 and rows of a multiple of 16 bytes.
+        torch's grouped product needs bf16 and rows whose size is a multiple of 16 bytes.
         """
         if not x.is_cuda:
             return self.products
@@ -127,7 +129,7 @@ class Experts(nn.Module):
         return self.grouped_products if grouped else self.blocked_products
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns weights and indices of each token's experts: [T, k], with groups [T, k * k]."""
+        """Returns the weights and indices of the experts of each token: [T, k], with groups [T, k * k]."""
         logits, noise_stddev = self.logits(x, self.gate, self.noise)
         if not self.groups:
             weights, indices, by_token = noisy_top_k_gating(logits, noise_stddev, self.active)
@@ -150,12 +152,12 @@ class Experts(nn.Module):
         """Returns weights and indices [T, k * k] and, in training, the load [X] of two levels (equations 12 to 14)."""
         groups = noisy_top_k_gating(*self.logits(x, self.group_gate, self.group_noise), self.active)
 
-        def of_selected_groups(logits: Tensor) -> Tensor:  # [T, X] -> [T, k, X / groups]
+        def in_selected_groups(logits: Tensor) -> Tensor:  # [T, X] -> [T, k, X / groups]
             by_group = logits.unflatten(1, (-1, self.group_size))
             return by_group.gather(1, groups.indices[:, :, None].expand(-1, -1, by_group.shape[2]))
 
-        selected_stddev = None if noise_stddev is None else of_selected_groups(noise_stddev)
-        experts = noisy_top_k_gating(of_selected_groups(logits), selected_stddev, self.active)
+        selected_stddev = None if noise_stddev is None else in_selected_groups(noise_stddev)
+        experts = noisy_top_k_gating(in_selected_groups(logits), selected_stddev, self.active)
         weights = (groups.weights[:, :, None] * experts.weights).flatten(1)
         indices = (groups.indices[:, :, None] * self.group_size + experts.indices).flatten(1)
         if groups.load is None or experts.load is None:
@@ -167,7 +169,7 @@ class Experts(nn.Module):
 
 
 def count(indices: Tensor, choices: int) -> Tensor:
-    """Counts each index below `choices` [choices], int64. Unlike bincount, the function does not synchronise."""
+    """Returns the number of occurrences of each index below `choices`: [choices], int64. Never waits for the device."""
     flat = indices.flatten()
     return flat.new_zeros(choices).index_add(0, flat, torch.ones_like(flat))
 
@@ -178,9 +180,9 @@ def cv_squared(values: Tensor) -> Tensor:
 
 
 def pop_auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the balance losses by name of all Experts in `model`, each the mean over their forward passes.
+    """Returns the balance losses of all `Experts` in a model by name, and removes them from the layers.
 
-    Layers drop theirs, and with them the graphs of those passes. Empty in evaluation.
+    A loss is the mean over the forward passes, summed over the layers. In evaluation there are none.
     """
     losses: dict[str, Tensor] = {}
     for layer in model.modules():

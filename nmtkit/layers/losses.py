@@ -1,9 +1,9 @@
-"""The output projection fused with the losses behind it: label-smoothed cross-entropy, and R-Drop's of two passes.
+"""The output projection fused with label-smoothed cross-entropy, or with the loss of R-Drop for two passes.
 
-With an `nn.Linear` as output projection, the tokens are processed in chunks, and the gradients of a chunk are computed
-while its logits are at hand, so that the logits of all tokens never exist at one time. All losses are summed over the
-tokens whose target is not `IGNORE_INDEX`, in natural logarithms. The target distribution is mixed with the uniform one
-over the vocabulary, u(k) = 1 / V (Szegedy et al. 2015, section 7): with eps = `label_smoothing` a token's loss is
+With an `nn.Linear` as output projection, tokens are processed in chunks. The gradients of a chunk are computed in the
+forward pass, so that the logits of all tokens never exist at the same time. Losses are sums over the tokens whose
+target is not `IGNORE_INDEX`, in natural logarithms. The target distribution is mixed with the uniform distribution over
+the vocabulary, u(k) = 1 / V (Szegedy et al. 2015, section 7). With eps = `label_smoothing`, the loss of a token is
 
     (1 - eps) * -log p(target) + eps / V * sum over the vocabulary of -log p(k)
 """
@@ -20,20 +20,21 @@ from nmtkit.layers.packed import IGNORE_INDEX
 
 # T tokens, D model width, V vocabulary; p and q are the distributions of two passes
 
-CHUNK_BYTES = 8 << 20  # logits held at a time on a CPU: a chunk stays in its last-level cache
+CHUNK_BYTES = 8 << 20  # bytes of logits in a chunk on a CPU, which stay in the last-level cache
 CHUNK_BYTES_GPU = 1 << 30
-# Of a chunk on a CPU, at least: each reads and writes the gradient of the weight, V x D in fp32. At V = 37,000, 1,024
-# tokens then take 0.9 s of a core in bf16 for 1.5 s, and in fp32 1.6 to 1.8 for 2.6 to 2.9.
+# Minimum tokens of a chunk on a CPU: each chunk reads and writes the gradient of the weight, V x D in fp32. With it,
+# 1,024 tokens at V = 37,000 take 0.9 s instead of 1.5 s of a core in bf16, and 1.6 to 1.8 s instead of 2.6 to 2.9 in
+# fp32.
 MIN_CHUNK_TOKENS = 400
-ADDED_AT_ONCE = 1 << 19  # elements of a gradient
+ADDED_AT_ONCE = 1 << 19  # elements of a gradient that are added at a time
 
 
 def output_cross_entropy(
     output: nn.Module, features: Tensor, target: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the summed smoothed loss, and without gradient the summed negative log-likelihood.
+    """Returns the sum of the smoothed losses, and the sum of negative log-likelihoods without gradient.
 
-    `output` maps features [T, D] to logits [T, V]; target [T].
+    `output` maps features [T, D] to logits [T, V]. `target` is [T].
     """
     if is_unmodified(output, nn.Linear):
         arguments = features, output.weight, output.bias, target, label_smoothing, torch.is_grad_enabled()
@@ -42,7 +43,7 @@ def output_cross_entropy(
 
 
 def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """The reference of `output_cross_entropy`, given the logits [T, V]."""
+    """Computes `output_cross_entropy` from logits [T, V], without fusion."""
     log_p = F.log_softmax(logits.float(), -1)
     mask = target != IGNORE_INDEX
     nll = -log_p.gather(1, target.clamp(min=0)[:, None])[:, 0].where(mask, 0).sum()
@@ -55,13 +56,13 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tup
 def output_r_drop_loss(
     output: nn.Module, first: Tensor, second: Tensor, target: Tensor, label_smoothing: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the summed loss of two passes and, without gradients, their negative log-likelihood and divergence.
+    """Returns the sum of R-Drop losses of two passes, and without gradients the negative log-likelihood and divergence.
 
-    The likelihood is the mean of both passes', the divergence (KL(p || q) + KL(q || p)) / 2, and the loss
+    The likelihood is the mean of both passes. The divergence is (KL(p || q) + KL(q || p)) / 2. The loss is
 
-        mean of both passes' label-smoothed cross-entropy + alpha / 2 * divergence
+        mean label-smoothed cross-entropy of both passes + alpha / 2 * divergence
 
-    `output` maps the passes' features [T, D] to logits [T, V]; target [T].
+    `output` maps the features [T, D] of a pass to logits [T, V]. `target` is [T].
     """
     if is_unmodified(output, nn.Linear):
         arguments = first, second, output.weight, output.bias, target, label_smoothing, alpha, torch.is_grad_enabled()
@@ -78,7 +79,7 @@ def output_r_drop_loss(
 
 
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
-    """Splits the tokens so that the logits of a chunk, `token_bytes` for each token, stay within the limit."""
+    """Splits the tokens into chunks whose logits, `token_bytes` for each token, stay within the limit."""
     on_cpu = target.device.type == "cpu"
     size = max(MIN_CHUNK_TOKENS if on_cpu else 1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_GPU) // token_bytes)
     for start in range(0, len(target), size):
@@ -86,11 +87,12 @@ def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
 
 
 class _Gradients:
-    """Gradients of a loss by the features of each pass, the weight and the bias, summed chunk by chunk.
+    """Gradients of a loss with respect to features, weight and bias, summed chunk by chunk.
 
-    The gradient of a smoothed loss by a row of logits has a part -eps / V in every element, which rounding would lose
-    beside a bf16 softmax. It is left out of the rows given to `add`, and added here in the products: to the features'
-    gradients as -eps / V times the sum of the weight's rows, to the weight's as -eps / V times the sum of the features.
+    The gradient with respect to logits has a part -eps / V in every element. Added to a bf16 softmax, rounding would
+    remove this part. So the rows passed to `add` leave it out, and the products contain it: -eps / V times the sum of
+    the rows of the weight in the gradient of the features, -eps / V times the sum of the features in that of the
+    weight.
     """
 
     def __init__(
@@ -104,12 +106,12 @@ class _Gradients:
         self.bias = None if bias is None else (mask.sum() * -uniform * len(passes)).expand(bias.shape).clone()
 
     def add(self, number: int, chunk: slice, rows: Tensor, x: Tensor, weight: Tensor, mask: Tensor) -> None:
-        """Adds `rows`, the gradient by a chunk's logits [tokens, V], of the pass `number`, whose features are x.
+        """Adds the gradients of a chunk of pass `number`. `rows` [tokens, V] is the gradient of its logits.
 
-        Tokens outside `mask` get no gradient.
+        x [tokens, D] are the features of the chunk. Tokens outside `mask` get no gradient.
         """
         features = torch.addmm(self.weight_sum, rows, weight, out=self.features[number][chunk])
-        # asking whether it is needed would break a compiled graph, and synchronise with a GPU
+        # testing the mask would break a compiled graph, and wait for a GPU
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
             features.mul_(mask[:, None])
             x = x * mask[:, None]
@@ -119,9 +121,10 @@ class _Gradients:
             self.bias += rows.sum(0, dtype=torch.float32)
 
     def scaled(self, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-        """Returns the gradients times that of the loss, `scale`; the features' as `dtype`. To be called once.
+        """Returns the gradients times `scale`, the gradient of the loss. May be called once.
 
-        In fp32, as rounding a scale of 1 / tokens to bf16 would bias every gradient.
+        Gradients of features are returned as `dtype`, but multiplied in fp32: rounding a scale of 1 / tokens to bf16
+        would bias every gradient.
         """
         if not hasattr(self, "weight"):
             raise RuntimeError("a second backward pass through this loss: compute the loss again")
@@ -129,13 +132,15 @@ class _Gradients:
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling():
             return *features, weight * scale, None if bias is None else bias * scale
-        del self.weight, self.bias  # scaled in place
+        del self.weight, self.bias  # they are scaled in place, so a second call would be wrong
         return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
 
 
 def _add_(total: Tensor, part: Tensor) -> None:
-    """Adds `part` to `total`, both [V, D]. On a CPU torch copies all of a part of another type before it adds it, here
-    so many rows that the copy stays in the cache.
+    """Adds `part` to `total`, both [V, D].
+
+    On a CPU, torch converts a tensor of another dtype before the sum. Rows are added in groups whose converted copy
+    stays in the cache.
     """
     if part.dtype == total.dtype or part.device.type != "cpu" or torch.compiler.is_compiling():
         total.add_(part)
@@ -146,19 +151,20 @@ def _add_(total: Tensor, part: Tensor) -> None:
 
 
 def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Turns the logits [tokens, V] of x into probabilities, in place; also returns the labels' log probabilities, fp32.
+    """Turns logits [tokens, V] into probabilities in place. Also returns the log probabilities of the labels in fp32.
 
-    On a CPU these are taken from the labels' own probabilities, rounded as they are: as exact as by way of the largest,
-    and without two readings of the logits. Tokens whose label has next to no probability are multiplied once more.
+    On a CPU, log probabilities are logarithms of the (rounded) probabilities: this is as exact as a computation from
+    the logits and saves two readings of the logits. Logits of tokens whose label has a tiny probability are computed
+    again.
     """
-    # asking for such tokens would break a compiled graph, and synchronise with a GPU
+    # testing for such tokens would break a compiled graph, and wait for a GPU
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         p = torch.softmax(logits, -1, out=logits)
-        of_label = p.gather(1, labels)[:, 0].float()
-        log_p = of_label.log()
+        label_p = p.gather(1, labels)[:, 0].float()
+        log_p = label_p.log()
         least = torch.finfo(p.dtype).tiny * 1024
-        if of_label.min() < least:
-            lost = (of_label < least).nonzero()[:, 0]
+        if label_p.min() < least:
+            lost = (label_p < least).nonzero()[:, 0]  # their probabilities have lost precision
             exact = F.linear(x[lost], weight, bias).float().log_softmax(-1)
             log_p[lost] = exact.gather(1, labels[lost])[:, 0]
         return p, log_p
@@ -168,9 +174,10 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """With p the softmax of a row's logits, the gradient of its loss by them is p - eps / V - (1 - eps) [k = target].
+    """The fused cross-entropy. The gradient of the logits of a row is p - eps / V - (1 - eps) [k = target].
 
-    `needs_gradient` is whether gradients are enabled: inside of a Function they never are.
+    p is the softmax of the logits. `needs_gradient` says whether gradients are enabled, since they never are inside a
+    Function.
     """
 
     @staticmethod
@@ -188,9 +195,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         x, w = features.to(dtype), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
         mask = target != IGNORE_INDEX
-        wanted = needs_gradient and any(ctx.needs_input_grad)
-        gradients = _Gradients((x,), w, bias, mask, label_smoothing) if wanted else None
-        # the sum of a row's logits, for the uniform part, is its product with the sum of the weight's rows
+        needed = needs_gradient and any(ctx.needs_input_grad)
+        gradients = _Gradients((x,), w, bias, mask, label_smoothing) if needed else None
+        # for the uniform part: the sum of the logits of a token is the product of x with the sum of the weight's rows
         weight_sum = w.sum(0, dtype=torch.float32)
         bias_sum = bias.float().sum() if bias is not None else 0.0
         loss = nll = torch.zeros((), device=x.device)
@@ -206,7 +213,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = loss + ((1 - label_smoothing) * token_nll + label_smoothing * token_uniform).sum()
             if gradients is not None:
                 at_label = log_p.exp() - (1 - label_smoothing)
-                # torch's scatter_ on a CPU would copy all of p to fp32 and back
+                # on a CPU, torch's scatter_ would convert all of p to fp32 and back
                 p.index_put_((torch.arange(len(p), device=p.device), labels[:, 0]), at_label.to(dtype))
                 gradients.add(0, chunk, p, x[chunk], w, mask[chunk])
         ctx.gradients = gradients
@@ -219,9 +226,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _LinearRDropLoss(torch.autograd.Function):
-    """By the logits of p, the gradient of a row's divergence is (p (log p - log q - KL(p || q)) + p - q) / 2.
+    """The fused R-Drop loss. Gradients with respect to the logits of p, for each row:
 
-    That of its cross-entropy is p - eps / V - (1 - eps) [k = target].
+    divergence: (p (log p - log q - KL(p || q)) + p - q) / 2; cross-entropy: p - eps / V - (1 - eps) [k = target].
     """
 
     @staticmethod
@@ -241,8 +248,8 @@ class _LinearRDropLoss(torch.autograd.Function):
         passes, w = (first.to(dtype), second.to(dtype)), weight.to(dtype)
         b = None if bias is None else bias.to(dtype)
         mask = target != IGNORE_INDEX
-        wanted = needs_gradient and any(ctx.needs_input_grad)
-        gradients = _Gradients(passes, w, bias, mask, label_smoothing) if wanted else None
+        needed = needs_gradient and any(ctx.needs_input_grad)
+        gradients = _Gradients(passes, w, bias, mask, label_smoothing) if needed else None
         loss = nll = divergence = torch.zeros((), device=first.device)
         for chunk in _chunks(target, len(w) * 4):
             labels = target[chunk].clamp(min=0)[:, None]
@@ -259,7 +266,8 @@ class _LinearRDropLoss(torch.autograd.Function):
             divergence = divergence + token_divergence.where(mask[chunk], 0).sum()
             if gradients is None:
                 continue
-            # by p's logits: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2 [k = target]
+            # gradient of the logits of p: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2
+            # [k = target]
             factors = ratio.add(1 - kl_pq), ratio.neg().add_(1 - kl_qp)
             for number, (own, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
                 rows = factor.mul_(alpha / 4).add_(0.5).mul_(own).sub_(other, alpha=alpha / 4)

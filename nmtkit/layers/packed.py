@@ -1,7 +1,8 @@
 """Sentences laid end to end, without padding.
 
-A layout says how many tokens each sentence has; values of any width go with it: token ids [T], features [T, D]. Only
-layers that must know sentences (attention, recurrence) look at the layout; every other layer sees a flat token axis.
+A layout has the number of tokens of each sentence. Values of any width belong to a layout: token ids [T], features
+[T, D]. Only layers that need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat
+token axis.
 """
 
 from collections.abc import Callable, Hashable
@@ -15,15 +16,15 @@ from torch.nn import functional as F
 # B sentences, T tokens in all of them, L tokens of the longest
 
 Derived = TypeVar("Derived")
-IGNORE_INDEX = -100  # target of a token that counts in no loss: that of a dummy micro-batch
+IGNORE_INDEX = -100  # target of a token that no loss counts, in padding and dummy micro-batches
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Start and end of each sentence on the token axis.
+    """The lengths of the sentences on a token axis.
 
-    `max_length` and `tokens` are Python integers, so that using them never waits for a device. On a layout of fixed
-    shape, `max_length` is an upper bound.
+    `max_length` and `tokens` are Python integers, so reading them never waits for a device. In a layout of fixed shape,
+    `max_length` is an upper bound.
     """
 
     lengths: Tensor  # B, int64; every sentence has at least one token (eos)
@@ -33,13 +34,14 @@ class Layout:
 
     @staticmethod
     def of(lengths: Tensor) -> "Layout":
-        """Returns the layout of sentences of these lengths [B]; synchronises with the device that holds them."""
+        """Returns the layout of sentences of these lengths [B]. Waits for the device of `lengths`."""
         return Layout(lengths, int(lengths.max()), int(lengths.sum()))
 
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
-        """Returns `compute()`, which is called once for each `key` and kept as long as the layout.
+        """Returns `compute()`. The result is cached under `key` for the lifetime of the layout.
 
-        Indices and masks that every layer needs are kept here. A key must not hold a layout, which it would keep alive.
+        The cache holds indices and masks that every layer needs. A key must not contain a layout, since the cache would
+        keep that layout alive.
         """
         if torch.compiler.is_compiling():  # compilers share equal computations themselves, and stop at side effects
             return compute()
@@ -54,12 +56,12 @@ class Layout:
 
     @property
     def uniform(self) -> bool:
-        """Whether all sentences are equally long, so that [T, …] is [B, L, …] by a view."""
+        """Whether all sentences have the same length, so that [T, …] can be viewed as [B, L, …]."""
         return self.tokens == self.sentences * self.max_length
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Index of the first token of each sentence, then T: B+1, int32 (as variable-length attention takes it)."""
+        """Index of the first token of each sentence, then T: B+1, int32, as variable-length attention requires."""
         return self.derived("cu_seqlens", lambda: F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32))
 
     @property
@@ -91,7 +93,7 @@ class Layout:
 
     @property
     def pad_indices(self) -> Tensor:
-        """The token that fills each cell of a padded [B, L]; beyond a sentence's end its last one: B L, int64."""
+        """Index of the token in each cell of a padded [B, L]. Padding repeats the last token: B L, int64."""
 
         def compute() -> Tensor:
             column = torch.arange(self.max_length, device=self.lengths.device)
@@ -101,12 +103,12 @@ class Layout:
 
     @property
     def unpad_indices(self) -> Tensor:
-        """The cell of a flattened padded [B, L] that each token is in: T, int64."""
+        """Index of the cell of each token in a flattened padded [B, L]: T, int64."""
         return self.derived("unpad_indices", lambda: self.segment_ids * self.max_length + self.position_ids)
 
     @property
     def host_lengths(self) -> list[int]:
-        """The lengths as Python integers. Synchronises, unless the layout was moved here from the CPU."""
+        """The lengths as Python integers. Waits for the device, unless the layout was moved from the CPU."""
         return self.derived("host_lengths", self.lengths.tolist)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":
@@ -118,24 +120,24 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Values on a layout: `values` is [T, …]."""
+    """Values [T, …] and the layout of their sentences."""
 
     values: Tensor
     layout: Layout
 
     @staticmethod
     def from_lists(sentences: list[list[int]], device: torch.device | str = "cpu") -> "Packed":
-        """Returns the token ids of several sentences, none of them empty."""
+        """Returns packed token ids. No sentence may be empty."""
         lengths = torch.tensor([len(ids) for ids in sentences], device=device)
         values = torch.tensor([token for ids in sentences for token in ids], device=device)
         return Packed(values, Layout.of(lengths))
 
     def with_values(self, values: Tensor) -> "Packed":
-        """Returns other values [T, …] on the same layout."""
+        """Returns `values` [T, …] on the layout of this object."""
         return Packed(values, self.layout)
 
     def to_padded(self, fill: float = 0.0) -> Tensor:
-        """Returns the values as [B, L, …], with `fill` beyond a sentence's end."""
+        """Returns the values as [B, L, …], padded with `fill`."""
         if self.layout.uniform:
             return self.values.unflatten(0, (-1, self.layout.max_length))
         shape = self.layout.mask.shape + (1,) * (self.values.dim() - 1)
@@ -143,12 +145,12 @@ class Packed:
 
     @staticmethod
     def from_padded(padded: Tensor, layout: Layout) -> "Packed":
-        """Returns the tokens of [B, L, …]: the inverse of `to_padded`."""
+        """Returns the values of a padded [B, L, …] without padding: the inverse of `to_padded`."""
         flat = padded.flatten(0, 1)
         return Packed(flat if layout.uniform else flat[layout.unpad_indices], layout)
 
     def select(self, sentences: Tensor) -> "Packed":
-        """Returns the sentences with these indices (1 dimension), in this order; an index may occur several times."""
+        """Returns the sentences with these indices, in this order. An index may occur several times."""
         lengths = self.layout.lengths[sentences]
         layout = Layout.of(lengths)
         tokens = self.layout.cu_seqlens.long()[sentences][layout.segment_ids] + layout.position_ids
@@ -166,9 +168,9 @@ class Packed:
 class Batch:
     """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
-    `target_input` is bos and the target without its eos; `target_output` [T] is the target, eos included, and
-    `IGNORE_INDEX` in padding. `target_tokens` counts the tokens of `target_output` that are not ignored: what the
-    micro-batch adds to the update's denominator.
+    `target_input` is bos and the target without eos. `target_output` [T] is the target with eos, and `IGNORE_INDEX` in
+    padding. `target_tokens` is the number of tokens of `target_output` that are not ignored, which the micro-batch adds
+    to the denominator of the update.
     """
 
     source: Packed

@@ -1,4 +1,4 @@
-"""Sinusoidal position encodings, in the layouts that Transformers were trained with."""
+"""Sinusoidal position encodings, in the layouts of published Transformers."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: int = 0) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine: positions x D, in fp32.
+    """Returns sinusoidal position encodings in fp32: positions x D. The first row is position `offset`.
 
-    The first row is that of position `offset`. "sinusoidal_halves" has all sines before the cosines, as transformers'
-    MarianMTModel; "sinusoidal_fairseq" also has the angles pos / 10000^(i / (d_model / 2 - 1)), as Marian itself,
-    M2M-100 and NLLB.
+    PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and PE(pos, 2i + 1) is the cosine of the same angle. The layout
+    "sinusoidal_halves" has all sines before the cosines (transformers' MarianMTModel). "sinusoidal_fairseq" has the
+    same order, with the angles pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100 and NLLB).
     """
     position = torch.arange(offset, offset + positions, dtype=torch.float64)[:, None]
     if layout == "sinusoidal_fairseq":  # an odd d_model has zeros in the last column

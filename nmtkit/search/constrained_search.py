@@ -1,8 +1,9 @@
-"""Beam search for translations that hold required phrases.
+"""Beam search for translations that contain required phrases.
 
-Source: the banks of Post and Vilar 2018 ("Fast Lexically Constrained Decoding with Dynamic Beam Allocation"): a
-hypothesis competes with those that have produced equally many required tokens. When the rest of the length is just
-enough for the phrases that are missing, only they may come. How far a hypothesis has come is read off an automaton.
+Source: Post and Vilar 2018, "Fast Lexically Constrained Decoding with Dynamic Beam Allocation". Hypotheses are divided
+into banks by the number of required tokens that they have produced; a hypothesis competes within its bank. When the
+remaining length is just enough for the missing phrases, only their tokens are allowed. An automaton tracks the progress
+of a hypothesis.
 """
 
 import math
@@ -14,7 +15,8 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, Candidates, topk
+from nmtkit.search.beam_search import BeamSearch
+from nmtkit.search.candidates import Candidates, continuations
 from nmtkit.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
@@ -22,18 +24,19 @@ from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-READINGS = 64  # of a hypothesis that are followed, the most advanced; with fewer than 7 phrases there are hardly more
+READINGS = 64  # the most advanced readings of a hypothesis are kept; fewer than 7 phrases rarely have more
 
-Reading = tuple[int, int, Phrase]  # phrases held (a bit for each), the phrase under way, its tokens so far (): none is
+# complete phrases (a bit for each), index of the phrase that has begun, and its tokens so far: () if none has begun
+Reading = tuple[int, int, Phrase]
 
 
 class PhraseAutomaton:
-    """How much of the required phrases a hypothesis holds; its states are numbered as they are first met, from 0.
+    """Tracks the required phrases that a hypothesis contains. States are numbered from 0 in the order of their use.
 
-    A hypothesis may be read in several ways: "4 4 3" holds "4 3" from its second token on, and with "3 5" required as
-    well, a 3 may end one phrase or begin the other. A state is the set of these readings (a subset construction), and
-    whether a letter came last. `edges` are needed for phrases of whole words: a reading that has come to the end of
-    such a phrase holds it unless the next token goes on with the word.
+    A hypothesis can have several readings: "4 4 3" contains "4 3" from its second token on, and if "3 5" is required
+    too, a 3 can end one phrase or begin the other. A state is the set of readings (a subset construction), together
+    with whether the last token ends in a letter. `edges` are needed for phrases of whole words: a reading at the end of
+    such a phrase contains the phrase unless the next token continues the word.
     """
 
     def __init__(self, phrases: Sequence[RequiredPhrase], ordered: bool, edges: PieceEdges | None = None) -> None:
@@ -48,13 +51,13 @@ class PhraseAutomaton:
         self.alphabet = {token for beginnings in self.beginnings for beginning in beginnings for token in beginning}
         self.numbers: dict[tuple[frozenset[Reading], bool], int] = {}
         self.states: list[tuple[frozenset[Reading], bool]] = []
-        self.remaining: list[int] = []  # of each state, the tokens that its best reading still needs
-        self.wanted: list[list[int]] = []  # of each state, the tokens that a phrase begins or goes on with
+        self.remaining: list[int] = []  # for each state, the number of tokens that its best reading still needs
+        self.useful: list[list[int]] = []  # for each state, the tokens that begin or continue a phrase
         self.transitions: list[dict[int, int]] = []
         self.number_of({(0, 0, ())}, False)
 
     def least(self, phrase: RequiredPhrase) -> int:
-        """Returns the tokens of the shortest alternative that may follow any token, a letter too."""
+        """Returns the length of the shortest alternative that can follow any token, even one that ends in a letter."""
         joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
         free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
         return min(map(len, free or phrase.alternatives))
@@ -62,7 +65,7 @@ class PhraseAutomaton:
     def next(self, state: int, token: int) -> int:
         """Returns the state after one more token."""
         key = token
-        if token not in self.alphabet:  # all of these that have the same edges do the same
+        if token not in self.alphabet:  # all other tokens with the same edges have the same effect
             key = NONE if self.edges is None else NONE - self.edges.begins[token] - 2 * self.edges.ends[token]
         known = self.transitions[state]
         if key not in known:
@@ -73,7 +76,7 @@ class PhraseAutomaton:
         return known[key]
 
     def holds(self, tokens: Sequence[int]) -> bool:
-        """Returns whether a whole output holds the phrases."""
+        """Returns whether a complete output contains all phrases."""
         state = 0
         for token in tokens:
             state = self.next(state, token)
@@ -86,28 +89,28 @@ class PhraseAutomaton:
             self.numbers[kept, inside] = len(self.states)
             self.states.append((kept, inside))
             self.remaining.append(min(map(self.needed, kept)))
-            self.wanted.append(sorted({token for reading in kept for token in self.wanted_by(reading)}))
+            self.useful.append(sorted({token for reading in kept for token in self.useful_after(reading)}))
             self.transitions.append({})
         return self.numbers[kept, inside]
 
     def needed(self, reading: Reading) -> int:
-        """Returns the fewest tokens that complete a reading."""
+        """Returns the smallest number of tokens that complete a reading."""
         held, index, begun = reading
         others = sum(n for i, n in enumerate(self.shortest) if not held >> i & 1 and not (begun and i == index))
         return others + min((len(rest) for rest in self.rests(index, begun)), default=0)
 
     def rests(self, index: int, begun: Phrase) -> list[Phrase]:
-        """Returns the missing rest of each alternative with this beginning; a complete alternative has no rest."""
+        """Returns the tokens after `begun` in each alternative of a phrase that starts with `begun`."""
         alternatives = self.phrases[index].alternatives if begun else ()
         return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
 
     def dominated(self, reading: Reading, readings: set[Reading]) -> bool:
-        """Returns whether another reading is as far in the same phrase and holds more phrases."""
+        """Returns whether another reading is at the same point of the same phrase and has completed more phrases."""
         held, *rest = reading
         return any(held & other == held and held != other and rest == others for other, *others in readings)
 
     def startable(self, held: int) -> Iterator[int]:
-        """Yields the phrases that may begin: the first missing one if they are ordered; of equal ones, one."""
+        """Yields the phrases that may begin: the first missing phrase if ordered; one of several equal phrases."""
         seen: set[RequiredPhrase] = set()
         for index, phrase in enumerate(self.phrases):
             if not held >> index & 1 and phrase not in seen:
@@ -116,7 +119,7 @@ class PhraseAutomaton:
                     return
                 seen.add(phrase)
 
-    def wanted_by(self, reading: Reading) -> Iterator[int]:
+    def useful_after(self, reading: Reading) -> Iterator[int]:
         held, index, begun = reading
         rests = self.rests(index, begun)
         yield from (rest[0] for rest in rests if rest)
@@ -125,7 +128,7 @@ class PhraseAutomaton:
                 yield from (alternative[0] for alternative in self.phrases[start].alternatives)
 
     def readings_after(self, reading: Reading, token: int, joined: bool) -> Iterator[Reading]:
-        """Yields the readings after one more token, which goes on with the word before if `joined`."""
+        """Yields the readings after one more token. With `joined`, the token continues the previous word."""
         held, index, begun = reading
         if begun:
             yield from self.begun_with(held, index, (*begun, token))
@@ -138,7 +141,7 @@ class PhraseAutomaton:
                 yield from self.begun_with(held, start, (token,))
 
     def begun_with(self, held: int, index: int, tokens: Phrase) -> Iterator[Reading]:
-        """Yields the reading in which these are the tokens of a phrase so far, if one of its alternatives begins so."""
+        """Yields the reading in which a phrase starts with `tokens`, if one of its alternatives does."""
         phrase = self.phrases[index]
         if tokens in phrase.alternatives and not phrase.whole_words:
             yield held | 1 << index, 0, ()
@@ -148,13 +151,13 @@ class PhraseAutomaton:
 
 def lacking(
     constraints: Sequence[Constraints],
-    found: Sequence[Sequence[Hypothesis]],
+    results: Sequence[Sequence[Hypothesis]],
     options: SearchOptions,
     edges: PieceEdges | None,
 ) -> list[int]:
-    """Returns the sentences of which too few hypotheses hold every required phrase."""
+    """Returns the indices of sentences with fewer than `options.nbest` hypotheses that contain all required phrases."""
     result = []
-    for index, (sentence, hypotheses) in enumerate(zip(constraints, found, strict=True)):
+    for index, (sentence, hypotheses) in enumerate(zip(constraints, results, strict=True)):
         if sentence.required:
             automaton = PhraseAutomaton(sentence.required, options.ordered_constraints, edges)
             if sum(automaton.holds(hypothesis.tokens) for hypothesis in hypotheses) < options.nbest:
@@ -168,26 +171,26 @@ def with_required(
     options: SearchOptions,
     constraints: Sequence[Constraints],
     edges: PieceEdges | None,
-    found: list[list[Hypothesis]],
+    results: list[list[Hypothesis]],
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[list[Hypothesis]]:
-    """Returns the unconstrained hypotheses of each sentence, or constrained ones where a required phrase is missing.
+    """Returns the unconstrained hypotheses `results`, or constrained ones where a required phrase is missing.
 
-    What a free search finds and what holds the phrases is the best there is: banks, which take places of the beam from
-    the best hypotheses before a phrase begins, are for those sentences only that need them.
+    An unconstrained result that contains all phrases is the better one. Banks take slots of the beam away from the best
+    hypotheses before a phrase begins, so they are used only for sentences that need them.
     """
-    missing = lacking(constraints, found, options, edges)
+    missing = lacking(constraints, results, options, edges)
     if missing:
         rest = source.select(torch.tensor(missing, device=source.values.device))
         of_missing = [constraints[index] for index in missing]
         search = ConstrainedBeamSearch(models, rest, options, of_missing, edges, processors)
         for index, hypotheses in zip(missing, search.run(), strict=True):
-            found[index] = hypotheses
-    return found
+            results[index] = hypotheses
+    return results
 
 
 class ConstrainedBeamSearch(BeamSearch):
-    """Every hypothesis that ends holds every required phrase; in their order, if `options.ordered_constraints`."""
+    """A search whose finished hypotheses contain all required phrases, in order if `options.ordered_constraints`."""
 
     def __init__(
         self,
@@ -201,37 +204,39 @@ class ConstrainedBeamSearch(BeamSearch):
         super().__init__(models, source, options, constraints, processors)
         ordered = options.ordered_constraints
         self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
-        self.states = [[0] * options.rows for _ in constraints]  # of each open hypothesis: B R
+        self.states = [[0] * options.rows for _ in constraints]  # B R: the automaton's state of each open hypothesis
 
     def scores(self, tokens: Tensor) -> Tensor:
         return self.scorer.step(tokens)
 
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
         sentences, rows = group.shape[:2]
-        wanted = self.wanted_tokens()  # B R wanted
-        wanted_values = group.gather(2, wanted.clamp_min(0).to(group.device)).double().cpu()
-        wanted_values = wanted_values.masked_fill(wanted == NONE, -math.inf)
-        values, tokens = topk(group.flatten(0, 1), rows + 1 + wanted.shape[2])
-        values, tokens = values.double().cpu().view(sentences, rows, -1), tokens.cpu().view(sentences, rows, -1)
-        doubled = (tokens[:, :, :, None] == wanted[:, :, None, :]).any(3)
-        values = torch.cat([values.masked_fill(doubled, -math.inf), wanted_values], 2)
-        tokens = torch.cat([tokens, wanted.clamp_min(0)], 2)
+        useful = self.useful_tokens()  # B R useful
+        useful_values = group.gather(2, useful.clamp_min(0).to(group.device)).double().cpu()
+        useful_values = useful_values.masked_fill(useful == NONE, -math.inf)
+        each_row = group.flatten(0, 1)[:, None]
+        before = each_row.new_zeros(len(each_row), 1, dtype=torch.float64)
+        values, tokens = continuations(each_row, before, rows + 1 + useful.shape[2])
+        values, tokens = values.cpu().view(sentences, rows, -1), tokens.cpu().view(sentences, rows, -1)
+        duplicate = (tokens[:, :, :, None] == useful[:, :, None, :]).any(3)
+        values = torch.cat([values.masked_fill(duplicate, -math.inf), useful_values], 2)
+        tokens = torch.cat([tokens, useful.clamp_min(0)], 2)
         remaining = self.remaining_after(tokens)
         total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
-        # tokens that may follow this one
-        room = (self.constraint_processor.max_length - self.history.shape[2] - 1)[:, None, None]
-        forbidden = torch.where(tokens == EOS, remaining > 0, remaining > room)
+        # number of tokens that can follow
+        free = (self.constraint_processor.max_length - self.history.shape[2] - 1)[:, None, None]
+        forbidden = torch.where(tokens == EOS, remaining > 0, remaining > free)
         totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
-        # a long alternative may need more tokens than the shortest of all did before it began
+        # after a long alternative has begun, more tokens may remain than `total`, which counts the shortest one
         banks = (total - remaining).clamp_min(0).flatten(1)
         best = round_robin(totals, banks, min(2 * rows, totals.shape[1]))
         beam_index = torch.arange(rows)[None, :, None].expand_as(tokens).flatten(1)
         return Candidates(totals.gather(1, best), beam_index.gather(1, best), tokens.flatten(1).gather(1, best))
 
-    def wanted_tokens(self) -> Tensor:
-        """Returns the tokens that a required phrase begins or goes on with: B R and as many as any row has, or NONE."""
+    def useful_tokens(self) -> Tensor:
+        """Returns the tokens that begin or continue a required phrase, padded with NONE: B R tokens."""
         lists = [
-            [automaton.wanted[state] for state in states]
+            [automaton.useful[state] for state in states]
             for automaton, states in zip(self.automata, self.states, strict=True)
         ]
         width = max(len(tokens) for rows in lists for tokens in rows)
@@ -239,7 +244,7 @@ class ConstrainedBeamSearch(BeamSearch):
         return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
 
     def remaining_after(self, tokens: Tensor) -> Tensor:
-        """Returns the tokens that each hypothesis still needs after each of `tokens` [B, R, C]; eos changes nothing."""
+        """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not change it."""
         return torch.tensor(
             [
                 [
@@ -267,11 +272,13 @@ class ConstrainedBeamSearch(BeamSearch):
 
 
 def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
-    """Returns the indices of `number` of `scores` [B, C]: banks take turns, the fullest first, each with its best."""
+    """Returns `number` indices into `scores` [B, C]: the best of each bank in turn, starting with the fullest bank."""
     order = scores.argsort(dim=1, descending=True, stable=True)
     bank = banks.gather(1, order)
     same_bank = bank[:, :, None] == bank[:, None, :]  # B C C
-    rank = (same_bank & torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)).sum(2)  # better ones of the bank
+    rank = (same_bank & torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)).sum(
+        2
+    )  # better candidates of the same bank
     most = int(banks.max()) + 1
     closed = ~scores.gather(1, order).isfinite()
     key = rank * (most + 1) - bank + closed * (scores.shape[1] + 1) * (most + 1)

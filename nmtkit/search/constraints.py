@@ -16,11 +16,14 @@ from nmtkit.search.options import CONSTRAINTS_RULE, SearchOptions
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
 Phrase = tuple[int, ...]
-NONE, ANY = -1, -2  # no token; matches every token
+NONE, ANY = -1, -2  # matches no token; matches every token
 
 
 class PieceEdges(NamedTuple):
-    """Target pieces that begin or end with a letter of a word. Two such pieces in sequence belong to one word."""
+    """For each target piece, whether it begins and whether it ends within a word.
+
+    Two successive pieces belong to the same word if the first one ends, and the second one begins, within a word.
+    """
 
     begins: Sequence[bool]
     ends: Sequence[bool]
@@ -28,9 +31,9 @@ class PieceEdges(NamedTuple):
 
 @dataclass(frozen=True)
 class RequiredPhrase:
-    """A phrase that a translation must hold in one of several `alternatives`.
+    """A phrase that a translation must contain in one of several `alternatives`.
 
-    With `whole_words`, one with letters beside it does not count: "▁Hund e" does not hold "▁Hund".
+    With `whole_words`, an occurrence within a longer word does not count: "▁Hund e" does not contain "▁Hund".
     """
 
     alternatives: tuple[Phrase, ...]
@@ -39,12 +42,15 @@ class RequiredPhrase:
 
 @dataclass(frozen=True)
 class Constraints:
-    """Target ids, without eos. An avoided phrase is avoided as these pieces; others may spell the same text."""
+    """Constraints on a translation, as target ids without eos.
+
+    An avoided phrase is forbidden as these pieces only; other pieces can spell the same text.
+    """
 
     prefix: Phrase = ()  # the translation begins with it
-    given: int = 0  # the first tokens of the prefix that are not a part of the text and cost nothing: of a language
-    required: tuple[RequiredPhrase, ...] = ()  # it holds each of these, without overlap
-    avoided: tuple[Phrase, ...] = ()  # it holds none of these
+    language_tokens: int = 0  # number of language tokens at the start of the prefix; they do not count in the score
+    required: tuple[RequiredPhrase, ...] = ()  # the translation contains all of them, without overlap
+    avoided: tuple[Phrase, ...] = ()  # the translation contains none of them
 
     def check(self, options: SearchOptions) -> None:
         """Raises ValueError when the constraints contradict each other or `options`, naming both."""
@@ -72,16 +78,17 @@ class ConstraintProcessor:
             len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
             for sentence in constraints
         ]
-        # B: the most tokens, without eos; raised where the constraints need more
+        # B: the most tokens of an output, without eos; larger where the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)
-        self.given = max(sentence.given for sentence in constraints)  # the same for all sentences
+        # the same for all sentences, as they share one language
+        self.language_tokens = max(sentence.language_tokens for sentence in constraints)
         self.prefix = torch.tensor(  # B width, NONE after the end of each
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
             dtype=torch.int64,
         ).view(len(constraints), width)
         self.avoided = aligned_phrases([sentence.avoided for sentence in constraints])
-        self.shortest = int(self.max_length.min())  # of `max_length`
+        self.shortest = int(self.max_length.min())
         forbidden = [BOS] if options.unkpen is not None or options.replace_unknown else [BOS, UNK]
         self.forbidden, self.forbidden_at_first = torch.tensor(forbidden), torch.tensor([*forbidden, EOS])
 
@@ -92,7 +99,7 @@ class ConstraintProcessor:
         if length < self.prefix.shape[1]:
             forced = self.prefix[:, length].repeat_interleave(rows).to(log_probs.device)[:, None]  # N 1
             kept = log_probs.gather(1, forced.clamp_min(0))
-            if length < self.given:
+            if length < self.language_tokens:
                 kept.zero_()
         if self.forbidden.device != log_probs.device:
             self.forbidden, self.forbidden_at_first = (
@@ -136,7 +143,7 @@ class ConstraintProcessor:
 
 
 def aligned_phrases(phrases: Sequence[Sequence[Phrase]]) -> Tensor:
-    """Returns the phrases of each sentence as one tensor [B, phrases, tokens], ends aligned, ANY before them."""
+    """Returns the phrases of each sentence as one tensor [B, phrases, tokens], padded with ANY at the start."""
     width = max((len(phrase) for sentence in phrases for phrase in sentence), default=0)
     aligned = torch.full((len(phrases), max(map(len, phrases)), width), ANY)
     for row, sentence in enumerate(phrases):

@@ -1,8 +1,9 @@
-"""Continuous batching: waiting sentences take the slots of finished ones, so that a GPU always steps with full slots.
+"""Continuous batching: waiting sentences take the slots of finished sentences, so a GPU always works with full slots.
 
-The host launches a few steps, and while the device runs them it encodes waiting sentences, hands over results, and
-reads which slots the steps before had finished. It has their results copied and fills them again. So the device always
-has steps to run and never waits for the host; in return a slot stays idle until the steps under way are over.
+The host launches a few steps. While the device runs them, the host encodes waiting sentences, yields results, and reads
+which slots the previous steps finished. It starts copying their results and fills the slots again. So the device always
+has steps to run and never waits for the host. The price is that a finished slot stays idle until the launched steps are
+over.
 """
 
 from collections import deque
@@ -24,31 +25,31 @@ from nmtkit.search.segments import BatchHypotheses, Hypothesis, Segment, Segment
 
 # B sentences
 
-STEPS_PER_SYNC = 2  # steps between two reads of the host: more leave finished slots idle, fewer cost the host's time
-MIN_SLOTS = 16  # a GPU's step takes as long with one
+STEPS_PER_SYNC = 2  # steps between two reads by the host: more leave finished slots idle, fewer take time of the host
+MIN_SLOTS = 16  # a step of a GPU takes as long with one slot
 INSERTION_SHARE = 1 / 16  # share of the slots that must be free for an insertion to pay
-MEMORY_SHARE = 0.5  # of a GPU's free memory that slots may take; graphs and encoders need some too
+MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
 
 
 @dataclass
 class SlotRequest:
-    """A sentence on its way: number `index` of batch `batch`."""
+    """A sentence in the search: number `index` of batch `batch`."""
 
     batch: int
     index: int
     sentence: Segment
-    max_length: int  # tokens of its translation, without eos
+    max_length: int  # maximum tokens of the translation, without eos
     steps: int = 0
 
     @property
     def lengths(self) -> CacheLengths:
-        """Positions needed, of target and source."""
+        """The target and source positions that the sentence needs."""
         return CacheLengths(self.max_length + 1, len(self.sentence.ids))
 
 
 @dataclass
 class EncodedRequests:
-    """Requests whose memories, one of each model, are ready; the first `inserted` of them are in slots already."""
+    """Requests with their memories, one for each model. The first `inserted` requests are in slots already."""
 
     requests: list[SlotRequest]
     memories: list[Packed]
@@ -59,7 +60,7 @@ class EncodedRequests:
         return len(self.requests) - self.inserted
 
     def take(self, number: int) -> tuple[list[SlotRequest], list[Packed]]:
-        """Takes the next `number` requests and their memories, or as many as are left."""
+        """Takes up to `number` requests and their memories."""
         start, end = self.inserted, min(self.inserted + number, len(self.requests))
         self.inserted = end
         lengths = [len(request.sentence.ids) for request in self.requests[:end]]
@@ -72,7 +73,7 @@ class EncodedRequests:
 
 
 class AsyncCopy:
-    """Copies tensors to the host without waiting; `read` waits for them."""
+    """A copy of tensors to the host. Starting the copy does not wait; `read` does."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
@@ -87,10 +88,10 @@ class AsyncCopy:
 
 
 class ContinuousBatching:
-    """Searches batches of sentences, at most `slots` sentences at a time; `decode` is a `BatchDecoder`.
+    """Searches batches of sentences, at most `slots` sentences at a time. `decode` is a `BatchDecoder`.
 
-    `graph_search.supports` must be true. Batches with constraints go to `fallback`. The search grows when a sentence
-    does not fit or many wait, and is kept from run to run, with all that is recorded.
+    `graph_search.supports` must be true. Batches with constraints are passed to `fallback`. The search grows if a
+    sentence does not fit or many sentences wait. The search and its recorded graphs are kept for the next run.
     """
 
     def __init__(
@@ -104,10 +105,10 @@ class ContinuousBatching:
     ) -> None:
         self.models, self.options, self.fallback, self.device = models, options, fallback, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
-        self.slots = self.affordable = slots  # `affordable` is less where memory is short
+        self.slots = self.affordable = slots  # memory may limit the `affordable` slots
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
-        self.asks_between_steps = False  # whether, after an empty batch, it asks for more at the next steps already
+        self.asks_between_steps = False  # whether to ask for input between steps after an empty batch: see `decode`
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()
@@ -117,10 +118,11 @@ class ContinuousBatching:
         self.waiting: deque[SlotRequest] = deque()
         self.encoded = EncodedRequests([], [])
         self.in_slots: dict[int, SlotRequest] = {}
-        self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None  # of the latest steps; what their slots held
+        # which slots the latest steps finished, and the requests that were in the slots
+        self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None
         self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
-        self.found: dict[int, BatchHypotheses] = {}  # of batches that are not complete
-        self.missing: dict[int, int] = {}  # sentences that such a batch lacks
+        self.partial: dict[int, BatchHypotheses] = {}  # hypotheses of batches that are not complete
+        self.missing: dict[int, int] = {}  # number of missing sentences of each such batch
         if self.search is not None:
             self.search.reset()
 
@@ -129,14 +131,14 @@ class ContinuousBatching:
         return bool(self.missing)
 
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Yields each batch's number and hypotheses as they are ready.
+        """Yields the number and the hypotheses of each batch as soon as they are ready.
 
-        An empty batch says that no more has come in yet: then everything begun is finished before asking again, unless
-        `asks_between_steps`: that is for an iterable which never waits while something is under way.
-        Raises RuntimeError while another run is under way.
+        An empty batch says that no further input has arrived yet. All started sentences are then finished before the
+        next batch is requested. With `asks_between_steps`, the next batch is requested between steps instead; then the
+        iterable must not wait while sentences are in the search. Raises RuntimeError while another run is active.
         """
         if self.busy:
-            raise RuntimeError("another stream with the same options is under way; finish or close it first")
+            raise RuntimeError("another stream with the same options is active; finish or close it first")
         try:
             yield from self._decode(batches)
         finally:
@@ -160,7 +162,7 @@ class ContinuousBatching:
                 idle = idle and not self.asks_between_steps
 
     def enqueue(self, number: int, batch: SegmentBatch) -> None:
-        self.found[number], self.missing[number] = [[] for _ in batch], len(batch)
+        self.partial[number], self.missing[number] = [[] for _ in batch], len(batch)
         for index, sentence in enumerate(batch):
             max_length = self.options.max_length(len(sentence.ids) - 1)
             if self.position_limit is not None:
@@ -169,7 +171,7 @@ class ContinuousBatching:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, BatchHypotheses]]:
-        """Runs a few steps; returns the batches that are complete."""
+        """Runs a few steps; returns the number and the hypotheses of complete batches."""
         distributed.heartbeat()
         if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
@@ -187,7 +189,7 @@ class ContinuousBatching:
     # --- slots ------------------------------------------------------------------------------------------------------
 
     def must_grow(self) -> bool:
-        """Returns whether the waiting requests need another search than there is."""
+        """Returns whether the waiting requests need a larger search."""
         if self.search is None:
             return True
         many = len(self.waiting) >= 2 * self.search.slots and self.search.slots < self.affordable
@@ -198,14 +200,14 @@ class ContinuousBatching:
         return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
 
     def grow(self) -> None:
-        """Makes a search for the waiting requests, no smaller than the last one."""
+        """Makes a search for the waiting requests that is at least as large as the last one."""
         capacity = source = slots = 0
         if self.search is not None:
             capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots
         capacity = max([capacity, *(rounded(request.lengths.target) for request in self.waiting)])
         source = max([source, *(rounded(request.lengths.source) for request in self.waiting)])
         capacity = capacity if self.position_limit is None else min(capacity, self.position_limit)
-        self.search = self.step = None  # frees the memory of the last one
+        self.search = self.step = None  # frees the memory of the last search
         shape = capacity, source, self.device
         slot_bytes = GraphBeamSearch(self.models, self.options, 1, *shape).nbytes
         self.affordable = max(1, min(self.slots, free_memory(self.device) // slot_bytes))
@@ -231,7 +233,7 @@ class ContinuousBatching:
             self.in_slots.update(zip(slots, requests, strict=True))
 
     def encode(self) -> None:
-        """Encodes the next requests, as many as there are slots, unless some are encoded already."""
+        """Encodes as many waiting requests as there are slots, unless encoded requests are left."""
         if self.encoded.remaining or self.search is None:
             return
         requests: list[SlotRequest] = []
@@ -245,13 +247,13 @@ class ContinuousBatching:
 
     def to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # otherwise the copy waits for all work the device has been given
+            tensor = tensor.pin_memory()  # otherwise the copy waits for all launched work of the device
         return tensor.to(self.device, non_blocking=True)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def run_steps(self) -> AsyncCopy:
-        """Runs a few steps; returns the copy of the flags that say which slots are done."""
+        """Launches a few steps; returns the copy of the flags of finished slots."""
         assert self.search is not None and self.step is not None
         requests = self.in_slots.values()
         for request in requests:
@@ -264,7 +266,7 @@ class ContinuousBatching:
         return AsyncCopy(self.search.done)
 
     def free(self, slots: list[int]) -> None:
-        """Starts the copy of these slots' results and frees the slots."""
+        """Starts copying the results of these slots and frees the slots."""
         if not slots:
             return
         assert self.search is not None
@@ -274,21 +276,21 @@ class ContinuousBatching:
         self.finished.append((requests, AsyncCopy(*results)))
 
     def collect_results(self) -> list[tuple[int, BatchHypotheses]]:
-        """Reads all results that are on their way; returns the batches that they complete."""
+        """Reads all copied results; returns the number and the hypotheses of the batches that they complete."""
         complete = []
         while self.finished:
             requests, results = self.finished.popleft()
             for request, hypotheses in zip(requests, hypotheses_of(*results.read()), strict=True):
-                self.found[request.batch][request.index] = hypotheses
+                self.partial[request.batch][request.index] = hypotheses
                 self.missing[request.batch] -= 1
                 if not self.missing[request.batch]:
                     del self.missing[request.batch]
-                    complete.append((request.batch, self.found.pop(request.batch)))
+                    complete.append((request.batch, self.partial.pop(request.batch)))
         return complete
 
 
 def rounded(number: int) -> int:
-    """Returns the next 2^n or 3/2 2^n, from 16 on: few shapes, none much larger than asked for."""
+    """Returns the smallest 2^n or 3/2 2^n from `number` on, at least 16, so that few different shapes occur."""
     size = 16
     while size < number:
         size += size // 2 if size & (size - 1) == 0 else size // 3
@@ -296,7 +298,7 @@ def rounded(number: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the bytes that slots may take."""
+    """Returns the number of bytes that slots may take."""
     if device.type != "cuda":
         return 1 << 62
     torch.cuda.empty_cache()
@@ -304,7 +306,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def hypotheses_of(scores: Tensor, log_probabilities: Tensor, lengths: Tensor, tokens: Tensor) -> BatchHypotheses:
-    """Returns the results of `GraphBeamSearch.results` as each sentence's hypotheses, best first."""
+    """Returns the hypotheses of each sentence, best first, from the tensors of `GraphBeamSearch.results`."""
     columns = (scores.tolist(), log_probabilities.tolist(), lengths.tolist(), tokens.tolist())
     return [
         nonempty(

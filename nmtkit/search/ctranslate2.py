@@ -1,8 +1,8 @@
-"""CTranslate2 as the engine of a search: faster than PyTorch for few sentences at a time.
+"""CTranslate2 as the engine of a search. It is faster than PyTorch for few sentences at a time.
 
-It searches as `BeamSearch` does as long as only log probabilities are compared; options that it has not, or takes to
-mean something else, are refused. Its log probabilities are of a vocabulary without <unk>, which differs in the third
-decimal place for a trained model. Needs the package ctranslate2.
+CTranslate2 searches like `BeamSearch` as long as only log probabilities are compared. Options that CTranslate2 lacks or
+understands differently raise an error. Its distributions leave out <unk>, so log probabilities of a trained model
+differ in the third decimal place. The package ctranslate2 is required.
 """
 
 import atexit
@@ -24,7 +24,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.config import changed_flags, check_flags
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.formats import ctranslate2 as ctranslate2_format
-from nmtkit.search.beam_search import length_penalty
+from nmtkit.search.candidates import length_penalty
 from nmtkit.search.constraints import NO_CONSTRAINTS
 from nmtkit.search.decoding import annotated, decode
 from nmtkit.search.options import CTRANSLATE2_RULE, SearchOptions
@@ -36,11 +36,11 @@ Precision = Literal["fp32", "int8"]
 
 
 def check_options(options: SearchOptions) -> None:
-    """Raises ValueError, naming the option, for what CTranslate2 would do differently from PyTorch."""
+    """Raises ValueError for an option that CTranslate2 lacks or understands differently, and names the option."""
     check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
     if options.beam > 1 and options.lenpen != 0:
         raise ValueError(
-            f"--engine ctranslate2 knows another length penalty than --lenpen {options.lenpen:g}: give --lenpen 0, "
+            f"--engine ctranslate2 has a different length penalty than --lenpen {options.lenpen:g}: give --lenpen 0 "
             "or --beam 1"
         )
 
@@ -70,7 +70,7 @@ def exported(path: Path, precision: Precision) -> Path:
     try:
         ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
     except OSError:
-        if not folder.is_dir():  # unless another process has exported it meanwhile
+        if not folder.is_dir():  # otherwise another process has exported it at the same time
             raise
     return folder
 
@@ -90,7 +90,7 @@ def cache_folder() -> Path:
 
 
 class CTranslate2Engine:
-    """One model in CTranslate2's memory, on the CPU: `workers` batches are searched at a time, each by `threads`."""
+    """A model in CTranslate2, on the CPU. It searches `workers` batches at a time, each with `threads` threads."""
 
     def __init__(
         self, path: Path, tokenizer: Tokenizer, precision: Precision, workers: int = 1, threads: int = 1
@@ -107,10 +107,10 @@ class CTranslate2Engine:
         )
 
     def decoder(self, models: Sequence[Architecture], options: SearchOptions) -> BatchDecoder:
-        """Returns a decoder of batches. `models`, on the CPU, align, and search for those sentences whose translation
-        is cut at the longest length or has no finite score: there the two engines differ.
+        """Returns a decoder of batches.
 
-        Raises ValueError, naming the option, for what CTranslate2 would do differently from PyTorch.
+        `models`, on the CPU, compute alignments. They also search for sentences whose translation reaches the maximum
+        length or has no finite score, since the two engines differ there. Raises ValueError as `check_options` does.
         """
         check_options(options)
         return partial(self._decode, models=models, options=options)
@@ -127,14 +127,14 @@ class CTranslate2Engine:
 
         for number, batch in enumerate(batches):
             running.append((number, batch, self._start(batch, options)))
-            # an empty batch says that no more has come in yet: nothing is to be held back for what comes
+            # an empty batch says that no further input has arrived yet: results are not held back
             yield from finished(not batch or len(running) > 2 * self.workers)
         yield from finished(True)
 
     def _start(self, batch: SegmentBatch, options: SearchOptions) -> list[Any]:
-        """Starts the search for a batch; returns a result to wait for, for each sentence.
+        """Starts the search for a batch; returns a future result for each sentence.
 
-        CTranslate2 knows one longest length for a call: sentences of one length go together.
+        A call of CTranslate2 has one maximum length, so each call gets sentences of the same maximum length.
         """
         results: list[Any] = []
         for _, group in groupby(batch, key=lambda sentence: self._max_length(sentence, options)):
@@ -146,7 +146,7 @@ class CTranslate2Engine:
 
     def _start_group(self, group: Sequence[Segment], options: SearchOptions) -> list[Any]:
         if any(sentence.constraints != NO_CONSTRAINTS for sentence in group):
-            raise ValueError("--engine ctranslate2 has no prefixes, required and avoided phrases; leave them or it out")
+            raise ValueError("--engine ctranslate2 has no prefixes, required or avoided phrases; leave out the engine")
         return self.translator.translate_batch(
             [[self.pieces[id] for id in sentence.ids if id != EOS] for sentence in group],
             beam_size=options.beam,
@@ -164,16 +164,16 @@ class CTranslate2Engine:
         self, batch: SegmentBatch, results: Sequence[Any], models: Sequence[Architecture], options: SearchOptions
     ) -> BatchHypotheses:
         device = torch.device("cpu")
-        found, cut = [], []
+        translations, cut = [], []
         for index, (sentence, result) in enumerate(zip(batch, results, strict=True)):
             tokens = [self.ids[piece] for piece in result.hypotheses[0]]
             log_probability = result.scores[0]
             if len(tokens) >= self._max_length(sentence, options) or not math.isfinite(log_probability):
                 cut.append(index)
             score = log_probability / float(length_penalty(len(tokens) + 1, options.lenpen))
-            found.append([Hypothesis(tokens, score, log_probability)])
-        found = annotated(models, batch, options, device, found)
+            translations.append([Hypothesis(tokens, score, log_probability)])
+        translations = annotated(models, batch, options, device, translations)
         searched = decode(models, [batch[index] for index in cut], options, device)
         for index, hypotheses in zip(cut, searched, strict=True):
-            found[index] = hypotheses
-        return found
+            translations[index] = hypotheses
+        return translations

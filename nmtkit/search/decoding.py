@@ -1,4 +1,4 @@
-"""Decodes a batch of sentences: searches or samples translations, or scores given ones, and aligns them."""
+"""Decoding of a batch of sentences: search or sampling of translations, scores of references, and alignments."""
 
 import dataclasses
 import math
@@ -11,15 +11,17 @@ from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import layer_index
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, length_penalty, mean_log_probabilities
+from nmtkit.search.beam_search import BeamSearch
+from nmtkit.search.candidates import length_penalty
 from nmtkit.search.constrained_search import with_required
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.sampling import Sampling
+from nmtkit.search.scorer import mean_log_probabilities
 from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
 
-PROJECTED_ROWS = 1024  # tokens whose distributions are in memory together
+PROJECTED_ROWS = 1024  # tokens whose distributions are in memory at the same time
 
 # B sentences, T target tokens of all, L and M tokens of the longest target and source
 
@@ -32,22 +34,23 @@ def decode(
     edges: PieceEdges | None = None,
     processors: Sequence[LogitsProcessor] = (),
 ) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence of a batch, with everything that `options` ask for.
+    """Returns the hypotheses of each sentence of a batch, with the results that `options` request.
 
-    `processors` change the log probabilities of the search. `edges` of the target pieces are for required phrases of
-    whole words.
+    `processors` change the log probabilities of the search. `edges` of the target pieces are needed for required
+    phrases of whole words.
     """
     if not batch:
         return []
     source = Packed.from_lists([sentence.ids for sentence in batch], device)
     if options.score_reference:
         references = [sentence.reference or [] for sentence in batch]
-        given = [sentence.constraints.given for sentence in batch]
-        found = [[hypothesis] for hypothesis in score_references(models, source, references, options.lenpen, given)]
+        language_tokens = [sentence.constraints.language_tokens for sentence in batch]
+        scored = score_references(models, source, references, options.lenpen, language_tokens)
+        results = [[hypothesis] for hypothesis in scored]
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
-        found = beam_search(models, source, options, constraints, seeds, edges, processors)
-    return annotated(models, batch, options, device, found)
+        results = beam_search(models, source, options, constraints, seeds, edges, processors)
+    return annotated(models, batch, options, device, results)
 
 
 def annotated(
@@ -55,16 +58,16 @@ def annotated(
     batch: SegmentBatch,
     options: SearchOptions,
     device: torch.device,
-    found: BatchHypotheses,
+    results: BatchHypotheses,
 ) -> BatchHypotheses:
-    """Returns hypotheses of any search with the additions that `options` request: alignments, token probabilities."""
+    """Adds attention and token log probabilities to the hypotheses `results`, if `options` request them."""
     aligned, scored = options.alignment is not None or options.replace_unknown, options.quality
     if not batch or not (aligned or scored):
-        return found
+        return results
     source = Packed.from_lists([sentence.ids for sentence in batch], device)
     if scored and not options.score_reference:
-        found = with_token_log_probabilities(models, source, found)
-    return align(models, source, found) if aligned else found
+        results = with_token_log_probabilities(models, source, results)
+    return align(models, source, results) if aligned else results
 
 
 @torch.inference_mode()
@@ -79,16 +82,16 @@ def beam_search(
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
-    They are distinct as piece sequences, except for samples. `constraints` and `seeds` (of samples; by default the
-    index of the sentence) are one for each sentence. `edges` of the target pieces are for required phrases of whole
-    words. A sentence whose every hypothesis overflowed gets one empty
-    translation with score -inf, and a warning is logged.
+    Translations of a sentence differ in their pieces, except for samples. `constraints` and `seeds` have one element
+    for each sentence; by default the seed of its samples is the index of the sentence. `edges` of the target pieces are
+    needed for required phrases of whole words. If all hypotheses of a sentence overflow, a warning is logged and its
+    only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
     if options.sampling:
         return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
-    found = BeamSearch(models, source, options, constraints, processors).run()
-    return with_required(models, source, options, constraints, edges, found, processors)
+    results = BeamSearch(models, source, options, constraints, processors).run()
+    return with_required(models, source, options, constraints, edges, results, processors)
 
 
 @torch.inference_mode()
@@ -97,14 +100,14 @@ def score_references(
     source: Packed,
     references: Sequence[list[int]],
     lenpen: float,
-    given: Sequence[int] | None = None,
+    language_tokens: Sequence[int] | None = None,
 ) -> list[Hypothesis]:
     """Returns each reference (ids without eos) with its log probability, eos included, and its score.
 
-    The first `given` tokens of each cost nothing.
+    The first `language_tokens` of each reference do not count.
     """
     gained = token_log_probabilities(models, source, references)
-    totals = [sum(each[free:]) for each, free in zip(gained, given or [0] * len(references), strict=True)]
+    totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]
     return [
         Hypothesis(ids, total / float(length_penalty(len(ids) + 1, lenpen)), total, token_log_probabilities=each)
         for ids, total, each in zip(references, totals, gained, strict=True)
@@ -114,48 +117,47 @@ def score_references(
 def token_log_probabilities(
     models: Sequence[Architecture], source: Packed, outputs: Sequence[list[int]]
 ) -> list[list[float]]:
-    """Returns the log probability of each token of an output (ids without eos) for each sentence, and of its eos.
+    """Returns the log probability of each token of the outputs (ids without eos), and of eos.
 
-    One pass over all tokens, whatever found the outputs; of several models, of their mean probabilities.
+    There is one output for each sentence of `source`. All tokens are computed in one pass. Several models contribute
+    their mean probabilities.
     """
     inputs, targets = _packed([[BOS, *ids] for ids in outputs], source), [[*ids, EOS] for ids in outputs]
     features = [model(source, inputs) for model in models]  # T D of each
-    wanted = _packed(targets, source).values[:, None]
+    target = _packed(targets, source).values[:, None]
     parts = []
-    for start in range(0, len(wanted), PROJECTED_ROWS):
+    for start in range(0, len(target), PROJECTED_ROWS):
         rows = slice(start, start + PROJECTED_ROWS)
         logits = [model.output_projection(each[rows]) for model, each in zip(models, features, strict=True)]
-        parts.append(mean_log_probabilities(logits).gather(1, wanted[rows])[:, 0].double().cpu())
+        parts.append(mean_log_probabilities(logits).gather(1, target[rows])[:, 0].double().cpu())
     gained = torch.cat(parts).nan_to_num_(nan=-math.inf, neginf=-math.inf)
     return [part.tolist() for part in gained.split([len(ids) for ids in targets])]
 
 
 @torch.inference_mode()
 def with_token_log_probabilities(
-    models: Sequence[Architecture], source: Packed, found: BatchHypotheses
+    models: Sequence[Architecture], source: Packed, results: BatchHypotheses
 ) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence with the log probability of each token."""
-    owner = [sentence for sentence, hypotheses in enumerate(found) for _ in hypotheses]
+    """Adds the log probability of each token to the hypotheses of each sentence."""
+    owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
     sources = source.select(torch.tensor(owner, device=source.values.device))
-    outputs = [hypothesis.tokens for hypotheses in found for hypothesis in hypotheses]
+    outputs = [hypothesis.tokens for hypotheses in results for hypothesis in hypotheses]
     gained = iter(token_log_probabilities(models, sources, outputs))
     return [
         [dataclasses.replace(hypothesis, token_log_probabilities=next(gained)) for hypothesis in hypotheses]
-        for hypotheses in found
+        for hypotheses in results
     ]
 
 
 @torch.inference_mode()
-def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses) -> BatchHypotheses:
-    """Returns the hypotheses of each sentence with their `attention`.
+def align(models: Sequence[Architecture], source: Packed, results: BatchHypotheses) -> BatchHypotheses:
+    """Adds `attention` to the hypotheses of each sentence: the mean cross-attention of heads and models.
 
-    It is the cross-attention of the layer where it follows words best (`layer_index`), the mean of its heads and of the
-    models.
-
-    Raises ValueError for an architecture without attention.
+    The layer is the one of `layer_index(None, …)`, whose attention follows words best. Raises ValueError for an
+    architecture without attention.
     """
-    owner = [sentence for sentence, hypotheses in enumerate(found) for _ in hypotheses]
-    flat = [hypothesis for hypotheses in found for hypothesis in hypotheses]
+    owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
+    flat = [hypothesis for hypotheses in results for hypothesis in hypotheses]
     sources = source.select(torch.tensor(owner, device=source.values.device))
     inputs = _packed([[BOS, *hypothesis.tokens] for hypothesis in flat], source)
     weights = torch.stack([_cross_attention(model, sources, inputs) for model in models]).mean(0).cpu()
@@ -164,7 +166,7 @@ def align(models: Sequence[Architecture], source: Packed, found: BatchHypotheses
         dataclasses.replace(hypothesis, attention=weights[row, : len(hypothesis.tokens), : lengths[row]].tolist())
         for row, hypothesis in enumerate(flat)
     )
-    return [[next(aligned) for _ in hypotheses] for hypotheses in found]
+    return [[next(aligned) for _ in hypotheses] for hypotheses in results]
 
 
 def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Tensor:

@@ -1,8 +1,8 @@
-"""Beam search over a fixed number of slots, on the device alone, in tensors that never change shape.
+"""Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
 
-`GraphBeamSearch.step` does what `beam_search.BeamSearch` does between two tokens: the same candidates, penalty and
-bound, on the same numbers in 64 bits. It never waits for the device, so that `StepRunner` can record it in a CUDA graph
-for each shape; the host looks at `done` now and then, takes results out and inserts other sentences.
+`GraphBeamSearch.step` does the same as `beam_search.BeamSearch` between two tokens: both use the functions of
+`candidates`, in 64 bits. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each
+shape. From time to time the host reads `done`, takes results out and inserts new sentences.
 """
 
 import dataclasses
@@ -18,18 +18,19 @@ from nmtkit.data.tokenizer import BOS, EOS, UNK
 from nmtkit.layers.logsumexp_gpu import logsumexp
 from nmtkit.layers.packed import Packed
 from nmtkit.layers.static_kv_cache import CacheLengths
-from nmtkit.search.beam_search import TOPK_BLOCK, length_penalty, mean_log_probabilities, topk
+from nmtkit.search.candidates import BLOCK, Candidates, block_maxima, continuations, is_over, length_penalty
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.scorer import mean_log_probabilities
 
-# B slots, or the sentences that are inserted, R hypotheses of each, N = B x R rows, P positions, of which
-# `CacheLengths.target` are in use, V target vocabulary, C candidates
+# B slots (or inserted sentences), R hypotheses of each, N = B x R rows, P positions (`CacheLengths.target` of them are
+# in use), V target vocabulary, C candidates
 
-# Options that this search knows, or that do not matter to it; all others are for `decoding.beam_search`.
+# options that this search implements or that do not concern it; `decoding.beam_search` implements the others
 SUPPORTED = {"beam", "nbest", "lenpen", "max_len_a", "max_len_b", "min_len", "mbr"}
 
 
 def supports(models: Sequence[Architecture], options: SearchOptions) -> bool:
-    """Returns whether this search does what `options` say, with these models. (It never supports constraints.)"""
+    """Returns whether this search implements `options` for these models. It never supports constraints."""
     others = {field.name for field in dataclasses.fields(options)} - SUPPORTED
     if any(getattr(options, name) != getattr(SearchOptions, name) for name in others):
         return False
@@ -37,9 +38,9 @@ def supports(models: Sequence[Architecture], options: SearchOptions) -> bool:
 
 
 class GraphBeamSearch:
-    """Searches `slots` sentences at a time, for outputs of up to `capacity` - 1 tokens.
+    """A search over `slots` sentences at a time, with outputs of up to `capacity` - 1 tokens.
 
-    Sources have up to `source_capacity` tokens. A slot is done until a sentence is inserted.
+    Sources have up to `source_capacity` tokens. An empty slot counts as done.
     """
 
     @torch.inference_mode()
@@ -56,13 +57,13 @@ class GraphBeamSearch:
         self.slots, self.capacity, self.source_capacity = slots, capacity, source_capacity
         self.states = [model.static_start(slots, options.beam, capacity, source_capacity) for model in models]
         open_shape, finished_shape = (slots, options.beam), (slots, options.nbest)
-        self.tokens = torch.full(open_shape, BOS, device=device)  # B R: the newest of each hypothesis
+        self.tokens = torch.full(open_shape, BOS, device=device)  # B R: the newest token of each hypothesis
         self.log_probability = torch.full(open_shape, -math.inf, dtype=torch.float64, device=device)
-        self.history = torch.zeros(*open_shape, capacity, dtype=torch.int32, device=device)  # B R P: tokens before
+        self.history = torch.zeros(*open_shape, capacity, dtype=torch.int32, device=device)  # B R P: tokens so far
         self.length = torch.zeros(slots, dtype=torch.int64, device=device)  # B: tokens in `history`
         self.max_length = torch.zeros_like(self.length)
         self.done = torch.ones(slots, dtype=torch.bool, device=device)
-        # The best finished hypotheses, best first: B nbest
+        # the best finished hypotheses, best first: B nbest
         self.finished_score = torch.full(finished_shape, -math.inf, dtype=torch.float64, device=device)
         self.finished_log_probability = torch.zeros_like(self.finished_score)  # eos included
         self.finished_length = torch.zeros(finished_shape, dtype=torch.int64, device=device)
@@ -74,7 +75,7 @@ class GraphBeamSearch:
 
     @torch.inference_mode()
     def insert(self, slots: Tensor, memories: Sequence[Packed], max_length: Tensor) -> None:
-        """Starts sentences in `slots` [B], with a memory of each model, of at most `max_length` [B] output tokens."""
+        """Starts sentences in `slots` [B] with the memories of all models and output lengths up to `max_length` [B]."""
         for state, memory in zip(self.states, memories, strict=True):
             state.insert(slots, memory)
         self.tokens.index_fill_(0, slots, BOS)
@@ -89,7 +90,7 @@ class GraphBeamSearch:
     def results(self, slots: Tensor, longest: int) -> tuple[Tensor, ...]:
         """Returns scores, log probabilities, lengths [B, nbest] and tokens [B, nbest, longest] of `slots` [B].
 
-        A score of -inf says that there is no such hypothesis.
+        A score of -inf marks a hypothesis that does not exist.
         """
         parts = (self.finished_score, self.finished_log_probability, self.finished_length)
         return tuple(part.index_select(0, slots) for part in (*parts, self.finished_tokens[:, :, :longest]))
@@ -102,19 +103,18 @@ class GraphBeamSearch:
     @torch.inference_mode()
     def step(self, lengths: CacheLengths) -> None:
         """Adds a token to every open hypothesis. `lengths.target` is more than the tokens of any slot."""
-        log_probability, beam_index, tokens = self._candidates(*self._scores(lengths))
-        beam = self.options.beam
-        self._finish(log_probability[:, :beam], beam_index[:, :beam], tokens[:, :beam], lengths)
-        parents = self._extend(log_probability, beam_index, tokens, lengths)
+        candidates = self._candidates(*self._scores(lengths))
+        self._finish(candidates.first(self.options.beam), lengths)
+        parents = self._extend(candidates.unfinished(self.options.beam), lengths)
         for state in self.states:
             state.reorder(parents, lengths)
         self._end_step(self._is_done())
 
     def _scores(self, lengths: CacheLengths) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Returns scores of every token that may come next [N, V], and what makes them log probabilities when it is
-        taken off, N; also the largest score of each block of columns for `topk`, if they are known.
+        """Returns scores of the next tokens [N, V], the normaliser [N] and the block maxima for `continuations`.
 
-        The scores of one model are its logits, for a log-softmax would read and write all of them again.
+        Subtracting the normaliser turns the scores into log probabilities. The scores of one model are its logits: a
+        log-softmax would read and write all of them again. The block maxima [N, blocks] are None if not computed.
         """
         tokens = self.tokens.flatten()
         logits = [
@@ -123,7 +123,7 @@ class GraphBeamSearch:
         ]
         if len(logits) == 1:
             scores = logits[0]
-            normalizer, maxima = logsumexp(scores, TOPK_BLOCK)
+            normalizer, maxima = logsumexp(scores, BLOCK)
         else:
             scores, maxima = mean_log_probabilities(logits), None
             normalizer = torch.zeros_like(scores[:, 0])
@@ -133,51 +133,53 @@ class GraphBeamSearch:
             short = (self.length < self.options.min_len)[:, None].expand_as(self.tokens).flatten()
             scores[:, EOS].masked_fill_(short, -math.inf)
         if maxima is not None and maxima.shape[1]:
-            maxima[:, 0] = scores[:, :TOPK_BLOCK].amax(1)  # the special tokens are in the first block
+            maxima[:, 0] = scores[:, :BLOCK].amax(1)  # the first block has the special tokens
         return scores, normalizer, maxima
 
-    def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the 2R best continuations of each sentence, best first: log probabilities, hypotheses and tokens."""
+    def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> Candidates:
+        """Returns the 2R best continuations of each sentence, best first. Of a full sentence, only eos continues it."""
         slots, beam = self.tokens.shape
-        values, tokens = topk(scores, beam + 1, maxima)  # one of a hypothesis's may be eos
-        values, eos = values.double() - normalizer[:, None], scores[:, EOS].double() - normalizer
-        values, tokens = values.view(slots, beam, -1), tokens.view(slots, beam, -1)
-        only_eos = torch.full_like(values, -math.inf)
-        only_eos[:, :, 0] = eos.view(slots, beam)
-        full = (self.length >= self.max_length)[:, None, None]
-        values, tokens = torch.where(full, only_eos, values), tokens.masked_fill(full, EOS)
-        values = values.masked_fill(values.isnan(), -math.inf)  # the model overflowed
-        totals = (self.log_probability[:, :, None] + values).flatten(1)
-        width = values.shape[2]
-        best, index = totals.topk(min(2 * beam, beam * width), dim=1)
-        return best, index // width, tokens.flatten(1).gather(1, index)
+        columns = scores.shape[1]
+        scores = scores.view(slots, beam, columns)
+        normalizer = normalizer.view(slots, beam).double()
+        # the model overflowed where the normaliser is not finite
+        before = (self.log_probability - normalizer).masked_fill_(~normalizer.isfinite(), -math.inf)
+        if maxima is None:
+            maxima = block_maxima(scores)
+        best, index = continuations(scores, before, 2 * beam, maxima.view(slots, beam, -1))
+        ends = (scores[:, :, EOS] + before).nan_to_num_(-math.inf, math.inf, -math.inf)
+        ends, hypothesis = ends.sort(dim=1, descending=True, stable=True)
+        padding = (0, best.shape[1] - beam)
+        ends = torch.nn.functional.pad(ends, padding, value=-math.inf)
+        hypothesis = torch.nn.functional.pad(hypothesis, padding)
+        full = (self.length >= self.max_length)[:, None]
+        return Candidates(
+            torch.where(full, ends, best),
+            torch.where(full, hypothesis, index // columns),
+            (index % columns).masked_fill_(full, EOS),
+        )
 
-    def _finish(self, log_probability: Tensor, beam_index: Tensor, tokens: Tensor, lengths: CacheLengths) -> None:
-        """Keeps those candidates [B, R] that end and are among the best of their sentence."""
-        ending = (tokens == EOS) & log_probability.isfinite()
-        penalty = length_penalty(self.length + 1, self.options.lenpen)[:, None]
-        score = (log_probability / penalty).masked_fill(~ending, -math.inf)
-        output = self.history[:, :, : lengths.target].gather(1, _expanded(beam_index, lengths.target))
+    def _finish(self, candidates: Candidates, lengths: CacheLengths) -> None:
+        """Keeps the candidates [B, R] that end and are among the best of their sentence."""
+        score = candidates.final_scores(length_penalty(self.length + 1, self.options.lenpen)[:, None])
+        output = self.history[:, :, : lengths.target].gather(1, _expanded(candidates.beam_index, lengths.target))
         merged = torch.cat([self.finished_score, score], 1)
-        # stable: of two hypotheses with one score the older stays
+        # stable: the older one of two hypotheses with the same score stays
         order = merged.sort(dim=1, descending=True, stable=True).indices[:, : self.options.nbest]
         kept = self.finished_tokens[:, :, : lengths.target]
         kept.copy_(torch.cat([kept, output], 1).gather(1, _expanded(order, lengths.target)))
         self.finished_score.copy_(merged.gather(1, order))
         for field, new in (
-            (self.finished_log_probability, log_probability),
-            (self.finished_length, self.length[:, None].expand_as(beam_index)),
+            (self.finished_log_probability, candidates.log_probability),
+            (self.finished_length, self.length[:, None].expand_as(score)),
         ):
             field.copy_(torch.cat([field, new], 1).gather(1, order))
 
-    def _extend(self, log_probability: Tensor, beam_index: Tensor, tokens: Tensor, lengths: CacheLengths) -> Tensor:
-        """Keeps the R best candidates that do not end as the open hypotheses; returns their parents, B R."""
-        going_on = log_probability.masked_fill(tokens == EOS, -math.inf)
-        order = going_on.isfinite().to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        order = order[:, : self.options.beam]
-        parents = beam_index.gather(1, order)
-        self.tokens.copy_(tokens.gather(1, order))
-        self.log_probability.copy_(going_on.gather(1, order))
+    def _extend(self, candidates: Candidates, lengths: CacheLengths) -> Tensor:
+        """Makes the candidates [B, R] the open hypotheses; returns their parents, B R."""
+        parents = candidates.beam_index
+        self.tokens.copy_(candidates.tokens)
+        self.log_probability.copy_(candidates.log_probability)
         past = self.history[:, :, : lengths.target]
         new = past.gather(1, _expanded(parents, lengths.target))
         position = self.length[:, None, None].expand(-1, new.shape[1], 1)
@@ -185,24 +187,20 @@ class GraphBeamSearch:
         return parents
 
     def _is_done(self) -> Tensor:
-        """Returns a mask of slots that cannot find a better hypothesis: B, bool. See `BeamSearch.best_attainable`."""
+        """Returns whether the search in a slot is over: B, bool."""
         lenpen = self.options.lenpen
         largest = torch.maximum(length_penalty(self.length + 2, lenpen), length_penalty(self.max_length + 1, lenpen))
-        threshold = self.finished_score[:, -1]
-        done = self.log_probability.amax(1) / largest <= threshold
-        if self.options.beam == 1:  # greedy: the first end is the end
-            done = done | (threshold > -math.inf)
-        return done
+        return is_over(self.log_probability, largest, self.finished_score[:, -1], greedy=self.options.beam == 1)
 
     def _end_step(self, done: Tensor) -> None:
-        """Counts the step; slots that are done stay at length 0, without open hypotheses."""
+        """Counts the step. Slots that are done stay at length 0, without open hypotheses."""
         self.done.logical_or_(done)
         self.length.add_(1).masked_fill_(self.done, 0)
         self.log_probability.masked_fill_(self.done[:, None], -math.inf)
 
 
 def _expanded(index: Tensor, width: int) -> Tensor:
-    """Expands an index [B, rows] to [B, rows, width], to gather whole rows by."""
+    """Expands an index [B, rows] to [B, rows, width], to gather whole rows."""
     return index[:, :, None].expand(-1, -1, width)
 
 
@@ -213,21 +211,22 @@ Work = Callable[[], None]
 
 
 class Eager:
-    """Records nothing: on a CPU, and wherever graphs are compared with none."""
+    """Runs work without recording it: on a CPU, and to compare with recorded graphs."""
 
     def warm_up(self, work: Work) -> None:
-        """Does the work, so that nothing that is set up at the first run is recorded."""
+        """Runs the work once before it is recorded, so that one-time set-up is not recorded."""
         work()
 
     def record(self, work: Work) -> Work:
-        """Returns a function that does the recorded work, without doing it now."""
+        """Records the work without running it; returns a function that replays it."""
         return work
 
 
 class CudaGraphs(Eager):
-    """CUDA graphs, replayed one after the other on the current stream; they share one pool of memory.
+    """CUDA graphs, replayed one after the other on the current stream. They share one memory pool.
 
-    Sharing is safe, as no graph leaves a result in the pool for another: steps write theirs to tensors made before.
+    Sharing is safe, since no graph leaves a result in the pool for another graph: steps write results to tensors that
+    existed before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -236,7 +235,7 @@ class CudaGraphs(Eager):
             self.stream = torch.cuda.Stream()
 
     def warm_up(self, work: Work) -> None:
-        """Runs on the stream of recording, as libraries keep workspaces for each stream."""
+        """Runs the work on the recording stream, since libraries keep a workspace for each stream."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -245,14 +244,14 @@ class CudaGraphs(Eager):
 
     def record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # thread-local: other threads, such as one that reads the input, may use the device meanwhile
+        # thread-local: other threads, such as the one that reads the input, may use the device at the same time
         with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
 
 
 class StepRunner(Generic[Shape]):
-    """Runs `step(shape)`: the first time of a shape it warms up, the second time it is recorded, and then replayed."""
+    """Runs `step(shape)`. The first run of a shape is a warm-up, the second is recorded, and later runs replay it."""
 
     def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
         self.step, self.backend = step, backend

@@ -1,11 +1,11 @@
-"""Settings of generation, flags of `nmtkit generate` and keywords in Python, and the table of what goes together."""
+"""Settings of a search (flags of `nmtkit generate`, keywords in Python) and the rules for combining them."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 
-LONGEST = 10_000  # pieces; no search goes on for longer
+LONGEST = 10_000  # pieces; the limit of every search
 
 SEARCH_RULES = (
     FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
@@ -33,7 +33,7 @@ SEARCH_RULES = (
     ),
 )
 
-# CTranslate2 masks forbidden tokens before the softmax, and has no prefixes, constraints or samples of ours.
+# CTranslate2 masks forbidden tokens before the softmax, and lacks our prefixes, constraints and samples.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -50,7 +50,7 @@ CTRANSLATE2_RULE = FlagRule(
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
         *("--source-lang", "--target-lang", "--glossary"),
     ),
-    reason="CTranslate2 does not have it, or means something else by it",
+    reason="CTranslate2 lacks this option or understands it differently",
 )
 
 
@@ -59,63 +59,68 @@ CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions(Config):
-    """How to search. Lengths are in target pieces without eos; a source's length is in pieces without eos too.
+    """Settings of a search. Lengths of sources and outputs are in pieces without eos.
 
-    Raises ValueError for a value out of range, and for an option that would do nothing beside the others.
+    Raises ValueError for a value out of range, and for an option that has no effect with the others.
     """
 
-    beam: int = option(4, "hypotheses kept open per sentence; 1 is greedy search", min=1, max=1000)
+    beam: int = option(4, "open hypotheses per sentence; 1 is greedy search", min=1, max=1000)
     nbest: int = option(
-        1, "translations found per sentence, best first; with --sampling, independent samples", min=1, max=10_000
+        1, "translations per sentence, best first; with --sampling, independent samples", min=1, max=10_000
     )
     lenpen: float = option(
         0.6, "length penalty: score = log probability / ((5 + pieces with eos) / 6) ** lenpen", min=-10, max=10
     )
-    max_len_a: float = option(1.0, "no output is longer than max-len-a x source pieces + max-len-b", min=0, max=100)
+    max_len_a: float = option(1.0, "maximum length of an output: max-len-a x source pieces + max-len-b", min=0, max=100)
     max_len_b: int = option(50, "pieces; see --max-len-a", min=0, max=LONGEST)
-    min_len: int = option(0, "no output is shorter than this, in pieces", min=0, max=LONGEST)
+    min_len: int = option(0, "minimum length of an output in pieces", min=0, max=LONGEST)
     no_repeat_ngram: int = option(
-        0, "no output has the same run of this many pieces twice; 0: it may", min=0, max=LONGEST
+        0, "forbid a second occurrence of the same n pieces in a row; 0: allow it", min=0, max=LONGEST
     )
     diverse_groups: int = option(
-        1, "groups of the beam, each kept from what earlier ones do (Vijayakumar et al. 2016)", min=1, max=1000
+        1,
+        "groups of the beam; each group avoids the tokens of earlier groups (Vijayakumar et al. 2016)",
+        min=1,
+        max=1000,
     )
     diversity: float = option(
-        0.5, "what a token loses for each earlier group that took it in the same step", min=0, max=1000
+        0.5, "penalty of a token for each earlier group that chose it in the same step", min=0, max=1000
     )
-    sampling: bool = option(False, "draw from the model's distribution instead of searching for the best")
+    sampling: bool = option(
+        False, "sample from the distribution of the model instead of searching for the best translation"
+    )
     temperature: float = option(1.0, "sample from probabilities ** (1 / temperature)", min=0.01, max=100)
-    top_k: int = option(0, "sample among this many tokens; 0: all", min=0, max=10_000_000)
-    top_p: float = option(1.0, "sample among the fewest tokens that make up this probability", above=0, max=1)
+    top_k: int = option(0, "sample from this many most probable tokens; 0: all", min=0, max=10_000_000)
+    top_p: float = option(
+        1.0, "sample from the smallest set of most probable tokens with this total probability", above=0, max=1
+    )
     logits_processors: tuple[str, ...] = option(
         (), "registered processors that change the log probabilities at each step, in this order", metavar="NAME,…"
     )
     seed: int = option(
-        1, "of sampling: a line's samples depend on it, the line's number, and nothing else", min=0, max=2**63 - 1
+        1, "seed of samples; the samples of a line depend only on the seed and the line number", min=0, max=2**63 - 1
     )
-    ordered_constraints: bool = option(False, "required phrases come in the order they are given in")
+    ordered_constraints: bool = option(False, "required phrases must occur in the given order")
     mbr: Literal["chrf", "bleu"] | None = option(
-        None, "sort the n-best or samples by their mean utility against each other (minimum Bayes risk)"
+        None, "sort the n-best list or samples by their mean utility against each other (minimum Bayes risk)"
     )
     alignment: Literal["hard", "soft", "words"] | None = option(
         None,
-        "cross-attention of each translation: for each target piece a source piece (hard) or all weights (soft), or "
-        "for each target word its source word, both as characters",
+        "cross-attention of each translation: for each target piece its source piece (hard) or all weights (soft); "
+        "words: for each target word its source word, as character positions",
     )
     source_lang: str | None = option(
         None,
-        "language of the lines, for a model of several: a code, as eng_Latn; an unknown one lists those known",
+        "source language for a multilingual model: a code such as eng_Latn; an unknown code lists the known ones",
         metavar="CODE",
     )
-    target_lang: str | None = option(None, "language to translate into, for a model of several", metavar="CODE")
+    target_lang: str | None = option(None, "target language for a multilingual model", metavar="CODE")
     score_reference: bool = option(False, "score the given reference translations instead of searching")
-    quality: bool = option(
-        False, "tell how sure the model is of each translation, and what is odd about it, so that a person can look"
-    )
+    quality: bool = option(False, "estimate the confidence of each translation and report anomalies for review")
     unkpen: float | None = option(
-        None, "let the model produce <unk>, this much below its log probability; none: never", min=0, max=1000
+        None, "allow <unk> with this penalty on its log probability; none: forbid <unk>", min=0, max=1000
     )
-    replace_unknown: bool = option(False, "let the model produce <unk>, and put the source piece it attends to there")
+    replace_unknown: bool = option(False, "allow <unk> and replace it by the source piece with the highest attention")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,13 +131,13 @@ class SearchOptions(Config):
         if self.beam % self.diverse_groups:
             raise ValueError(f"--beam {self.beam} is not a multiple of --diverse-groups {self.diverse_groups}")
         if self.mbr is not None and self.nbest < 2:
-            raise ValueError(f"--mbr chooses among --nbest 2 or more; it is {self.nbest}")
+            raise ValueError(f"--mbr needs --nbest 2 or more; it is {self.nbest}")
 
     @property
     def rows(self) -> int:
-        """Hypotheses of a sentence that are open at a time."""
+        """The number of open hypotheses of a sentence."""
         return self.nbest if self.sampling else self.beam
 
     def max_length(self, source_length: int) -> int:
-        """Returns the most pieces, without eos, of a translation of `source_length` pieces, without eos."""
+        """Returns the maximum length of a translation of `source_length` pieces. Both lengths are without eos."""
         return max(self.min_len, int(self.max_len_a * source_length + self.max_len_b))

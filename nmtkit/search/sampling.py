@@ -1,4 +1,4 @@
-"""Samples from a model's distribution, as a search whose hypotheses do not compete."""
+"""Sampling from the distribution of a model: a search whose hypotheses do not compete."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from torch import Tensor
 from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, Candidates
+from nmtkit.search.beam_search import BeamSearch
+from nmtkit.search.candidates import Candidates
 from nmtkit.search.constraints import Constraints
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
@@ -19,10 +20,10 @@ from nmtkit.search.options import SearchOptions
 
 
 class Sampling(BeamSearch):
-    """Draws `options.nbest` samples for each sentence; they are sorted by score, and two may be equal.
+    """Draws `options.nbest` samples for each sentence. They are sorted by score, and two can be equal.
 
-    One random number decides for each sentence, sample and step. It is drawn from (options.seed, the sentence's own
-    seed), so that samples depend on nothing else.
+    Each sentence, sample and step uses one random number. It depends only on `options.seed` and on the seed of the
+    sentence.
     """
 
     distinct = False
@@ -74,6 +75,6 @@ def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:
         probabilities = probabilities.masked_fill(before >= options.top_p, 0.0)
     cumulative = probabilities.nan_to_num().cumsum(1)
     index = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    # rounding must not lead beyond the last token of positive probability
+    # because of rounding, the index can be beyond the last token of positive probability
     last = (probabilities > 0).to(torch.uint8).cumsum(1, dtype=torch.int64).argmax(1, keepdim=True)
     return columns.gather(1, torch.minimum(index, last))[:, 0]

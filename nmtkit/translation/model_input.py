@@ -210,7 +210,7 @@ class ModelInput(Step):
         constraints = replace(
             segment.constraints,
             prefix=(*self.target_language, *segment.constraints.prefix),
-            given=len(self.target_language),
+            language_tokens=len(self.target_language),
             required=(*segment.constraints.required, *(phrase for phrase in phrases if phrase is not None)),
         )
         reference = None if segment.reference is None else [*self.target_language, *segment.reference]

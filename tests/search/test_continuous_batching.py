@@ -185,7 +185,7 @@ def test_constraints_go_to_the_plain_search_and_a_run_given_up_leaves_nothing_be
     runner = continuous([model], options, 5)
     given_up = runner.decode(batches_of(sentences, 2))
     next(given_up)  # with sentences in slots
-    with pytest.raises(RuntimeError, match="under way"):
+    with pytest.raises(RuntimeError, match="is active"):
         next(runner.decode([sentences]))
     given_up.close()
     found = dict(runner.decode([sentences, [required]]))

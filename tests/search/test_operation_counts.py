@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nmtkit.layers.packed import Packed
-from nmtkit.search.beam_search import BeamSearch, Scorer
+from nmtkit.search.beam_search import BeamSearch
 from nmtkit.search.constraints import NO_CONSTRAINTS
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.scorer import Scorer
 
 # Six products, three sums, three norms, a ReLU, one copy into the cache, and twice two products and a softmax; beams
 # take two copies more, to bring the heads of a row together. A batch copies queries too.

@@ -8,7 +8,8 @@ from torch import nn
 
 from nmtkit.layers.packed import Packed
 from nmtkit.layers.prepack import prepack
-from nmtkit.search.beam_search import Scorer, continuations, log_softmax_
+from nmtkit.search.candidates import block_maxima, continuations
+from nmtkit.search.scorer import Scorer, log_softmax_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -83,11 +84,23 @@ def test_logits_whose_exponentials_overflow_or_vanish_are_normalized_with_care(l
 def test_best_continuations_are_those_of_a_search_through_all(sentences, rows, columns):
     torch.manual_seed(1)
     scores, before = torch.randn(sentences, rows + 1, columns)[:, 1:], torch.randn(sentences, rows).double()
-    scores[0, 0, -3:] = torch.tensor([7.0, 9.0, 8.0])  # in the last block, which may overlap the one before
+    scores[0, 0, -3:] = torch.tensor([7.0, 9.0, 8.0])  # in the last block, which may overlap the previous block
     scores[0, 0, 5] = -math.inf
     before[0, 1:] = -math.inf
     number = 2 * rows
-    values, index = continuations(scores, before, number)
     expected = (scores.double() + before[:, :, None]).flatten(1).topk(number)
-    torch.testing.assert_close(values, expected.values, rtol=0, atol=0)
-    assert torch.equal(index, expected.indices)
+    for maxima in (None, block_maxima(scores)):
+        values, index = continuations(scores, before, number, maxima)
+        torch.testing.assert_close(values, expected.values, rtol=0, atol=0)
+        assert torch.equal(index, expected.indices)
+
+
+@pytest.mark.parametrize("columns", [100, 4096, 4100])
+def test_with_block_maxima_a_row_of_nan_has_no_continuation(columns):
+    scores, before = torch.zeros(1, 2, columns), torch.tensor([[-math.inf, -1.0]]).double()
+    scores[0, 0], scores[0, 1, 70] = math.nan, 2.0
+    values, index = continuations(scores, before, 4, block_maxima(scores))
+    assert values[0].tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert index[0, 0] == columns + 70
+    scores[0, 1], before[0, 1] = math.inf, math.nan
+    assert continuations(scores, before, 4, block_maxima(scores))[0][0].tolist() == [-math.inf] * 4

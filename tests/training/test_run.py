@@ -356,7 +356,7 @@ def test_the_log_says_how_a_run_ended(mirror_data: Path, tmp_path: Path, monkeyp
 
 def test_a_folder_that_holds_something_else_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="something other than a run"):
         Run(job(tmp_path), mirror_data, Lines())
 
 
