@@ -118,7 +118,7 @@ class ContinuousBatching:
         self.waiting: deque[SlotRequest] = deque()
         self.encoded = EncodedRequests([], [])
         self.in_slots: dict[int, SlotRequest] = {}
-        # which slots the latest steps finished, and the requests that were in the slots
+        # slots that the latest steps finished, and the requests that were in the slots
         self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None
         self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
         self.partial: dict[int, BatchHypotheses] = {}  # hypotheses of batches that are not complete
