@@ -25,9 +25,9 @@ class FlagRule:
 def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collection[str]) -> None:
     """Raises ValueError for the first broken rule.
 
-    `given` are the flags that the user typed, `on` the flags with an effect: `--groups 1` is given, and is not on if 1
-    is the default. `needs` applies to given flags and is met by flags that are on. A flag that is on excludes given
-    flags.
+    `given` are the flags that the user typed. `on` are the flags with an effect: if 1 is the default, `--groups 1` is
+    given but not on. A flag that is given needs one of its `needs` to be on. A flag that is on must not be given
+    together with one of its `excludes`.
     """
     for rule in rules:
         if rule.flag in given and rule.needs and not set(rule.needs) & set(on):

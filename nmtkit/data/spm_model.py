@@ -52,9 +52,9 @@ def model_facts(model: bytes) -> ModelFacts:
 def _rules_contain_space(charsmap: bytes) -> bool:
     """Returns whether a normalisation rule applies to text with a space in it, so that words affect their neighbours.
 
-    The table has the size of an array in bytes, then the array: the keys of the rules as a double array of 32-bit
-    units, as the library darts-clone writes it. From the node with index i, whose unit has the offset o, a byte b leads
-    to the node with index i ^ o ^ b if that node has the label b.
+    The table begins with the size of an array in bytes, and the array follows. The array holds the keys of the rules as
+    a trie of 32-bit units, in the double-array format of the library darts-clone. From the node with index i, whose
+    unit has the offset o, a byte b leads to the node with index i ^ o ^ b if that node has the label b.
     """
     size = int.from_bytes(charsmap[:4], "little")
     units = np.frombuffer(charsmap[4 : 4 + size // 4 * 4], "<u4").astype(np.int64)
@@ -107,8 +107,8 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
 
     So a source model and a target model can share one table of ids. `pieces` begins with <unk>, <s> and </s>, and
-    contains every piece of the model except the special pieces. The new model never produces pieces that `model` does
-    not have. Such pieces decode to nothing if they are in `control`, which is used for language tokens.
+    contains every piece of the model except the special pieces. The new model never produces a piece that `model` does
+    not have. Pieces in `control`, such as language tokens, decode to nothing unless `model` has them.
 
     Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """

@@ -18,14 +18,14 @@ _STAND_IN = re.compile(r"(</?g\d+/?>)")
 _WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # without the no-break space
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
 _SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may have a space before it
-_CODE = "\ufffc"  # stands for a code where the character before a text is asked for
+_CODE = "\ufffc"  # represents a code as the previous character
 
 
 @dataclass(frozen=True)
 class Piece:
     """A piece of text, or a code.
 
-    A `spaced` code is shown like a word, such as an image, and has spaces around it like a word. A tag without a
+    A `spaced` code, such as an image, is shown like a word and has spaces around it like a word. A tag without a
     partner, such as the <file> of a usage text, is spaced too.
     """
 
@@ -65,8 +65,9 @@ def is_markup(text: str) -> bool:
 
 
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Returns the range of pieces from the first text to the last text, with the codes that have a partner in it.
+    """Returns the range of pieces from the first text to the last text.
 
+    The range also includes a code before or after these texts if its partner is inside the range.
     A pair of codes around all of the text is left out, because its position needs no alignment.
     """
     first, last = 0, len(pieces)
@@ -131,7 +132,8 @@ class Inline:
         """Returns the pieces of a line with stand-ins. Spaced codes get the spaces that they have in the source."""
         parts: list[Piece] = []
         before = ""  # the last character so far
-        wants_space, gap = False, 0  # the last spaced code wants a space after it, at this index of `parts`
+        # whether the last spaced code needs a space after it, and the index in `parts` where the space is inserted
+        wants_space, gap = False, 0
         for part in _STAND_IN.split(line):
             if part in self.codes:
                 piece = self.codes[part]

@@ -111,7 +111,7 @@ def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
 
 
 def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
-    """Returns the names of the attributes of an element that people read."""
+    """Returns the names of those attributes of an element whose values are shown to readers."""
     shown = [attribute for attribute in found if attribute in ATTRIBUTES]
     if name in LABELLED and "label" in found:
         shown.append("label")
@@ -134,7 +134,7 @@ class _Reader:
         self.run: list[Piece] = []
         self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
         self.names: Counter[str] = Counter()  # names of the open elements
-        # an element within the run that stays as it is: its start, the number of open elements, whether it is a drawing
+        # an element of the run that is copied unchanged: its start, number of open elements, whether it is a drawing
         self.copied: tuple[int, int, bool] | None = None
 
     @property

@@ -7,7 +7,7 @@ from nmtkit.formats import fairseq, huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming it."""
+    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming `source`."""
     try:
         return _load(source)
     except ValueError as error:
@@ -19,7 +19,7 @@ def load(source: Path) -> Checkpoint:
 def _load(source: Path) -> Checkpoint:
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
-    if (source / huggingface.CONFIG_FILE).exists():  # a folder of their Trainer has .pt files too
+    if (source / huggingface.CONFIG_FILE).exists():  # tested first: Hugging Face's Trainer writes .pt files too
         return huggingface.load(source)
     if source.suffix == ".npz" or any(marian.decoder_files(source)):
         return marian.load(source)

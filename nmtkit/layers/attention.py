@@ -18,8 +18,8 @@ from nmtkit.layers.attention_reference import FULL_ATTENTION, AttentionSpec, att
 from nmtkit.layers.dropout import MAX_P
 from nmtkit.layers.packed import Layout, Packed
 
-# B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
-# query or key head, Kv width of a value head, D model width
+# B sentences, T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest
+# sentence, H heads, K width of a query or key head, Kv width of a value head, D model width
 
 Backend = Literal["reference", "bmm", "sliding_window", "varlen", "sdpa"]
 BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, AttentionSpec], Tensor]] = {
@@ -33,7 +33,7 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
 Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
-MIN_WINDOWS = 4  # blocks pay from sentences of this many windows on
+MIN_WINDOWS = 4  # blocks are faster if sentences have at least this many windows
 
 
 def attention(
@@ -83,10 +83,10 @@ def backend(
 
     `window` is None for cross-attention. `capability` is the compute capability of the CUDA device.
 
-    On a CPU, batched products (forward and backward) are faster than torch's kernel up to about 256 tokens: at 16
-    tokens 12 times in bf16 and twice in fp32. At 1,024 tokens they take 1.5 times as long, and more memory. Blocks take
-    the same time per token at any length. With a window of 32 they are as fast as batched products at 128 tokens, and
-    take a seventh (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
+    On a CPU, batched products (forward and backward) are faster than torch's kernel up to about 256 tokens. At 16
+    tokens they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens they take 1.5 times as long as
+    the kernel, and more memory. Blocks take the same time per token at any length. With a window of 32 they are as fast
+    as batched products at 128 tokens, and take a seventh (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
 
     Flash attention has no dropout, takes 16-bit inputs and heads of up to 256, and needs an Ampere GPU or later.
     """
@@ -122,7 +122,7 @@ class AttentionContext(Protocol):
         """Attends to the same sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
-        """Attends to the memory of the sentence: T H K. `project` computes keys and values from the memory S D."""
+        """Attends to the memory of the sentence. `query` is T H K; `project` computes its keys and values from S D."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from nmtkit.layers.attention_reference import AttentionSpec, attention_mask
 from nmtkit.layers.packed import Layout, Packed
 
-# T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a query or key head,
-# Kv width of a value head
+# T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest sentence, H heads,
+# K width of a query or key head, Kv width of a value head
 
 WIDTH_MULTIPLE, MAX_WIDTH = 8, 256  # of a head, in flash attention
 

@@ -30,8 +30,8 @@ from nmtkit.layers.packed import Packed
 
 Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
 MULTIPLE = 16
-# With so few rows, bf16 products take several times as long as fp32 products, since setting one up takes 12 µs. For
-# transformer_base they take equally long from 16 sentences of 4 rows, or 64 sentences of one row, on.
+# With so few rows, bf16 products take several times as long as fp32 products, since the setup of a bf16 product takes
+# 12 µs. For transformer_base both take equally long from 64 rows on (16 sentences of 4 rows, or 64 of one row).
 MAX_FP32_ROWS = 32
 
 
@@ -42,8 +42,8 @@ def round_up(positions: int) -> int:
 class KeysAndValues:
     """Keys and values of all layers. `by_layer` has the views that attention multiplies: BH K E and BH E Kv.
 
-    Keys and values of equal width lie in one tensor, to which new ones are copied at once. Its dimensions are layers, 2
-    (1 in each of two tensors), B, H, E, K.
+    Keys and values of equal width lie in one tensor, so that one copy appends both. Its dimensions are layers, 2, B, H,
+    E, K. Keys and values of different widths lie in two tensors, whose second dimension is 1.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -240,7 +240,7 @@ class KVCache:
         self.mask = F.pad(mask, (0, capacity - used), value=-math.inf)
         if self.position_step is not None:
             self.position_step = F.pad(self.position_step.gather(1, kept), (0, capacity - used))
-        # free positions are masked, but must be finite: copies of position 0 are, and no zeros need to be written
+        # free positions are masked, but must be finite: they become copies of position 0, so no zeros are written
         kept = F.pad(kept, (0, capacity - used))
         self.hypotheses = self.hypotheses.map(lambda x: _select_positions(x, kept))
         self.used = used

@@ -21,7 +21,7 @@ from nmtkit.plugins import PluginError, plugin_message
 
 Task = tuple[Any, ...]  # a method of the worker object, and its arguments
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
-RESULTS_AHEAD = 4  # tasks per worker that may be sent before the result of the earliest task
+RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results have not been yielded
 
 
 class Workers:
@@ -79,8 +79,8 @@ class Workers:
     def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
         """Yields the number and the result of every task, in the order in which results arrive.
 
-        `tasks` may yield None if no task is available at the moment. The results that are ready are yielded then, and
-        None as the result of None.
+        `tasks` may yield None if no task is available at the moment. The results that are ready are then yielded, and
+        this None counts as a task whose result is None.
         """
         if self.count == 1:
             for number, task in enumerate(tasks):
@@ -170,7 +170,7 @@ def _execute(worker: Any, task: Task) -> Any:
 
 def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    for other in others:  # copies of the pipe ends of the parent would keep the pipes open after its end
+    for other in others:  # copies of the parent's connections would keep the pipes open after the parent has exited
         other.close()
     worker = factory()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended

@@ -146,7 +146,9 @@ class CTranslate2Engine:
 
     def _start_group(self, group: Sequence[Segment], options: SearchOptions) -> list[Any]:
         if any(sentence.constraints != NO_CONSTRAINTS for sentence in group):
-            raise ValueError("--engine ctranslate2 has no prefixes, required or avoided phrases; leave out the engine")
+            raise ValueError(
+                "--engine ctranslate2 supports no prefixes and no required or avoided phrases; leave out --engine"
+            )
         return self.translator.translate_batch(
             [[self.pieces[id] for id in sentence.ids if id != EOS] for sentence in group],
             beam_size=options.beam,

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10  # time for the head of a request
-FREE_CHUNKS = 1000  # chunks of a body that may be of any size
+FREE_CHUNKS = 1000  # a body of up to this many chunks may have chunks of any size
 CHUNK_BYTES = 256  # mean size that chunks must have if a body has more than FREE_CHUNKS
 ERRORS = {
     413: "Invalid request: the body has too many small chunks",

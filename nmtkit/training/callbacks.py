@@ -60,7 +60,7 @@ class Callback:
     """Hooks of a run: override the hooks that you need. An exception in a hook ends the run.
 
     Rank 0 calls all hooks. With `every_rank`, the other ranks call all hooks except `checkpoint`. `metrics` and
-    `scores` are the numbers of the log by name, and already means over all ranks.
+    `scores` have the numbers of the log by name, already averaged over all ranks.
     """
 
     every_rank: bool = False
@@ -139,7 +139,7 @@ def _nearest_hook(name: str) -> str | None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a log record, without the update and the number of updates."""
+    """Returns the numbers of a log record, except `update` and `updates`."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -250,5 +250,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Returns callbacks that were given as objects by name: the name of the class and a number."""
+    """Names callbacks that were given as objects: each name is the class name and a number."""
     return {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(callbacks, 1)}

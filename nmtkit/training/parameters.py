@@ -80,7 +80,7 @@ def _kind(parameter: nn.Parameter, embedding: bool) -> str:
 
 
 def embedding_names(model: Architecture) -> set[str]:
-    """Returns the names of the parameters of embeddings, of pieces or positions, and of the output projection."""
+    """Returns the parameter names of the output projection and of all embeddings, whether of pieces or positions."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     parameters = {id(parameter) for table in (*tables, model.output_projection) for parameter in table.parameters()}
     return {name for name, parameter in model.named_parameters() if id(parameter) in parameters}
@@ -213,9 +213,9 @@ def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
 
 
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
-    """Returns for each entry of the state of a model the axes along pieces, and the side of their vocabulary.
+    """Finds the axes of length vocabulary size: for each entry of a model's state, the side of the vocabulary by axis.
 
-    An axis runs along pieces if its size differs in a model with a larger vocabulary. These models are never allocated.
+    The function compares sizes with those of models with larger vocabularies, which are described but never allocated.
     The side of a joint vocabulary is "source".
     """
 

@@ -156,7 +156,7 @@ class Search:
         return len(trials) - len(repeated)
 
     def _enqueue_interrupted(self, study: Any) -> None:
-        """Puts interrupted runs first in the queue. The study counts a run as running; no process locks its folder."""
+        """Queues interrupted runs again: the study lists them as running, but no process locks their folders."""
         for trial in study.trials:
             if trial.state.name == "RUNNING" and trial.params:
                 folder = self.sweep.folder / self._run_of(self._settings(trial.params)).name
