@@ -12,8 +12,8 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     update        number of updates made, an int
     scores        scores of the validation after that update, if any: name ("loss", "bleu", …) -> value
     maximized     names of the scores of which higher is better
-    scheduled     whether the checkpoint was saved at an interval of the run, and not at its end, by the clock or at a
-                  signal
+    scheduled     whether the checkpoint was saved at an interval of the run. False if only the end of the run, the
+                  clock or a signal caused it
     run           facts about the run in plain types (training/run_facts.py)
     averaged      names of the files, in averaged checkpoints
     adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
@@ -72,7 +72,7 @@ class Objective:
 
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
-    """Returns for each entry of the state of a model the first entry with the same memory. Only tied weights differ."""
+    """Maps each name in `model` to the first name with the same memory. The two names differ only for tied weights."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     return {
         name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
@@ -93,8 +93,8 @@ def save(path: Path, contents: Checkpoint) -> None:
 def load(path: Path, mmap: bool = False) -> Checkpoint:
     """Reads a checkpoint like `read`, and merges adapters with their base, so that the result is a whole model.
 
-    The base is the file that the training has used, or a file of the same name beside the checkpoint. Raises OSError or
-    ValueError like `read`, and if the base is missing or another model.
+    The base is the file that the training used, or else a file with the same name in the folder of the checkpoint.
+    Raises OSError or ValueError like `read`, and also if the base is missing or is a different model.
     """
     contents = read(path, mmap)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)
@@ -108,13 +108,13 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     base_path = next((candidate for candidate in (base, beside) if candidate.is_file()), None)
     if base_path is None:
         raise FileNotFoundError(
-            f"{path} holds adapters of {base}, which does not exist; put this file beside {path.name}"
+            f"{path} holds adapters of {base}, which does not exist; put {base.name} into the folder of {path.name}"
         )
     whole = read(base_path, mmap)
     if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
-            f"{path} holds adapters of another model than {base_path}; put the file of --finetune-from there, or "
-            f"beside {path.name} as {beside.name}"
+            f"{path} holds adapters of a different model than {base_path}; replace this model by the file that was "
+            f"given to --finetune-from"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])

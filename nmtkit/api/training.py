@@ -21,16 +21,16 @@ from nmtkit.training.run_config import RunConfig
 class TrainingResult:
     """How a run ended, and what it left in its folder."""
 
-    reason: str  # why it ended: "--max-update 1000 is reached"; of a signal its name: "SIGINT"
-    updates: int  # made in all, those before a resume included
-    finished: bool  # False where a signal stopped it: the same call goes on
+    reason: str  # why the run ended: "--max-update 1000 is reached", or the name of a signal, such as "SIGINT"
+    updates: int  # number of updates made, including updates before a resume
+    finished: bool  # False if a signal stopped the run; the same call resumes it
     save_dir: Path
     last: Path  # the newest checkpoint
-    best: Path | None  # the one of the best validation, if there was one and it is kept
+    best: Path | None  # the checkpoint with the best validation score; None if there is no such file
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The records of `log.jsonl`, oldest first; `kind` says what each is of: start, train, valid, checkpoint, …"""
+        """The records of `log.jsonl`, oldest first. `kind` is the type of each: start, train, valid, checkpoint, …"""
         lines = (self.save_dir / "log.jsonl").read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if line]
 
@@ -51,14 +51,14 @@ def train(
     >>> result = nmtkit.train({"arch": "transformer_tiny", "max_update": 1000, "save_dir": "run"}, "data-bin")
     >>> nmtkit.load(result.best).translate("A dog runs.")
 
-    `settings` are the flags of the command: `arch`, `criterion` and the other names of components, their settings,
-    those of the run, and `config` and `plugin`, which name files. Lists are lists: `{"metrics": ["bleu", "chrf"]}`. A
-    path stands for `{"config": path}`; the `config.toml` of a run names its `data` too. `callbacks` are objects, beside
-    those that the settings name.
+    `settings` maps the flags of the command to values. The flags choose components (`arch`, `criterion`, …), set the
+    settings of the components and of the run, and name files (`config`, `plugin`). A flag with several values takes a
+    list: `{"metrics": ["bleu", "chrf"]}`. A path means `{"config": path}`; the `config.toml` of a run also names its
+    `data`. `callbacks` are objects, in addition to the callbacks that the settings name.
 
-    The same call again resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end it, as on the command line. A GPU
-    is taken where there is one; for several, start the script with torchrun. What torch keeps for the whole process,
-    such as its threads, stays set. Raises OSError or ValueError.
+    Repeating the call resumes the run in `save_dir`. Ctrl-C and SIGTERM save and end the run, as on the command line.
+    The run uses a GPU if there is one; to use several, start the script with torchrun. Settings of torch for the whole
+    process, such as the number of threads, stay changed after the run. Raises OSError or ValueError.
     """
     given = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
     job = _job({name.replace("-", "_"): value for name, value in given.items()}, data)
@@ -85,7 +85,7 @@ def train(
 
 
 def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
-    """Returns the job of settings by the names of flags. Raises ValueError for one that none of its parts has."""
+    """Returns the job for `given`, which maps flags to values. Raises ValueError if no part of the job has a flag."""
     title = "nmtkit.train"
     chosen = {kind: registry.flag[2:].replace("-", "_") for kind, registry in REGISTRIES.items()}
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}

@@ -10,7 +10,7 @@ from typing import Any
 
 DEFAULT = "13a"
 CHARACTERS = "char"
-# as `sacrebleu -l` chooses, by the first part of a language code: zh, zh_CN, zho_Hans
+# the choices of `sacrebleu -l`; a key is the first part of a language code, such as zh for zh_CN
 BY_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
@@ -66,13 +66,14 @@ def lacks_spaces(lines: Iterable[str], longest_word: int = LONGEST_WORD) -> bool
 def characters_apart(text: str, like: str) -> str:
     """Returns `text` with a space between all characters if the text `like` is in a script without spaces.
 
-    Metrics of words then compare characters. The choice needs no language: `like` is the reference of `text`.
+    Metrics that compare words then compare characters. `like` is the reference of `text`, so that the language need
+    not be known.
     """
     return " ".join(text) if lacks_spaces([like], longest_word=0) else text
 
 
 def warn_if_unsegmented(metric: Any, name: str, references: Iterable[str]) -> None:
-    """Warns if a metric of sacreBLEU that compares words leaves the references in pieces as long as sentences."""
+    """Warns if a sacreBLEU metric compares words, but its tokenizer does not split the references into words."""
     if lacks_spaces(metric._preprocess_segment(line) for line in islice(references, SAMPLE)):
         advice = "prefer chrF" if name == "TER" else "give --target-lang zh, ja or ko, or --tokenize char"
         warn_once(f"{name} compares words, and the references have no spaces between words; {advice}")

@@ -1,4 +1,4 @@
-"""Beam search: greedy search with one hypothesis, diverse beam search with several groups of hypotheses.
+"""Beam search. With one hypothesis it is greedy search, with several groups of hypotheses diverse beam search.
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
 keeps the best continuations as open hypotheses, until no open hypothesis can reach a better score than the finished
@@ -36,7 +36,7 @@ class FinishedHypotheses:
     def __init__(self, sentences: int, size: int, distinct: bool) -> None:
         self.size, self.distinct = size, distinct
         self.best: list[list[Hypothesis]] = [[] for _ in range(sentences)]
-        # B, float64: the score that another hypothesis of a sentence must exceed
+        # B, float64: the score that a new hypothesis of a sentence must exceed to be kept
         self.threshold = torch.full((sentences,), -math.inf, dtype=torch.float64)
         self.any_full = False  # whether some sentence has `size` finished hypotheses
 
@@ -85,7 +85,7 @@ class BeamSearch:
         )
         self.scorer = Scorer(models, source, rows, processors, self.constraint_processor.max_length)
         self.sentence = torch.arange(sentences)  # B: index of the sentence in `source`
-        self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: index of its first row among N
+        self.first_row = torch.arange(0, sentences * rows, rows)[:, None]  # B 1: first row of each sentence among N
         # B: penalty of the longest allowed output of a sentence
         self.longest_penalty = length_penalty(self.constraint_processor.max_length + 1, options.lenpen)
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far

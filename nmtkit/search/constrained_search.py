@@ -24,7 +24,7 @@ from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-READINGS = 64  # the most advanced readings of a hypothesis are kept; fewer than 7 phrases rarely have more
+READINGS = 64  # limit for each hypothesis: the most advanced readings are kept; it is rarely reached below 7 phrases
 
 # complete phrases (a bit for each), index of the phrase that has begun, and its tokens so far: () if none has begun
 Reading = tuple[int, int, Phrase]
@@ -110,7 +110,7 @@ class PhraseAutomaton:
         return any(held & other == held and held != other and rest == others for other, *others in readings)
 
     def startable(self, held: int) -> Iterator[int]:
-        """Yields the phrases that may begin: the first missing phrase if ordered; one of several equal phrases."""
+        """Yields the missing phrases that may begin: only the first if `ordered`; equal phrases only once."""
         seen: set[RequiredPhrase] = set()
         for index, phrase in enumerate(self.phrases):
             if not held >> index & 1 and phrase not in seen:
@@ -174,10 +174,10 @@ def with_required(
     results: list[list[Hypothesis]],
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[list[Hypothesis]]:
-    """Returns the unconstrained hypotheses `results`, or constrained ones where a required phrase is missing.
+    """Searches again, with constraints, the sentences whose `results` lack a required phrase. Returns all results.
 
-    An unconstrained result that contains all phrases is the better one. Banks take slots of the beam away from the best
-    hypotheses before a phrase begins, so they are used only for sentences that need them.
+    If an unconstrained result contains all phrases, it is the better one. Banks take slots of the beam away from the
+    best hypotheses before a phrase begins, so they are used only for sentences that need them.
     """
     missing = lacking(constraints, results, options, edges)
     if missing:

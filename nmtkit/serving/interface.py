@@ -106,7 +106,7 @@ class TranslatedFile(TypedDict):
 class Language(TypedDict):
     code: str
     name: str
-    targets: Annotated[list[str], Field(description="languages into which it can be translated")]
+    targets: Annotated[list[str], Field(description="target languages for this source language")]
 
 
 class Health(TypedDict):
@@ -138,7 +138,7 @@ _OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)
 class Endpoint:
     """A documented route. `fields` is the model of its request, `answer` the type of its JSON; None for plain text.
 
-    In `example`, the fields of a request, source and target stand for a served pair.
+    `example` holds the fields of a request. Its languages, source and target, are replaced by a served pair.
     """
 
     path: str
@@ -210,9 +210,9 @@ ENDPOINTS = (
 
 
 def validated(model: type[Model], fields: dict[str, Any]) -> Model:
-    """Returns the fields of a request as their model. Fields that are null or empty count as missing, except `q`.
+    """Returns `model`, filled with the fields of a request. Raises Refusal with the first error.
 
-    Raises Refusal with the first error.
+    Fields that are null or empty count as missing, except `q`.
     """
     given = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
     try:

@@ -1,7 +1,7 @@
 """Workers: they translate the tasks of the server, one batch after another, or on a GPU several tasks at a time.
 
-A CPU worker does not stop the service with a very long line, which the pipeline splits into many segments. Segments are
-decoded in batches of at most `max_tokens`; after each batch the worker answers a short task that has arrived meanwhile.
+A very long line does not block a CPU worker. The pipeline splits the line into many segments, which are decoded in
+batches of at most `max_tokens`. After each batch the worker answers a short task that has arrived meanwhile.
 The segments stay in one process, because markup, word links and quality are restored from all of them together.
 """
 
@@ -80,7 +80,7 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
 
 
 def pipeline_of(model: ServedModel, task: Task) -> Pipeline:
-    """Returns the text pipeline for a task: that of the pair, with markup where the lines are HTML."""
+    """Returns the text pipeline for a task: the pipeline of the language pair, with markup if the lines are HTML."""
     text = model.text
     if task["placeholders"] and model.aligns:
         text = dataclasses.replace(text, protect=(*text.protect, WEBLATE_PLACEHOLDER.pattern))
@@ -95,7 +95,7 @@ def requests_of(task: Task) -> list[Request]:
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
-    """Returns the search that finds `alternatives` translations beside the best."""
+    """Returns options for a search that finds the best translation and `alternatives` more."""
     if not alternatives:
         return search
     beam = -(-max(search.beam, alternatives + 1) // search.diverse_groups) * search.diverse_groups
@@ -103,12 +103,12 @@ def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions
 
 
 def needs_own_search(task: Task) -> bool:
-    """Returns whether a task needs what the search of all others does not find."""
+    """Returns whether a task needs results that the shared search does not compute."""
     return any(task[name] for name in ("alternatives", "html", "alignment", "quality", "placeholders"))
 
 
 def result_of(hypothesis: Hypothesis) -> Result:
-    """Returns a translation as the server takes it."""
+    """Returns a translation in the format that the server expects."""
     result: Result = {"text": hypothesis.text}
     if hypothesis.alignment is not None:
         result["alignment"] = hypothesis.alignment

@@ -64,7 +64,7 @@ class Glossary:
         return _trie(self.terms, str.casefold)
 
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
-        """Returns the terms of a text, as whole words. If terms overlap, the first is taken, and then the longest.
+        """Returns the terms of a text, as whole words. Terms do not overlap: the leftmost wins, then the longest.
 
         A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all
         in `capitals`, case is ignored.
@@ -93,10 +93,10 @@ class Glossary:
 
 
 def segments(text: str) -> list[Span]:
-    """Returns the parts of a text that a term holds entirely or not at all.
+    """Splits a text into the smallest units of a term; a term never begins or ends inside a segment.
 
-    They are runs of letters, runs of white space, and each other character. In scripts without spaces, each character
-    is a segment.
+    A segment is a run of letters, a run of white space, or any other single character. In scripts without spaces, each
+    character is a segment.
     """
     spans: list[Span] = []
     kinds: dict[str, int] = {}
@@ -129,7 +129,7 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
-    """Returns the end of the longest term at `start`, and the term, or `start` and None. `first` is its first key."""
+    """Returns end and term of the longest match at `start`, or `start` and None. `first` stands for keys[start]."""
     longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
     index = start + 1
@@ -154,7 +154,7 @@ def forms(target: str) -> list[str]:
 def positions(text: str, target: str, upper: bool) -> list[Span]:
     """Returns the positions of the forms of a target term in a text, as whole words.
 
-    If `upper`, the text is in capitals, and so is the only form.
+    If `upper`, the text is in capitals, and only the form in capitals is searched for.
     """
     spans = []
     for form in [target.upper()] if upper else forms(target):
@@ -168,7 +168,7 @@ def positions(text: str, target: str, upper: bool) -> list[Span]:
 
 
 def term_results(text: str, terms: Sequence[Term], upper: bool = False) -> tuple[list[TermResult], list[Span]]:
-    """Returns a result for each of the `terms`, and the positions in the translation of the terms that it holds.
+    """Returns a result for each of the `terms`, and the positions of the terms that were found in the translation.
 
     Each occurrence in the translation counts for one term. Terms with the fewest matches are assigned first, each to
     its longest match. If `upper`, the translation is in capitals.
@@ -234,14 +234,14 @@ def _load(path: Path, modified: int, size: int) -> Glossary:
         raise ValueError(f"{path} holds no terms; {EXPECTED}")
     if repeated:
         logger.warning(
-            "%s, with a different target%s; the targets of all lines of a term are alternatives",
-            repeated[0], f", and so are {len(repeated) - 1} more terms" if len(repeated) > 1 else "",
+            "%s, with a different target; the targets of all lines of a term are alternatives%s",
+            repeated[0], f" ({len(repeated) - 1} more repeated terms)" if len(repeated) > 1 else "",
         )  # fmt: skip
     return Glossary([Term(source, tuple(each)) for source, each in targets.items()])
 
 
 def _term(line: str, location: str) -> tuple[str, list[str]]:
-    """Returns the source term and the target terms of a line. Raises ValueError, with its location, if it has none."""
+    """Returns the source and target terms of a line. Raises ValueError with `location` if a term is missing."""
     fields = line.split("\t")
     if len(fields) != 2:
         raise ValueError(f"{location}: {len(fields) - 1 or 'no'} tab{'s' * (len(fields) > 2)}; {EXPECTED}")

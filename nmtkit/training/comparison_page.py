@@ -11,7 +11,7 @@ from nmtkit.training.report import CURVES, LOGARITHMIC, UNITS, points
 
 
 def write(path: Path, runs: Sequence[RunSummary], header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes the page with the columns of `nmtkit compare`, `header` and `rows`. Raises OSError."""
+    """Writes the page. `header` and `rows` are the table that `nmtkit compare` prints. Raises OSError."""
     with atomic_write(path) as file:
         file.write(html(runs, header, rows).encode())
 

@@ -8,7 +8,7 @@ from nmtkit.search.segments import Hypothesis
 
 @dataclass(frozen=True)
 class Request:
-    """A line to translate, with its constraints as text. A row of a dataset has its `ids`, eos last."""
+    """A line to translate, with its constraints as text. For a line of a dataset, `ids` holds its ids, eos last."""
 
     source: str
     ids: list[int] | None = None

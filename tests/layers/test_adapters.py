@@ -180,13 +180,16 @@ def test_another_base_is_refused(files: Any, change: Callable[[dict[str, Any]], 
     checkpoint.load(path)
     change(contents)
     checkpoint.save(base, contents)
-    with pytest.raises(ValueError, match=r"holds adapters of another model than .*base\.pt now is"):
+    with pytest.raises(ValueError, match=r"holds adapters of a different model than .*base\.pt"):
         checkpoint.load(path)
 
 
 @pytest.mark.parametrize(
     ("facts", "message"),
-    [({"rank": "8"}, "is not what nmtkit writes"), ({"layers": ["*"], "more": 1}, "is not what nmtkit writes")],
+    [
+        ({"rank": "8"}, "do not have the format of nmtkit"),
+        ({"layers": ["*"], "more": 1}, "do not have the format of nmtkit"),
+    ],
 )
 def test_facts_of_adapters_are_checked(files: Any, facts: dict[str, Any], message: str) -> None:
     _, path, _ = files
