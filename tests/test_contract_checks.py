@@ -457,7 +457,7 @@ class Averaging(Score):
             "a finite number is returned",
             "score returned nan for empty lines; it must return a finite",
         ),
-        (Unasked, "a finite number is returned", "a metric that does must set translates = True"),
+        (Unasked, "a finite number is returned", "so the metric must set translates = True"),
         (Upside, "references score no worse than nothing", "with higher_is_better = True empty lines are better"),
         (Remembering, "the score repeats", "keep no state between calls"),
         (Averaging, "counts are sums", "it is a mean; return the sum"),

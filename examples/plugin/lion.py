@@ -1,4 +1,4 @@
-"""Lion: steps by the sign of an interpolated momentum (Chen et al. 2023, algorithm 2); a tenth of Adam's rate."""
+"""Lion steps by the sign of an interpolated momentum (Chen et al. 2023, alg. 2). Use a tenth of Adam's rate."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class LionConfig(Config):
 @OPTIMIZERS.register("lion", LionConfig(), works_on_shards=True)  # a step on a part of a tensor needs no other part
 class Lion(torch.optim.Optimizer):
     def __init__(self, config: LionConfig, groups: ParameterGroups) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": config.weight_decay})  # a group may have its own
+        super().__init__(groups, {"lr": 0.0, "weight_decay": config.weight_decay})  # a group may set its own decay
         self.beta1, self.beta2 = config.lion_beta1, config.lion_beta2
 
     @torch.no_grad()

@@ -71,7 +71,7 @@ class _NoTexts(Sequence[str]):
         self.metric = metric
 
     def __len__(self) -> int:
-        raise ContractError(f"metric {self.metric}: score reads texts; a metric that does must set translates = True")
+        raise ContractError(f"metric {self.metric}: score reads texts, so the metric must set translates = True")
 
     def __getitem__(self, index: Any) -> Any:
         return len(self)

@@ -261,7 +261,7 @@ def test_a_score_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture, mo
 
 def test_a_metric_that_reads_texts_must_ask_for_them() -> None:
     texts = Outputs(sums={}, tokens=1, sources=["a"], hypotheses=["b"], references=["c"])  # of another metric
-    with pytest.raises(ContractError, match=r"metric mine: score reads texts; .* must set translates = True"):
+    with pytest.raises(ContractError, match=r"metric mine: score reads texts, .* must set translates = True"):
         score_of("mine", Given(None), texts)
     metric = Given(None)
     metric.translates = True
