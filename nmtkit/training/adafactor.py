@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-MIN_WEIGHT_RMS = 1e-3  # least scale of an update, because weights of zero must be able to change
+MIN_WEIGHT_RMS = 1e-3  # minimum scale of an update; without it, weights of zero would never change
 
 
 class Adafactor(Optimizer):
@@ -23,7 +23,7 @@ class Adafactor(Optimizer):
     the step changes neither parameters nor state.
     """
 
-    _step_supports_amp_scaling = True  # the mark of optimizers that read `found_inf`
+    _step_supports_amp_scaling = True  # marks optimizers that read `found_inf`
     found_inf: Tensor | None = None
 
     def __init__(self, params: Any, *, lr: float, beta2_decay: float, update_clip: float, weight_decay: float) -> None:
@@ -66,9 +66,9 @@ class Adafactor(Optimizer):
 
 
 def updated_variance(state: dict[str, Tensor], gradient: Tensor, share: Tensor, eps: float) -> Tensor:
-    """Adds the squared gradient to the moments of `state` with the weight `share`. Returns the variance, a new tensor.
+    """Adds the squared gradient, with the weight `share`, to the moments of `state`. Returns the new variance tensor.
 
-    With moments by row and column, the variance is their product, divided by the mean of the row moments.
+    With moments by row and column, the variance is row moment x column moment / mean of the row moments.
     """
     if "variance" in state:
         return state["variance"].lerp_(gradient.square(), share).clone()

@@ -18,8 +18,8 @@ class MovingAverage:
     """Running means of weights (Polyak & Juditsky 1992), which a run with --ema-decay validates and saves.
 
     After every update mean = decay x mean + (1 - decay) x weight. The decay grows from 0.1, so that early means follow
-    the weights. AveragedModel of torch is not used: it copies the module, which FSDP modules refuse, and its decay is
-    constant.
+    the weights. AveragedModel of torch is not used, because it copies the module, and FSDP modules cannot be copied.
+    In addition, its decay is constant.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -88,8 +88,9 @@ def write(paths: list[Path], output: Path) -> None:
 def members(folder: Path) -> list[Path]:
     """Returns the checkpoints that were saved at the intervals of the run, oldest first, if there are any.
 
-    These have equal distances. Otherwise returns the checkpoints of the end, of the clock and of signals. Raises
-    OSError or ValueError if there are no checkpoints.
+    Checkpoints at intervals are evenly spaced. If there are none, returns all other checkpoints, which were saved at
+    the end of the run, by --save-interval-minutes or at a signal. Raises OSError or ValueError if the folder has no
+    checkpoints at all.
     """
     return scheduled(folder) or _numbered(folder)
 
@@ -112,8 +113,8 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Scores must be finite.
 
-    `metric` is the name of a score. name:max and name:min also say which is better. Raises OSError, or
-    ValueError if fewer checkpoints have a score.
+    `metric` is the name of a score, or name:max or name:min, which also says whether higher or lower is better. Raises
+    OSError, or ValueError if fewer checkpoints have a score.
     """
     name, _, direction = metric.partition(":")
     if direction not in ("", "min", "max"):
@@ -143,7 +144,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def check_files(paths: list[Path], output: Path) -> None:
-    """Raises ValueError if `output` is one of `paths`, or if two of `paths` are the same file or link to it."""
+    """Raises ValueError if `output` is one of `paths`, or if two of `paths` are or link to the same file."""
     for index, path in enumerate(paths):
         if os.path.realpath(output) == os.path.realpath(path):  # Path.resolve fails for a link to itself
             raise ValueError(f"--output {output} is one of the checkpoints to average, {path}; give another name")
@@ -157,8 +158,8 @@ def average(paths: list[Path]) -> Checkpoint:
 
     Files are mapped one at a time, so that the memory holds only the sums and parts of a single file.
 
-    Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file with another model
-    than the first file, and names the difference.
+    Raises OSError, or ValueError for a damaged file, for weights that are not finite, and for a file whose model
+    differs from the model of the first file. The message then describes the difference.
     """
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])
@@ -190,7 +191,7 @@ def average(paths: list[Path]) -> Checkpoint:
 
 
 def check_same_model(first: Checkpoint, other: Checkpoint, first_path: Path, other_path: Path) -> None:
-    """Raises ValueError unless both have the same architecture, config, tokenizer and shapes of parameters."""
+    """Raises ValueError if the architecture, config, tokenizer or parameter shapes of two checkpoints differ."""
     difference = _difference(first, other)
     if difference:
         raise ValueError(f"{first_path} and {other_path} hold different models: {difference}")

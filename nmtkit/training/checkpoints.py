@@ -18,7 +18,7 @@ from nmtkit.training.differences import changes, table
 
 log = logging.getLogger("nmtkit")
 
-VISIBLE_SECONDS = 5.0  # time after which all machines must see a new file
+VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
 RESUMABLE = 2  # newest checkpoints that keep the training state; the second is used if the newest is damaged
 
 
@@ -26,7 +26,7 @@ class CheckpointManager:
     """Writes checkpoints into `folder`, and removes checkpoints that are neither among the last nor among the best.
 
     `keep_last` counts the checkpoints that were saved at the intervals of the run. The newest checkpoints that were
-    saved by the clock or at a signal are kept too.
+    saved by --save-interval-minutes or at a signal are kept too.
     """
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
@@ -61,7 +61,7 @@ class CheckpointManager:
                 continue  # damaged: `newest` warns about it
 
     def lock(self) -> None:
-        """Locks the folder for this process. Raises ValueError if another process has locked it, and names it."""
+        """Locks the folder for this process. If another process has the lock, raises ValueError with its name."""
         if self.locked is None:
             lock = FolderLock(self.folder)
             lock.acquire()
@@ -138,7 +138,7 @@ class CheckpointManager:
         return newest if path is None or newest else (path, checkpoint.read(path))
 
     def is_best(self, value: float) -> bool:
-        """Returns whether a checkpoint with this value of the objective would be among the best. Lower is better."""
+        """Returns whether a checkpoint with this objective value would be one of the best. Lower is better."""
         best = self._best()
         return len(best) < self.keep_best or any(value < self.objectives[name] for name in best)
 
@@ -147,7 +147,7 @@ class CheckpointManager:
         return sorted(self.objectives, key=lambda name: (self.objectives[name], name))[: self.keep_best]
 
     def save(self, contents: checkpoint.Checkpoint) -> Path:
-        """Writes `update_N.pt`, updates the links, and removes old checkpoints. Raises OSError, as on a full disk."""
+        """Writes `update_N.pt`, updates the links, and removes old checkpoints. Raises OSError if the disk is full."""
         path = self.folder / file_name(contents["update"])
         checkpoint.save(path, contents)
         self._note(path, contents)
@@ -185,7 +185,7 @@ def drop_training_state(path: Path) -> None:
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Replaces a relative symbolic link by a link to `target`. At every moment, the old or the new link exists."""
+    """Replaces a relative symbolic link by a link to `target`, atomically: either the old or the new link exists."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
@@ -194,10 +194,10 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any], path: Path) -> None:
-    """Raises ValueError if a checkpoint is that of a run with other `requirements` (the dataset, the seed, …).
+    """Raises ValueError if the run of a checkpoint had different `requirements` (the dataset, the seed, …).
 
-    The message shows all differences. Training state of an older version, which is saved by position and not by
-    parameter name, is refused too.
+    The message shows all differences. Also raises ValueError for training state of an older version, which was saved by
+    position instead of parameter name.
     """
     if "groups" not in contents["training"]["optimizer"]:
         raise ValueError(

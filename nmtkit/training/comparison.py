@@ -22,11 +22,11 @@ OWN = ("save_dir", "data", "plugin", "device", "threads", "nproc_per_node", "cal
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A validation score and its update. For several seeds, the mean of both, with the standard deviation."""
+    """A validation score and its update. For several seeds, means of scores and updates."""
 
     value: float
     update: int
-    deviation: float | None = None  # standard deviation over several runs, with N - 1
+    deviation: float | None = None  # standard deviation of the score over N runs, with the divisor N - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +44,8 @@ class RunSummary:
     best: dict[str, Score]  # by metric
     last: dict[str, Score]
     tokens_per_second: float | None  # target tokens; median over the log lines
-    seconds: float  # sum over each start or resume of the time from its first to its last record
-    runs: int = 1  # number of runs that this is the mean of
+    seconds: float  # time from the first to the last record of each start or resume, summed
+    runs: int = 1  # number of runs that this summary averages
     records: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
@@ -82,7 +82,7 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the state of a run and its reason: running while the folder is locked, else from the end of the log."""
+    """Returns the state of a run and the reason. A locked folder means running; else the end of the log decides."""
     holder = holder_of(folder)
     if holder:
         return "running", described(holder)
@@ -95,7 +95,7 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
 
 
 def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
-    """Returns the best score of each metric with its update: the first one if several are equal."""
+    """Returns the best score of each metric with its update. Among equal scores, the first is returned."""
     best: dict[str, Score] = {}
     for record in valid:
         for name, score in _scores_of(record).items():
@@ -116,7 +116,7 @@ def _scores_of(record: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the sum over each start or resume of the seconds from its first to its last record."""
+    """Returns the seconds from the first to the last record of each start or resume, summed."""
     total, first, last = 0.0, None, None
     for record in records:
         if record["kind"] in ("start", "resume"):
@@ -141,14 +141,14 @@ def differing(runs: Sequence[RunSummary]) -> list[str]:
 
 
 def setting(run: RunSummary, name: str) -> Any:
-    """Returns the value of a setting, or an empty text if the run's components do not have the setting."""
+    """Returns the value of a setting, or an empty text if no component of the run has the setting."""
     if name == "dataset":
         return Path(run.settings.get("data", "")).name + f" ({run.dataset})"
     return run.settings.get(name, "")
 
 
 def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Merges runs that differ in the seed only into one row with the means of scores, speeds and times."""
+    """Merges runs that differ only in the seed. The merged row has the means of scores, speeds and times."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}
@@ -191,7 +191,7 @@ def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
 
 
 def common_name(names: Sequence[str]) -> str:
-    """Returns the parts, between slashes and commas, that all names have: "runs/lr=0.1" for several seeds."""
+    """Splits names at slashes and commas, and returns the parts that all share: "runs/lr=0.1" for several seeds."""
     parts = [name.replace("/", ",/").split(",") for name in names]
     shared = [part for part in parts[0] if all(part in other for other in parts[1:])]
     return ",".join(shared).replace(",/", "/") or names[0]

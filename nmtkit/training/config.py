@@ -35,9 +35,9 @@ from nmtkit.training.metrics import METRICS, Metric, objective
 from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.run_config import VALIDATION, RunConfig
 
-# Kind of component -> registry. If a job has one component of a kind, its settings are in the TOML table [kind], and
-# `name` in this table is the name of the component. If a job may have several, their names are the list `kind` in
-# [run], and the settings of each are in the table [kind.name].
+# Kind of component -> registry. If a kind allows only one component per job, the TOML table [kind] has the settings of
+# the component, and `name` in this table is the name of the component. If a kind allows several components per job,
+# the list `kind` in [run] has their names, and the table [kind.name] has the settings of each component.
 REGISTRIES: dict[str, Registry[Any]] = {
     "architecture": ARCHITECTURES,
     "criterion": CRITERIONS,
@@ -101,18 +101,18 @@ class JobConfig:
 
     @property
     def has_own_metrics(self) -> bool:
-        """Whether the metrics are other than the default metrics."""
+        """Whether the metrics differ from the default metrics."""
         return tuple(metric.name for metric in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
 
     def _check_shardable(self) -> None:
-        """Raises ValueError for components that need whole parameters, because with fsdp a process has only a share."""
+        """Raises ValueError for components that need whole parameters. With fsdp, a process has only shards."""
         optimizer, criterion = (self.components[table].name for table in ("optimizer", "criterion"))
         if optimizer not in OPTIMIZERS.on_shards:
             raise ValueError(
                 f"--optimizer {optimizer} needs whole parameters, but with --parallel fsdp a process has only a "
                 f"share; give one of {', '.join(sorted(OPTIMIZERS.on_shards))}, or --parallel ddp"
             )
-        if criterion in ("expected_reward", "guided_alignment"):  # they call methods other than forward
+        if criterion in ("expected_reward", "guided_alignment"):  # these criterions call methods other than forward
             raise ValueError(f"--criterion {criterion} needs whole parameters; give --parallel ddp")
         if self.run.compile:
             raise ValueError("--compile and --parallel fsdp exclude each other; give only one of them")
@@ -128,7 +128,7 @@ class JobConfig:
     def tables(self, folder: Path | None = None) -> dict[str, dict[str, Any]]:
         """Returns the resolved config in plain types, for a config file or a checkpoint.
 
-        Paths are absolute. With `folder`, paths are relative to this folder.
+        Paths are relative to `folder`, or absolute if `folder` is None.
         """
 
         def located(path: Path) -> Path:
@@ -149,7 +149,7 @@ class JobConfig:
         return tables
 
     def toml(self, folder: Path) -> str:
-        """Returns the resolved config as TOML for a file in `folder`. `--config` with this file gives the same job."""
+        """Returns the resolved config as TOML for a file in `folder`. `--config` with this file makes the same job."""
         return to_toml(self.tables(folder))
 
 
@@ -158,7 +158,7 @@ class JobTemplate:
     """A job before its flags are parsed. The chosen components decide which flags exist."""
 
     run: Mapping[str, Any]  # settings in the table [run] of the file
-    components: dict[str, Component]  # their configs have the settings of the file
+    components: dict[str, Component]  # by table; the configs have the settings of the file
     plugins: tuple[str, ...]
     origin: str  # name of the file, for errors
     data: Path | None = None  # dataset of the file
@@ -172,11 +172,12 @@ class JobTemplate:
     ) -> "JobTemplate":
         """Loads the plug-ins and chooses the components.
 
-        `names` by kind override the names in the TOML file, which override the defaults. `names` has the text of the
-        flags: several names with commas between them, or "none". A table of the file applies only to the component that
-        it names. Paths in the file are relative to its folder. Without a name of an architecture, the architecture and
-        its settings come from the checkpoint `finetune_from` or that of the file. Raises OSError, or ValueError for an
-        unknown name, a wrong setting, and two components with the same flag.
+        `names` maps each kind to the text of its flag: several names with commas between them, or "none". These names
+        override the names in the TOML file, which override the defaults. A table of the file applies only to the
+        component that the table names. Paths in the file are relative to the folder of the file. If no architecture is
+        named, the architecture and its settings come from the checkpoint `finetune_from`, or else from the checkpoint
+        that the file names. Raises OSError, or ValueError for an unknown name, a wrong setting, or two components with
+        the same flag.
         """
         tables = read_tables(file) if file else {}
         origin = str(file) if file else COMMAND_LINE
@@ -280,13 +281,13 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def relative_to(path: Path, folder: Path) -> Path:
-    """Returns `path` relative to `folder`, or absolute if both have only the root in common."""
+    """Returns `path` relative to `folder`, or absolute if the two share only the root directory."""
     both = os.path.abspath(path), os.path.abspath(folder)
     return Path(both[0] if os.path.commonpath(both) == os.sep else os.path.relpath(*both))
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns the settings of a config file. Relative paths in them, which begin at `folder`, begin here."""
+    """Returns settings of a config file in `folder`. Paths relative to `folder` are prefixed with `folder`."""
     types = field_types(cls)
 
     def located(value: Any) -> Any:
@@ -298,7 +299,7 @@ def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str,
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:
-    """Returns all types in an annotation. In `tuple[Path, ...] | None`, one of them is Path."""
+    """Returns all types in an annotation. For `tuple[Path, ...] | None`, the result contains Path."""
     return (hint, *(part for argument in typing.get_args(hint) for part in _parts(argument)))
 
 
@@ -335,7 +336,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():
-        if title == "sweep":  # settings of `nmtkit sweep`, whose runs share the other tables
+        if title == "sweep":  # only `nmtkit sweep` reads this table; its runs share the other tables
             continue
         kind = title.replace("_", "-")
         if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):

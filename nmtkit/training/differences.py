@@ -7,7 +7,7 @@ from nmtkit.training.config import Tables, kind_of
 
 Row = tuple[str, Any, Any]  # name of the setting, value before, value now
 
-# settings that may change at every resume; the log shows them in other ways
+# settings that may change at every resume; other records of the log show them
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
@@ -27,7 +27,7 @@ def flat(tables: Tables) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
-    """Returns the values of `now` that `before` does not have or has otherwise."""
+    """Returns the values of `now` that are missing or different in `before`."""
     return [(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
 
@@ -41,7 +41,7 @@ def changed_settings(before: Tables, now: Tables) -> list[Row]:
 
 
 def shown(value: Any) -> str:
-    """Returns the value of a setting as its flag would show it."""
+    """Returns the text of a setting's value, in the form that its flag accepts."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "on", False: "off"}[value]
     if isinstance(value, list | tuple):

@@ -32,7 +32,7 @@ from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_loader, build_trainer
 
 P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100 that the paper assumes for its training cost (table 2)
-SENTENCE_TOKENS = 32  # tokens of an average sentence, if there is no dataset
+SENTENCE_TOKENS = 32  # tokens of an average sentence, assumed if there is no dataset
 SENTENCES = 16  # sentences of the fake batch
 WARM_UP = 2  # updates before the clock starts
 
@@ -43,7 +43,7 @@ Pairs = npt.NDArray[np.int64]
 
 
 def fake_model(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
-    """Returns the model of a job with fake parameters, which have shapes but no memory."""
+    """Returns the model of a job with fake parameters, which have shapes but use no memory."""
     architecture = job.components["architecture"]
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = models.build(architecture.name, architecture.config, vocabulary)
@@ -55,7 +55,7 @@ def fake_model(job: JobConfig, vocabulary: Vocabulary) -> Architecture:
 
 
 def _route_in_turn(layer: Experts) -> None:
-    """Assigns tokens to experts in turn, because fake logits have no values. The products of the gate are computed."""
+    """Assigns tokens to experts in turn, because fake logits have no values. Computes the products of the gate."""
     active = layer.active**2 if layer.groups else layer.active
 
     def gates(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,9 +87,9 @@ FUSED_PRODUCTS = {torch.ops.mkldnn._linear_pointwise: _linear_flops}  # products
 def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> tuple[float, float]:
     """Returns the FLOP of the forward pass and the bytes saved for the backward pass, per token of each side.
 
-    `model` must be a `fake_model`. Its sentences have `sentence_tokens` tokens. The FLOP count all matrix products,
-    including attention. The bytes are those of the tensors that autograd saves, without parameters and without logits,
-    which the loss computes in blocks. Raises ValueError for a model whose forward pass depends on values.
+    `model` must be a `fake_model`. Each sentence has `sentence_tokens` tokens. The FLOP include all matrix products,
+    also in attention. The bytes include all tensors that autograd saves, except parameters and logits. Logits are left
+    out because the loss computes them in blocks. Raises ValueError if the forward pass depends on values.
     """
     layout = Layout.of(torch.full((SENTENCES,), sentence_tokens))
     batch = Packed(torch.zeros(layout.tokens, dtype=torch.int64), layout)
@@ -138,12 +138,12 @@ class Estimate:
     world_size: int
 
     def p100_hours(self) -> float | None:
-        """Returns the hours of one P100 by the accounting of the paper: FLOP / sustained FLOP per second."""
+        """Returns the hours on one P100, computed like in the paper: FLOP / sustained FLOP per second."""
         return None if self.updates is None else self.updates * self.flops / P100_FLOPS / 3600
 
 
 def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
-    """Checks the forward pass of an architecture of a plug-in. Returns a line about the check, or none for our own.
+    """Checks the forward pass if the architecture is from a plug-in. Returns one line about the check, else no lines.
 
     Raises ContractError if, for example, the forward pass reads later target words.
     """

@@ -1,8 +1,8 @@
 """Warnings about the first losses of a run that show a mistake.
 
 The limits are far from healthy runs. The loss of a fresh Transformer is 0.0 to 0.6 above the loss of uniform guesses.
-The first validation of the demo and of Multi30k has a lower loss than the training before it, because it comes later
-and has no dropout.
+With the demo and Multi30k, the loss of the first validation is lower than the training loss before it, because the
+validation comes later and has no dropout.
 """
 
 import logging
@@ -23,8 +23,8 @@ VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed th
 class TrainingHealth:
     """Checks the negative log-likelihood per target token of the first update, log lines and the first validation.
 
-    Runs that are not `fresh`, because they are resumed, are not checked at their start. Runs that repeat a few batches
-    (--overfit-batches) are expected to validate badly, so their validations are not checked.
+    A run is `fresh` if it is not resumed. In other runs, the first update and the first validation are not checked.
+    Validations of runs that repeat a few batches (--overfit-batches) are not checked, because a high loss is expected.
     """
 
     def __init__(self, job: JobConfig, target_pieces: int, fresh: bool) -> None:

@@ -1,6 +1,6 @@
 """Describes a checkpoint or a dataset in plain types.
 
-This builds no model and loads no plug-in, so it also works for an architecture that is not installed.
+The module builds no model and loads no plug-in. It therefore works for architectures that are not installed, too.
 """
 
 import shlex
@@ -70,7 +70,7 @@ def of_checkpoint(path: Path) -> Description:
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
-    """Returns the parameter count of each part of the model and of all parts. Tied weights count in the first part."""
+    """Returns the parameter counts of the parts and of the model. A tied weight is counted in its first part only."""
     parts: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
     for name, first in checkpoint.tied_to(model).items():
@@ -131,7 +131,7 @@ def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
 def config_of(path: Path) -> str:
     """Returns the text of a config file that repeats the run of a checkpoint, which may be averaged.
 
-    The config has no save_dir, because the run's own folder is in use. Raises OSError, or ValueError for a checkpoint
+    The config has no save_dir, because the folder of the run is in use. Raises OSError, or ValueError for a checkpoint
     without the facts of its run.
     """
     facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})

@@ -1,4 +1,4 @@
-"""The data loader: splits the updates of the sampler into micro-batches and reads those of this rank on a thread."""
+"""The data loader: splits updates into micro-batches. A thread reads the micro-batches of this rank."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
-PROBED = 100  # first updates whose micro-batches are compared before the run
+PROBED = 100  # number of first updates whose micro-batches are compared before the run
 
 Pairs = npt.NDArray[np.int64]
 
@@ -35,9 +35,9 @@ class Update:
 
     position: Position
     pairs: Pairs
-    target_tokens: int  # of the whole update on disk: without transforms, the denominator of the loss
+    target_tokens: int  # tokens of the whole update on disk; the denominator of the loss if there are no transforms
     source_tokens: int
-    micro_batches: list[tuple[int, Batch]]  # those of this rank, with their numbers in the update
+    micro_batches: list[tuple[int, Batch]]  # micro-batches of this rank, with their numbers in the update
     ends_epoch: bool
 
     @property
@@ -48,7 +48,7 @@ class Update:
 
 
 class BatchLoader:
-    """Yields endless updates from a position on. Call `close` at the end.
+    """Yields updates without end, from a position on. Call `close` at the end.
 
     Ranks take the micro-batches of an update in turn. All ranks have the same number of micro-batches. If there are too
     few, some ranks get a dummy, in which no token counts.
@@ -79,12 +79,12 @@ class BatchLoader:
         self.prefetched: Prefetched[Update] | None = None
 
     def updates(self, position: Position) -> Iterator[Update]:
-        """Returns the updates from `position` on. An error of the thread that prepares them is raised by `next`."""
+        """Returns the updates from `position` on. `next` raises the errors of the preparing thread."""
         self.prefetched = Prefetched(self._updates(position), PREFETCHED, "loader")
         return self.prefetched
 
     def close(self) -> None:
-        """Waits for the preparing thread. The interpreter aborts if it ends while a thread executes code of torch."""
+        """Waits for the preparing thread. Otherwise the interpreter aborts if it exits while the thread runs torch."""
         if self.prefetched is not None:
             self.prefetched.close()
             self.prefetched.thread.join()
@@ -124,13 +124,14 @@ class BatchLoader:
         return replace(batch, target_output=ignored, target_tokens=0)
 
     def largest_micro_batch(self) -> Pairs:
-        """Returns the pairs of the micro-batch with the most tokens of both sides in the first updates."""
+        """Returns the pairs of the largest micro-batch of the first updates, by the tokens of both sides."""
         return self.extreme_micro_batches()[0]
 
     def extreme_micro_batches(self) -> tuple[Pairs, Pairs]:
-        """Returns the pairs of two micro-batches of the first updates: the most tokens, and the most sentences.
+        """Returns the pairs of the micro-batch with the most tokens and of the micro-batch with the most sentences.
 
-        The second may need more memory, because flash attention stores a multiple of 128 rows for every sentence.
+        Both are from the first updates. The micro-batch with the most sentences may need more memory, because flash
+        attention stores a multiple of 128 rows for every sentence.
         """
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = [part for parts in self._first_micro_batches() for part in parts]
@@ -163,7 +164,7 @@ class BatchLoader:
 
 
 def pinned(batch: Batch) -> Batch:
-    """Returns the batch in page-locked memory. Copies from there to the GPU do not block."""
+    """Returns the batch in page-locked memory. Copies from page-locked memory to the GPU do not block."""
 
     def pin(packed: Packed) -> Packed:
         layout = packed.layout

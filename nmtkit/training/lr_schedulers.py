@@ -31,10 +31,10 @@ class LRScheduler(ABC):
         """Returns the learning rate of `update`, counted from 1."""
 
     def observe(self, score: float) -> None:  # noqa: B027  # most schedules do not need it
-        """Receives the score of a validation, of which lower is better. Called on all ranks with the same score."""
+        """Receives the score of a validation. Lower is better. All ranks call this method with the same score."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the state besides the config that `lr` depends on, in plain types."""
+        """Returns in plain types the state that `lr` depends on, without the config."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load

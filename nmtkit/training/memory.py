@@ -28,11 +28,11 @@ def missing_state_bytes(trainer: Trainer) -> int:
 
 
 def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
-    """Tries the largest micro-batch. Raises ValueError if it does not fit, with a --max-tokens that fits."""
+    """Tries the largest micro-batch. If it does not fit, raises ValueError with a --max-tokens that fits."""
     pairs = loader.largest_micro_batch()
     message = f"--max-tokens {loader.max_tokens} does not fit into the memory of {trainer.device}"
     if trainer.job.run.parallel == "fsdp" and distributed.world_size() > 1:
-        try:  # only once, because every pass needs all processes
+        try:  # a single attempt, because every pass needs all processes
             return trial(trainer, loader, pairs)
         except torch.OutOfMemoryError as error:
             raise ValueError(f"{message}; try half of it") from error
@@ -65,7 +65,7 @@ def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
 
 
 def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
-    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free, because later micro-batches vary."""
+    """Returns whether the extreme micro-batches leave `SPARE_MEMORY` free. Later micro-batches may need more memory."""
     spare = None
     try:
         if trainer.device.type == "cuda":
@@ -75,7 +75,7 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
             trial(trainer, loader, pairs)
         return True
     except torch.OutOfMemoryError:
-        pass  # After this block, the exception and the tensors of its frames are freed.
+        pass  # After this block, Python frees the exception and the tensors that its frames hold.
     del spare
     trainer.engine.zero_grad()
     _empty_cache()
@@ -89,7 +89,7 @@ def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
             attempt(count)
             return count
         except torch.OutOfMemoryError:
-            pass  # After this block, the exception and the tensors of its frames are freed.
+            pass  # After this block, Python frees the exception and the tensors that its frames hold.
         _empty_cache()
         count //= 2
     return 0

@@ -16,7 +16,7 @@ from nmtkit.training.trainer import StepMetrics
 log = logging.getLogger("nmtkit")
 
 RECENT = 50  # updates over which the current speed is measured
-IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 loss scale needs about ten to settle
+IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 loss scale skips about ten until it settles
 PAIRS_SHOWN = 8
 
 
@@ -26,7 +26,7 @@ def perplexity(nll: float) -> float:
 
 
 class Meter:
-    """Sums the metrics of updates on the device. `read`, called for each log line, waits for a GPU once."""
+    """Sums the metrics of updates on the device. `read` is called for each log line and waits for a GPU once."""
 
     def __init__(self, device: torch.device, guard: "NonfiniteGuard") -> None:
         self.device = device
@@ -83,7 +83,7 @@ class Meter:
         }
 
     def latest(self) -> dict[str, Any]:
-        """Returns the means of the latest update on this rank. On a GPU, returns nothing, so as not to wait."""
+        """Returns the means of the latest update on this rank. On a GPU, returns an empty dict, to avoid waiting."""
         if self.device.type != "cpu" or not self.finite or not self.finite[-1].own_target_tokens:
             return {}
         last = self.finite[-1]
@@ -119,8 +119,8 @@ class NonfiniteGuard:
     def check(self, updates: list[StepMetrics]) -> list[StepMetrics]:
         """Returns the updates that were not skipped, and warns about each skipped update. Waits for the device once.
 
-        Updates must come in order. Raises DivergedError after too many skipped updates in a row, and names the newest
-        checkpoint.
+        Updates must come in order. After too many skipped updates in a row, raises DivergedError with the name of the
+        newest checkpoint.
         """
         if not updates:
             return []

@@ -46,14 +46,14 @@ class Outputs:
 class Metric(ABC):
     """A score of a validation, logged under its registered name.
 
-    Every rank calls `count` for its share of the batches. Rank 0 calls `score`.
+    Every rank calls `count` for its share of the batches. Only rank 0 calls `score`.
     """
 
     higher_is_better: bool = True
     translates: bool = False  # whether `score` reads sources, translations or references
 
     def count(self, model: Architecture, batch: Batch) -> dict[str, Tensor]:
-        """Returns sums over the tokens of a batch by name; `score` finds the totals in `Outputs.sums`. No gradients."""
+        """Returns sums over the tokens of a batch by name, without gradients. `Outputs.sums` has the totals."""
         return {}
 
     @abstractmethod
@@ -65,7 +65,7 @@ METRICS: Registry[Metric] = Registry("metric", "--metrics", several=True)
 
 
 class _NoTexts(Sequence[str]):
-    """Takes the place of texts for a metric that does not translate. Reading it raises ContractError."""
+    """Replaces the texts for a metric that does not translate. Reading this object raises ContractError."""
 
     def __init__(self, metric: str) -> None:
         self.metric = metric
@@ -78,7 +78,7 @@ class _NoTexts(Sequence[str]):
 
 
 def counts_of(name: str, metric: Metric, model: Architecture, batch: Batch) -> dict[str, Tensor]:
-    """Returns the counts of a metric for a batch. Raises ContractError, which shows the value, if it is not a sum."""
+    """Returns the counts of a metric for a batch. Raises ContractError, with the value, if a count is not a sum."""
     counts: object = metric.count(model, batch)
     if not isinstance(counts, dict):
         raise ContractError(f"metric {name}: count returned {described(counts)}; it must return a dict of sums by name")
@@ -134,7 +134,7 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
     return Objective(full_name, direction == "max" if direction else known[name])
 
 
-# --- of translations --------------------------------------------------------------------------------------------------
+# --- metrics of translations ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,7 @@ class Comet(Metric):
         return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)
 
 
-# --- of sums over tokens ----------------------------------------------------------------------------------------------
+# --- metrics of sums over tokens --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

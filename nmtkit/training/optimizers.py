@@ -6,7 +6,7 @@ A registered factory is called as `factory(config, groups)`. Each group is a dic
                     If --weight-decay-for makes several groups of a kind, the name ends with the decay.
     "params"        parameters
     "param_names"   names of the parameters
-    "weight_decay"  weight decay, if it differs from the weight decay of the optimizer: vectors have 0
+    "weight_decay"  weight decay, if it differs from the weight decay of the optimizer (for example, 0 for vectors)
 
 Before every step, the trainer sets "lr" of each group to the learning rate of the schedule, times "lr_scale" of the
 group if present.
@@ -40,8 +40,9 @@ class OptimizerRegistry(Registry[Optimizer]):
     ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
         """Decorator like `Registry.register`. --parallel fsdp refuses optimizers without `works_on_shards`.
 
-        `works_on_shards` declares that a step on some rows of a parameter, its gradient and its state equals these rows
-        of a step on the whole parameter. An example is an optimizer that treats every value separately.
+        `works_on_shards` declares that a step on some rows of a parameter (with the same rows of its gradient and
+        state) gives the same values as a step on the whole parameter. This holds, for example, for an optimizer that
+        treats every value separately.
         """
         keep = super().register(name, preset)
 
@@ -154,8 +155,8 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer.
 
-    The names come from "param_names" of a group, else from `parameters`. A tensor that is in neither, because an
-    optimizer of a plug-in has made it, is named after its position in the optimizer.
+    The names come from "param_names" of a group, or else from `parameters`. If neither has a name for a tensor, because
+    an optimizer of a plug-in has made the tensor, its name is its position in the optimizer.
     """
     known = {id(parameter): name for name, parameter in parameters.items()}
     return [
@@ -275,9 +276,9 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
 
 def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
-    """Returns the group with views of the projections instead of each weight that stacks several (`stacked_rows`).
+    """Returns the group with each weight that stacks projections (`stacked_rows`) replaced by a view per projection.
 
-    Adds each such weight and its views to `splits`.
+    Adds each replaced weight and its views to `splits`.
     """
     params, names = [], []
     for name, parameter in zip(group["param_names"], group["params"], strict=True):

@@ -7,8 +7,8 @@ times as long.)
 
 With fsdp, `fully_shard` of FSDP2 gives every process a shard of each parameter, of its gradient and of its optimizer
 state. The parameters of a layer are gathered before the layer computes and freed afterwards. Gradients are summed into
-the shards, in fp32, at the end of every backward pass. Whole gradients until the end of an update would need the memory
-that sharding saves.
+the shards, in fp32, at the end of every backward pass. If each process kept whole gradients until the end of an update,
+they would need the memory that sharding saves.
 
 Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
 processes must make the same number of passes, so the loader adds dummy micro-batches.
@@ -30,7 +30,7 @@ from nmtkit.criterions import Criterion, Loss
 from nmtkit.layers.packed import Batch, Layout, Packed
 from nmtkit.processes import distributed
 
-if TYPE_CHECKING:  # importing takes a second, and only fsdp needs this module
+if TYPE_CHECKING:  # importing this module takes a second, and only fsdp needs it
     from torch.distributed.tensor import DTensor
 
 
@@ -78,13 +78,13 @@ class ReplicatedModel:
             self.loss.register_comm_hook(None, all_reduce_sum)
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward and backward pass. `last` says that the update has no more passes here."""
+        """The context of a forward and backward pass. `last`: whether the pass is the last of the update."""
         if isinstance(self.loss, DistributedDataParallel) and not last:
             return self.loss.no_sync()
         return contextlib.nullcontext()
 
     def zero_grad(self) -> None:
-        """Clears the gradients. Those of DistributedDataParallel are views of its buckets and are set to zero."""
+        """Clears the gradients. With DistributedDataParallel, they are views of its buckets and become zeros."""
         if isinstance(self.loss, DistributedDataParallel):
             torch._foreach_zero_(self.gradients())
         else:
@@ -92,7 +92,7 @@ class ReplicatedModel:
                 parameter.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """Returns the gradients of `parameters`. Parameters that no pass has used, as in dropped layers, get zeros."""
+        """Returns the gradients of `parameters`. Unused parameters, for example in dropped layers, have zeros."""
         gradients = []
         for parameter in self.parameters.values():
             if parameter.grad is None:
@@ -107,11 +107,11 @@ class ReplicatedModel:
     # --- the whole model, for checkpoints and searches; sharded models gather it ------------------------------------
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns on rank 0 the whole tensor of parameter `name` from its parts. Every rank must call this method."""
+        """Returns the whole tensor of parameter `name` on rank 0, from its parts. Every rank must call this method."""
         return tensor
 
     def shard(self, name: str, whole: Tensor) -> Tensor:
-        """Returns the part of this process of a whole tensor of parameter `name`."""
+        """Returns the part that this process has of a tensor, given the whole tensor of parameter `name`."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -129,9 +129,9 @@ class ReplicatedModel:
 
 
 class ShardedModel(ReplicatedModel):
-    """A model of which this process has a shard of every parameter.
+    """A sharded model: this process has a shard of every parameter.
 
-    Parameters are gathered in `gathered_dtype`, if given: bf16 halves the bytes to send and to store.
+    Parameters are gathered in `gathered_dtype`, if given. With bf16, half as many bytes are sent and stored.
     """
 
     def __init__(
@@ -242,12 +242,12 @@ def _listed_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Returns the part of this process of a DTensor. Both share memory."""
+    """Returns the part of a DTensor that this process has. The part shares memory with the DTensor."""
     return cast("DTensor", tensor)._local_tensor
 
 
 def gather_shards(parameter: Tensor, shard: Tensor) -> Tensor:
-    """Returns a tensor that is sharded like `parameter`, whole and on the CPU. On ranks other than 0 it is empty."""
+    """Gathers a tensor that is sharded like `parameter`. Returns it on the CPU on rank 0, else an empty tensor."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(parameter, DTensor)

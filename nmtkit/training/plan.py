@@ -19,8 +19,8 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
 MAX_TOKENS = 4096  # default tokens of a micro-batch on a CPU, and of an update
-# A micro-batch may be larger than the share of a process in an update by this factor. Sentences do not divide evenly,
-# and with one micro-batch more than there are processes, all processes would wait for another pass.
+# A micro-batch may be larger than (update size / number of processes) by this factor. Sentences do not divide evenly,
+# and if an update had one micro-batch more than processes, all processes would wait for another pass.
 SHARE_MARGIN = 1.1
 
 
@@ -32,7 +32,7 @@ class RunPlan:
     device: torch.device  # of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # processes, over all machines
-    max_tokens: int  # of the larger side of a micro-batch; on a GPU without --max-tokens, the first value to try
+    max_tokens: int  # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first attempt
     threads: int | None  # CPU threads of this process; None: the default of torch
 
     @property
@@ -43,7 +43,7 @@ class RunPlan:
 
     @property
     def fits_max_tokens(self) -> bool:
-        """Whether the memory probe lowers `max_tokens` until micro-batches fit, instead of an error."""
+        """Whether the memory probe lowers `max_tokens` until micro-batches fit. Otherwise it raises an error."""
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def even_max_tokens(self, max_tokens: int) -> int:
@@ -56,8 +56,8 @@ class RunPlan:
     ) -> tuple[int | None, bool]:
         """Returns the number of updates of the whole run, or None, and whether it is an estimate from --max-epoch.
 
-        Epochs differ by one or two updates. After `done` updates, when the next update is number `index` of `epoch`,
-        the estimate uses the mean length of the finished epochs.
+        The lengths of epochs differ by one or two updates. The estimate uses the mean length of the finished epochs.
+        The run has made `done` updates, and its next update is number `index` of `epoch`.
         """
         config = self.job.run
         if config.max_epoch is None or updates_per_epoch is None:
@@ -78,7 +78,7 @@ class RunPlan:
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TensorFloat-32: 10 bits of mantissa, several times as fast
         if self.job.run.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs this, and reads it at its start
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it starts
             torch.use_deterministic_algorithms(True)
 
     def sampler(self, split: Split) -> BatchSampler:
@@ -95,8 +95,8 @@ def resolve(
 ) -> RunPlan:
     """Returns the plan of `job` with `world_size` processes.
 
-    A resumed run keeps the batch size it was started with, unless --batch-tokens says otherwise. Raises ValueError for
-    a device or a precision that this machine does not have. For an `estimate`, the machine need not have the device.
+    A resumed run keeps its initial batch size, unless --batch-tokens is given. Raises ValueError for a device or a
+    precision that this machine does not have. For an `estimate`, the machine does not need the device.
     """
     config = job.run
     device = torch.device("cuda") if estimate and config.device == "cuda" else device_of(config)
@@ -124,7 +124,7 @@ def resolve(
 
 
 def _share(tokens: int, parts: int) -> int:
-    """Returns the limit of a micro-batch that makes at most `parts` micro-batches of an update of `tokens`."""
+    """Returns a limit of tokens with which an update of `tokens` has at most `parts` micro-batches."""
     return math.ceil(round(SHARE_MARGIN * tokens / parts, 6))
 
 
@@ -145,7 +145,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def processes_to_start(config: RunConfig) -> int:
-    """Returns the number of processes that `nmtkit train` starts: 1 in a process that a launcher has started."""
+    """Returns the number of processes that `nmtkit train` starts. It is 1 if a launcher has started this process."""
     if distributed.launched():
         return 1
     if config.nproc_per_node is None and config.device != "cpu":
@@ -154,5 +154,5 @@ def processes_to_start(config: RunConfig) -> int:
 
 
 def expected_world_size(config: RunConfig) -> int:
-    """Returns the number of processes of the run: those of the launcher, or those that `nmtkit train` will start."""
+    """Returns the number of processes of the run, which the launcher has started or `nmtkit train` will start."""
     return int(os.environ.get("WORLD_SIZE") or processes_to_start(config))

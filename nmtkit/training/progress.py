@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 class Lines:
-    """Shows a run as lines of text. Lines of updates are cut to `width` columns."""
+    """Shows a run as lines of text. The line of an update has at most `width` columns."""
 
     def __init__(self, width: int | None = None) -> None:
         self.width = width
@@ -27,7 +27,7 @@ class Lines:
         """Called after every update."""
 
     def note(self, text: str) -> None:
-        """Called with a text when the run does something other than updates."""
+        """Called with a text when the run starts other work than an update."""
 
     def record(self, record: Record) -> None:
         """Called with every record of the log file."""
@@ -87,7 +87,7 @@ class RunLog:
 
 
 def _plain(value: Any) -> Any:
-    """Rounds floats to six digits, and replaces NaN and infinity by None, because JSON has neither."""
+    """Rounds floats to six digits, and replaces NaN and infinity by None, because JSON supports neither."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
@@ -137,7 +137,7 @@ def shown_scores(record: Mapping[str, Any]) -> list[str]:
 
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-HIDDEN = ("nll",)  # numbers that are not shown, because another number tells the same
+HIDDEN = ("nll",)  # numbers that are not shown, because another number has the same information
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
     "loss": lambda value: f"loss {value:.3f}",

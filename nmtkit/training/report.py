@@ -30,9 +30,9 @@ UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log in their order. A last record that was cut off by a kill is left out."""
+    """Returns the records of a log in their order. Leaves out a last record that is incomplete after a kill."""
     records = []
-    for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # U+2028 in a sentence ends no line
+    for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
         try:
             record = json.loads(line)
         except ValueError:
@@ -48,7 +48,7 @@ def read_records(log: Path) -> list[dict[str, Any]]:
 
 
 def latest_records(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the last record of each kind and update: a resumed run may repeat updates."""
+    """Returns the last record of each kind and update, because a resumed run may repeat updates."""
     latest = {(record["kind"], record.get("update", 0)): record for record in records}
     return list(latest.values())
 

@@ -26,17 +26,17 @@ from nmtkit.training.validation import Validator
 
 log = logging.getLogger("nmtkit")
 
-IDLE_SHARE = 0.1  # share of the time of all processes that may pass without work before a warning
+IDLE_SHARE = 0.1  # a warning is shown if processes are idle for more than this share of the time
 
 
 class Run:
-    """A training run, as one of its processes sees it. Rank 0 logs and saves. All ranks do everything else."""
+    """A training run, as one of its processes sees it. Only rank 0 logs and saves. All ranks do the other work."""
 
     def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
         """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names."""
         self.stop = StopSignal()
         distributed.init_process_group(device_of(job.run), job.run.timeout_minutes)
-        with distributed.long_operation():  # reading a checkpoint and building a model gives no heartbeats
+        with distributed.long_operation():  # no heartbeats while a checkpoint is read and a model is built
             self._set_up(job, data, display, callbacks)
         self.agreement = distributed.AsyncMax()
         self.progress.started = self.saver.last_save = time.monotonic()
@@ -50,8 +50,8 @@ class Run:
         self.checkpoints = setup.checkpoints
         self.display = display
         self.out_of_time = False
-        self.stopped_by: str | None = None  # reason of a callback that stops the run
-        self.scheduled = False  # whether the checkpoint that the run resumes from was saved at an interval
+        self.stopped_by: str | None = None  # the reason that a callback gave for stopping the run
+        self.scheduled = False  # whether the run resumes from a checkpoint that was saved at an interval
         resumed_from, setup.resumed_from = setup.resumed_from, None
         try:
             self.callbacks = self._callbacks(callbacks)
@@ -86,7 +86,7 @@ class Run:
     # --- start and end ----------------------------------------------------------------------------------------------
 
     def run(self) -> StopReason:
-        """Trains until the run ends or a signal asks to stop. Returns why."""
+        """Trains until the run ends or a signal stops the run. Returns the reason."""
         try:
             openmp.start()
             end = self._train()
@@ -203,7 +203,7 @@ class Run:
     def _validate_and_save(
         self, validate: bool, save: bool, scheduled: bool, received: signal.Signals | None
     ) -> StopReason | None:
-        """Validates and saves if due. Saves at the end of the run and after a best score, too.
+        """Validates and saves if due. Also saves at the end of the run and after a best score.
 
         A checkpoint is `scheduled` if it is saved at one of the intervals of the run. Returns why the run ends, or
         None.
@@ -229,7 +229,7 @@ class Run:
         return hours is not None and self.progress.seconds() >= 3600 * hours
 
     def _interval_ends(self, update: Update, setting: str) -> bool:
-        """Returns whether an interval in epochs (`setting`) or in updates (`setting`_updates) ends with this update."""
+        """Returns whether this update ends an interval, in epochs (`setting`) or in updates (`setting`_updates)."""
         epochs, updates = (getattr(self.job.run, name) for name in (setting, f"{setting}_updates"))
         ended = update.ends_epoch and _divides(epochs, self.progress.position.epoch)
         return ended or _divides(updates, self.trainer.done)
@@ -255,8 +255,8 @@ class Run:
     def _validate(self, validator: Validator, scheduled: bool) -> dict[str, float] | None:
         """Returns the scores of a validation, or None if a stop signal interrupted the validation.
 
-        If the validation fails, saves a checkpoint before the exception is raised again. A resumed run starts with this
-        validation.
+        If the validation fails, saves a checkpoint and raises the exception again. A run that resumes from this
+        checkpoint first repeats the validation.
         """
         started, number = time.monotonic(), self.trainer.done
         self.display.note(f"validating at update {number} …")
@@ -291,7 +291,7 @@ class Run:
         return scores
 
     def _report(self, translated: bool = False) -> None:
-        """Writes the page of the run and, if a validation has just `translated`, its translations."""
+        """Writes the page of the run. Also writes the translations of the last validation if it has `translated`."""
         folder = self.checkpoints.folder
         try:
             if translated and self.validator:
@@ -301,7 +301,7 @@ class Run:
             log.warning("report not written: %s", error)
 
     def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint. If it cannot be written, the run continues with a warning, unless it `must` be saved."""
+        """Saves a checkpoint. If writing fails, raises OSError if the checkpoint `must` be saved, else warns."""
         started = time.monotonic()
         try:
             path = self.saver.save(scores, scheduled)
@@ -313,7 +313,7 @@ class Run:
             if path:
                 self.log.write("checkpoint", update=self.trainer.done, file=path.name)
                 self.callbacks.checkpoint(path)
-        distributed.barrier()  # otherwise, ranks would wait for rank 0 where the watchdog takes waiting for hanging
+        distributed.barrier()  # otherwise, ranks would wait elsewhere, where the watchdog considers them hanging
         self.meter.pause(time.monotonic() - started)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
-OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam")  # settings of validations
+OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam")  # how to validate
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),

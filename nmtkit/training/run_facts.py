@@ -23,7 +23,7 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns by name the facts that must be equal in a resumed run and in the run that it continues."""
+    """Returns the facts, by name, that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
     return {
         "architecture": settings.pop("name"),
@@ -51,7 +51,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
             dataset.target_language or dataset.target_lang,
         ],
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
-        "torch": str(torch.__version__),  # its own class is a subclass of str, which a checkpoint cannot hold
+        "torch": str(torch.__version__),  # __version__ is an instance of a subclass of str, which checkpoints reject
         "python": platform.python_version(),
         "device": gpu or f"{plan.device.type} of {platform.node()}",
         "precision": plan.precision,

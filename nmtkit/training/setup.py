@@ -50,7 +50,7 @@ class RunSetup:
     trainer: Trainer
     validator: Validator | None  # None: the run does not validate
     objective: Objective
-    maximized: list[str]  # names of the scores of which more is better
+    maximized: list[str]  # names of the scores for which higher is better
     checkpoints: CheckpointManager
     resumed_from: tuple[Path, Checkpoint] | None
 
@@ -62,8 +62,8 @@ class RunSetup:
 def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False) -> RunSetup:
     """Opens the dataset and builds all parts of a run. On rank 0, locks the folder of an existing run.
 
-    With `callbacks`, which may ask for validations, there is a validator whenever the dataset has a set for it. Raises
-    ValueError or OSError for a mistake of the user, and releases the lock then.
+    With `callbacks`, which may ask for validations, builds a validator whenever the dataset has a validation set. For a
+    mistake of the user, releases the lock and raises ValueError or OSError.
     """
     device = device_of(job.run)
     dataset = Dataset.open(data)
@@ -139,7 +139,7 @@ def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> Batc
     An automatic --max-tokens is at least the length of the longest sentence.
     """
     split, job = dataset["train"], plan.job
-    if job.run.max_tokens:  # before the sampler checks the size of an update, which may follow from --max-tokens
+    if job.run.max_tokens:  # must come before the sampler checks the update size, which may depend on --max-tokens
         check_all_sizes(split.source.lengths, split.target.lengths, job.run.max_tokens, "--max-tokens")
     sampler = plan.sampler(split)
     max_tokens = plan.max_tokens if job.run.max_tokens else max(plan.max_tokens, *sampler.max_lengths)
@@ -242,7 +242,7 @@ def build_trainer(
         pairs = np.arange(min(3, len(train_split)))
         check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
     total = updates or job.run.max_update
-    # A run without updates left ends at once. Its schedule only has to exist.
+    # If no updates are left, the run ends at once and does not use the schedule, but the schedule must exist.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=remaining)
     return Trainer(

@@ -37,8 +37,8 @@ class RunProgress:
     """The position of a run in its data, its best validation, and its time. Every checkpoint holds them."""
 
     position: Position = field(default_factory=lambda: Position(0, 0))
-    best: float | None = None  # value of the objective, of which lower is better
-    waited: int = 0  # validations since the best
+    best: float | None = None  # best value of the objective; lower is better
+    waited: int = 0  # validations since the best validation
     seconds_before: float = 0.0  # training time before the run was resumed
     validation_due: bool = False  # the last validation was interrupted or failed
     started: float = field(default_factory=time.monotonic)
@@ -56,7 +56,7 @@ class RunProgress:
     def stop_reason(
         self, config: RunConfig, updates: int, received: signal.Signals | None, others: str | None, out_of_time: bool
     ) -> StopReason | None:
-        """Returns why the run ends after `updates`, or None. `others` is the reason of a callback."""
+        """Returns why the run ends after `updates`, or None. `others` is the reason that a callback gave."""
         if received is not None:
             return StopReason(received.name, updates, received)
         reasons = {
@@ -106,7 +106,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """The context in which a signal raises StopRequestedError, at once if the signal came before."""
+        """The context in which a signal raises StopRequestedError. An earlier signal raises it at once."""
         self._raises = True
         try:
             if self.received is not None:

@@ -18,25 +18,25 @@ from nmtkit.training.run_config import RunConfig
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
 NOT_VARIED = ("save_dir", "plugin", "config")
 LONGEST_NAME = 120  # characters in the name of a run's folder
-REPEATED_DRAWS = 1000  # random draws in a row that give no new combination, after which the sweep is refused
+REPEATED_DRAWS = 1000  # the sweep is refused after this number of random draws in a row without a new combination
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers from `low` to `high`, both included. The numbers are whole if both limits are whole."""
+    """The numbers from `low` to `high`, both included. If both limits are integers, only integers."""
 
     low: float
     high: float
-    log: bool  # draw uniformly in the logarithm
+    log: bool  # whether the logarithm of the number is drawn uniformly
 
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: random.Random) -> float:
-        """Returns a random number of the range, rounded to three digits, as run names show it."""
+        """Returns a random number in the range, rounded to three digits, because run names show three digits."""
         if self.log:
             value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
         else:
@@ -120,7 +120,7 @@ class Sweep:
         return list(drawn.values()) or [{}]
 
     def job(self, run: SweepRun) -> JobConfig:
-        """Returns the resolved job of a run. Raises ValueError that names the run and the wrong setting."""
+        """Returns the resolved job of a run. Raises ValueError with the name of the run and the wrong setting."""
         kinds = {kind_name(kind): kind for kind in REGISTRIES} | {kind.replace("-", "_"): kind for kind in REGISTRIES}
         names = {kinds[name]: _listed(value) for name, value in run.settings.items() if name in kinds}
         others = {name: value for name, value in run.settings.items() if name not in (*kinds, "data")}
@@ -144,7 +144,7 @@ class Sweep:
         return replace(job, run=replace(job.run, save_dir=self.folder / run.name))
 
     def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
-        """Returns the command of a run as typed. `extra` holds more flags of `nmtkit train`."""
+        """Returns the words of the command that starts a run. `extra` holds more flags of `nmtkit train`."""
         job = self.job(run)
         flags: list[str] = []
         for name, value in run.settings.items():
@@ -159,7 +159,7 @@ class Sweep:
 
 
 def kind_name(kind: str) -> str:
-    """Returns the name of a kind's flag as a setting: "arch" for "architecture"."""
+    """Returns the flag of a kind in the form of a setting name, such as "arch" for "architecture"."""
     return REGISTRIES[kind].flag[2:].replace("-", "_")
 
 
@@ -179,7 +179,7 @@ def _flag(name: str, job: JobConfig) -> list[str]:
 
 
 def _in_name(value: Any) -> str:
-    """Returns a value as the name of a folder shows it: on, 0.1, or the last part of a path."""
+    """Returns the text of a value in the name of a folder: on, 0.1, or the last part of a path."""
     if isinstance(value, list):
         return "-".join(_in_name(item) for item in value)
     if isinstance(value, bool):
@@ -191,7 +191,7 @@ def _in_name(value: Any) -> str:
 
 
 def read(file: Path) -> Sweep:
-    """Reads a sweep file. Raises OSError, or ValueError that names the file, the section and the mistake."""
+    """Reads a sweep file. Raises OSError, or ValueError with the file, the section and the mistake."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:

@@ -11,8 +11,8 @@ from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
 # limits that every version of the MLflow server accepts
-MLFLOW_PARAMS = 100  # parameters of a request
-MLFLOW_VALUE = 500  # characters of a parameter
+MLFLOW_PARAMS = 100  # parameters per request
+MLFLOW_VALUE = 500  # characters in the value of a parameter
 MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # in the name of a parameter or a metric
 
 
@@ -23,7 +23,7 @@ def need(module: str, extra: str) -> None:
 
 
 def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns settings by "table.name", settings of the run by name alone. Lists become texts with commas."""
+    """Returns settings by "table.name", and settings of the run by name only. Lists become texts with commas."""
     return {
         name if table == "run" else f"{table}.{name}": ",".join(map(str, value)) if isinstance(value, list) else value
         for table, own in settings.items()
@@ -62,7 +62,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard.summary import hparams
 
         folder = self.folder or run.save_dir / "tensorboard"
-        # drops the numbers that a killed run had logged for updates that this run repeats
+        # removes numbers that a killed run has logged for updates that this run repeats
         self.writer: Any = SummaryWriter(str(folder), purge_step=run.update + 1)
         settings = {name: "none" if value is None else value for name, value in flat(run.settings).items()}
         scores = {f"valid/{name}": 0.0 for name in ("loss", "ppl", *run.settings["run"]["metrics"])}
@@ -105,7 +105,7 @@ class WeightsAndBiases(Tracker):
         )
         self.run_id = self.session.id
         self.session.define_metric("update")
-        # the built-in step must not decrease, but the updates of a resumed run may
+        # the built-in step must not decrease, but the update number can decrease when a run is resumed
         self.session.define_metric("*", step_metric="update")
 
     def send(self, run: RunState, values: dict[str, float]) -> None:

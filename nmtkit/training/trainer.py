@@ -39,7 +39,7 @@ class StepMetrics:
     pairs: npt.NDArray[np.int64]  # numbers of all pairs of the update
     source_tokens: int  # total of all ranks
     target_tokens: int  # total of all ranks
-    own_target_tokens: int  # of the micro-batches of this rank
+    own_target_tokens: int  # total of the micro-batches of this rank
     lr: float
     sums: dict[str, Tensor]  # "loss" and the counts of the criterion, over the micro-batches of this rank
     norm: Tensor  # norm of the gradient of the whole update, before clipping
@@ -49,8 +49,8 @@ class StepMetrics:
 class Trainer:
     """A model with its criterion, optimizer and learning-rate schedule. `step` makes an update.
 
-    Random numbers of an update depend on (seed, update, micro-batch) and never on the rank, so that any number of
-    processes makes the same updates.
+    The random numbers of an update depend on (seed, update, micro-batch) and never on the rank. The updates are
+    therefore the same with any number of processes.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Trainer:
         component = job.components["optimizer"]
         groups = parameter_groups(weights, job.run.weight_decay_for, embedding_names(model))
         self.optimizer = OPTIMIZERS[component.name].factory(component.config, groups)
-        self.configured = _group_settings(self.optimizer)  # as set by the flags of this run
+        self.configured = _group_settings(self.optimizer)  # settings of the groups, from the flags of this run
         self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = schedule_start
@@ -107,7 +107,7 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         own = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        if self.transforms_pairs:  # only the rank that transforms a micro-batch knows the number of its tokens
+        if self.transforms_pairs:  # only the rank that transforms a micro-batch can count its tokens
             tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
         for index, batch in update.micro_batches:
@@ -138,7 +138,7 @@ class Trainer:
             loss, counts = self.engine.loss(batch)
         distributed.advance()
         weight = 0.0 if dummy else self.loss_scale.value / tokens
-        # A non-finite loss can have finite gradients. This factor makes them NaN, so that every rank skips the update.
+        # A non-finite loss can have finite gradients. This factor makes them NaN. Then every rank skips the update.
         (loss * (weight + loss.detach() * 0)).backward()
         for name, value in {} if dummy else {"loss": loss.detach(), **counts}.items():
             sums[name] = sums[name] + value if name in sums else value
@@ -158,7 +158,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # Fused optimizers read this flag on the device. If it is set, they change neither parameters nor state.
+            # Fused optimizers read `found_inf` on the device. If it is not 0, they change neither parameters nor state.
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -170,10 +170,10 @@ class Trainer:
     # --- before the first update ------------------------------------------------------------------------------------
 
     def compile(self, batch: Batch) -> None:
-        """Compiles the model for batches of any shape and tries it on `batch`.
+        """Compiles the model for batches of any shape and runs the compiled model on `batch`.
 
         If this fails, logs the reason and trains without compilation. If a later compilation fails, torch logs the
-        reason and runs that part of the model without compilation.
+        reason and does not compile the affected part of the model.
         """
         started = time.monotonic()
         torch._dynamo.config.optimize_ddp = False  # otherwise dynamo splits the graph at the gradient buckets
@@ -183,7 +183,7 @@ class Trainer:
                 self.trial_pass(batch)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a compiler raises any class of exception
+        except Exception as error:  # a compiler can raise any class of exception
             self.model._compiled_call_impl = None
             self.engine.zero_grad()
             reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -209,12 +209,12 @@ class Trainer:
 
     @contextlib.contextmanager
     def evaluated_weights(self) -> Iterator[None]:
-        """The context in which the model has the weights to validate: with --ema-decay the running means."""
+        """The context in which the model has the weights for validation: with --ema-decay, the running means."""
         with self.ema.swapped() if self.ema else contextlib.nullcontext(), self.engine.unsharded():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the weights to save by name: with --ema-decay the running means, with adapters only the adapters.
+        """Returns by name the weights to save: the running means with --ema-decay, only the adapters with adapters.
 
         The result is complete on rank 0. Every rank must call this method.
         """
@@ -228,7 +228,7 @@ class Trainer:
         self.engine.load_state_dict(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the training state besides `weights()`. Tensors belong to names of parameters, never to positions.
+        """Returns the training state without `weights()`. Tensors are stored by parameter name, never by position.
 
         The result is complete on rank 0. Every rank must call this method.
         """
@@ -247,9 +247,9 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any], done: int) -> None:
         """Restores the training state after update `done`. Call `load_weights` first.
 
-        Running means may begin or end here, and with --reset-optimizer other parameters may be trained than before.
-        A parameter that is trained now and before continues with its own weight. Any other parameter has the weight
-        that `load_weights` has loaded. Raises ValueError if the optimizer state belongs to other parameters.
+        The resumed run may add or remove --ema-decay. With --reset-optimizer, it may train different parameters. A
+        parameter that was trained before and is trained now gets its saved training weight. Any other parameter keeps
+        the weight that `load_weights` has loaded. Raises ValueError if the optimizer state is for different parameters.
         """
         if not self.job.run.reset_optimizer:
             self._load_optimizer(state["optimizer"])
@@ -287,11 +287,11 @@ class Trainer:
         }
 
     def _is_sharded(self, name: str, value: object) -> bool:
-        """Returns whether a state value belongs to a whole parameter. Parts of parameters (Muon) are never sharded."""
+        """Returns whether a state value belongs to a whole parameter. Parts of parameters (in Muon) are not sharded."""
         return isinstance(value, Tensor) and name in self.engine.parameters
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
-        """Loads the optimizer state. Settings that differ between this run's flags and the saved flags are kept."""
+        """Loads the optimizer state. Flags that differ from the saved flags override the saved settings."""
         own = parameter_names(self.optimizer, self.engine.parameters)
         before = [group["parameters"] for group in saved["groups"]]
         if before != own:

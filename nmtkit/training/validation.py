@@ -25,9 +25,9 @@ from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
 
-LENGTHS = (10, 20, 30, 40, 60)  # most target tokens in each length class; the last class has no limit
+LENGTHS = (10, 20, 30, 40, 60)  # maximum target tokens of each length class; one more class has no limit
 RATED = 10  # number of best and of worst translations in the report
-FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of three sentences whose translations every validation shows
+FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of the three sentences that every validation shows translated
 
 Sums = dict[tuple[str, str], Tensor]  # (metric or "" for the criterion, name) -> sum for each length class
 
@@ -45,12 +45,12 @@ class Validator:
     device: torch.device
     precision: str
     metrics: Mapping[str, Metric]
-    languages: tuple[str | None, str | None] = (None, None)  # codes of source and target in a model of several
-    beam: int = 4  # for translations, which are made only if a metric needs them
+    languages: tuple[str | None, str | None] = (None, None)  # codes of source and target for a multilingual model
+    beam: int = 4  # beam size for translations, which are made only if a metric needs them
     sharded: bool = False  # each process has a share of the model (FSDP)
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    target_lang: str | None = None  # language of the references, as metrics need it
+    target_lang: str | None = None  # language of the references, for metrics
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
@@ -97,7 +97,7 @@ class Validator:
     def _share(self, work: Callable[[], T]) -> T | None:
         """Returns the result of this rank's share of work, or None on all ranks if a rank was interrupted.
 
-        If a share fails, all ranks leave the validation: with the error of the share, or with PeerError elsewhere.
+        If the work of a rank fails, this rank raises the error, and all other ranks raise PeerError.
         """
         result, error = None, None
         try:
@@ -112,7 +112,7 @@ class Validator:
 
     @staticmethod
     def _unless_failed(result: T, error: Exception | None) -> T:
-        """Returns the result unless a rank has an error. Every rank must call this method."""
+        """Returns the result, or raises an exception if any rank has an error. Every rank must call this method."""
         failed = distributed.all_reduce(torch.tensor(int(error is not None)))
         if error is not None:
             raise error
@@ -145,7 +145,7 @@ class Validator:
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """Returns the micro-batches of this rank, each with its length class.
 
-        A micro-batch has at most `max_tokens` tokens, or a single longer sentence.
+        A micro-batch has at most `max_tokens` tokens. A longer sentence is a micro-batch of its own.
         """
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))
@@ -225,9 +225,9 @@ class Validator:
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model that is prepared like in `nmtkit generate`.
 
-        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough: it computes keys
-        and values in 16 bits, but the cache has the 32 bits of the weights. FSDP modules cannot be copied. On a GPU
-        their parameters are gathered in 16 bits anyway.
+        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast alone does not work: it computes
+        keys and values in 16 bits, but the cache has 32 bits like the weights. FSDP modules cannot be copied. On a GPU,
+        the parameters of FSDP modules are gathered in 16 bits anyway.
         """
         from nmtkit.translation.translator import prepare
 
