@@ -1,4 +1,4 @@
-"""Preprocessing, averaging and scoring: what the commands of these names do."""
+"""Python functions for the commands `nmtkit preprocess`, `nmtkit average-checkpoints` and `nmtkit score`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from nmtkit.training import averaging
 
 
 def preprocess(**settings: Any) -> Report:
-    """Makes a dataset of parallel text, as `nmtkit preprocess` does; `settings` are its flags.
+    """Makes a dataset from parallel text, as `nmtkit preprocess` does. `settings` are the flags of this command.
 
     >>> report = nmtkit.preprocess(
     ...     source_lang="en", target_lang="de", trainpref="data/train", validpref="data/val", destdir="data-bin"
@@ -43,7 +43,7 @@ def average(
 
     >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
 
-    `inputs` are files, or a run's folder with `last` or `best`. Raises OSError or ValueError.
+    `inputs` are checkpoint files, or the folder of a run if `last` or `best` is given. Raises OSError or ValueError.
     """
     paths = [inputs] if isinstance(inputs, str | Path) else inputs
     chosen = averaging.choose([Path(path) for path in paths], last, best, best_checkpoint_metric)
@@ -59,13 +59,14 @@ def score(
     bootstrap: int = 0,
     **settings: Any,
 ) -> dict[str, Score]:
-    """Returns scores of a corpus by metric, as `nmtkit score` gives them, each with its sacreBLEU signature.
+    """Returns the scores of a corpus by metric, as `nmtkit score` does. Each score has its sacreBLEU signature.
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 
-    `references` are the lines of one reference text, or a list of several such lists. `bootstrap` resamples give each
-    score a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and `comet_model`. Raises
-    ValueError for an unknown metric and for unequal numbers of lines, ImportError for a metric that is not installed.
+    `references` are the lines of one reference text, or a list of several such lists. With `bootstrap`, the
+    number of resamples, each score has a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`,
+    `sources` and `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of lines, and
+    ImportError for a metric that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.Settings)

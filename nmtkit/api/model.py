@@ -1,4 +1,4 @@
-"""A model with its tokenizer: what `nmtkit generate` and `nmtkit attention` do, and what an encoder makes of a text."""
+"""A model with its tokenizer: translation, scores, attention weights, and the encoder's representation of a text."""
 
 import dataclasses
 import typing
@@ -21,7 +21,7 @@ from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import Translator, batch_ends
 
-# B texts, S pieces of a source, eos included, D width of the model
+# B: number of texts, S: number of source pieces with eos, D: width of the model
 
 Pooling = Literal["none", "mean"]
 _OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
@@ -30,18 +30,19 @@ _OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
 def load(
     path: PathLike | Sequence[PathLike], *, plugins: Sequence[PathLike] = (), trainable: bool = False, **options: Any
 ) -> "Model":
-    """Returns the model of a checkpoint with its tokenizer; several paths, of one tokenizer, are an ensemble.
+    """Returns the model of a checkpoint, or an ensemble of several checkpoints with the same tokenizer.
 
     >>> model = nmtkit.load("averaged.pt", precision="int8")
 
-    `plugins` are Python files or modules to import first, those that `--plugin` names. `options` are those flags of
+    `plugins` are Python files or modules to import first, as with `--plugin`. `options` are the flags of
     `nmtkit generate` that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`,
     `max_source_len`, `long_lines`.
 
-    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, all modules
-    are those of training, in fp32: `model.architectures[0]` has all parameters, gradients and hooks.
+    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, the
+    model has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, gradients and
+    hooks.
 
-    Raises OSError or ValueError, naming the file or the option.
+    Raises OSError or ValueError with the name of the file or the option.
     """
     load_plugins([str(plugin) for plugin in plugins])
     devices, of_translator = configs("nmtkit.load", options, DeviceOptions, TranslatorOptions)
@@ -54,7 +55,7 @@ def load(
 
 
 class Model:
-    """A model in evaluation mode, or an ensemble of several, with its tokenizer. `load` makes one."""
+    """A model or an ensemble in evaluation mode, with the tokenizer. `load` creates it."""
 
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
@@ -65,7 +66,7 @@ class Model:
 
     @property
     def architectures(self) -> list[Architecture]:
-        """The torch modules: one, or those of the ensemble."""
+        """The torch modules: one for a single model, several for an ensemble."""
         return self._translator.models
 
     @overload
@@ -88,7 +89,7 @@ class Model:
         source_tag: str | None = None,
         **options: Any,
     ) -> Any:
-        """Returns the translation of a text; of a list, the list of them; of any other iterable, an iterator.
+        """Translates texts: returns one translation for a text, a list for a list, an iterator for any other iterable.
 
         >>> model.translate("A dog runs.")
         'Ein Hund rennt.'
@@ -96,18 +97,20 @@ class Model:
         ['Ein Hund rennt.', 'Zwei Männer.']
         >>> best, second = model.translate("A dog runs.", nbest=2, alignment="hard").hypotheses
 
-        A translation is a str. With `nbest`, 1 included, it is a `Translation`: its `hypotheses`, best first, have
-        `text`, `pieces`, `score`, `log_probability`, with `alignment` what each piece attends to, with `glossary` what
-        became of its `terms`, and with `quality` how sure the model is.
+        Without `nbest`, a translation is a str. With any `nbest`, even 1, a translation is a `Translation` with
+        `hypotheses`, best first. A hypothesis has `text`, `pieces`, `score` and `log_probability`. The option
+        `alignment` adds the source pieces that each piece attends to. `glossary` adds `terms`: the terms in
+        the source, each with the target term found in the translation, if any. `quality` adds an estimate of the
+        model's confidence.
 
-        A text is one line; a newline at its end, as in lines of an open file, does not count. It may be a `Request`,
-        which also has the prefix of its translation and phrases that this must or must not hold. An iterator reads
-        thousands of lines before it yields the first, to sort them by length.
+        A text is one line; a newline at the end of the text is ignored. A `Request` can be given instead of a text: it
+        also has a prefix of the translation, and phrases that the translation must or must not contain. The iterator
+        reads thousands of lines before it yields the first translation, because it sorts the lines by length.
 
-        `options` are the other flags of `nmtkit generate` that say how to search: `beam`, `lenpen`, `sampling`, …, and
-        what is done to the text: `split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`.
-        Raises ValueError for options that are unknown, out of range, or do not go together, and for an item that is
-        neither a text nor a request.
+        `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
+        text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`). Raises ValueError
+        for options that are unknown, out of range or cannot be combined, and for an item that is neither a text nor a
+        request.
         """
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
@@ -132,7 +135,7 @@ class Model:
         return list(results) if isinstance(source, Sequence) else results
 
     @overload
-    def score(  # type: ignore[overload-overlap]  # a str comes first
+    def score(  # type: ignore[overload-overlap]  # a str is also a Sequence[str]; the first overload applies
         self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
     ) -> float: ...
     @overload
@@ -152,12 +155,12 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> float | list[float]:
-        """Returns the log probability of a given translation, or of each of a list: natural logarithms, eos included.
+        """Returns the log probability (natural logarithm, eos included) of a translation, or a list for a list.
 
         >>> model.score("A dog runs.", "Ein Hund rennt.")
         -2.71
 
-        Raises ValueError where the two lists differ in length.
+        Raises ValueError if the two lists differ in length.
         """
         sources, targets = texts(source), texts(target)
         if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
@@ -176,11 +179,11 @@ class Model:
     def encode(self, source: Sequence[str], *, pooling: Literal["mean"]) -> Tensor: ...
     @torch.inference_mode()
     def encode(self, source: str | Sequence[str], *, pooling: Pooling = "none") -> Tensor | list[Tensor]:
-        """Returns the memory of the encoder, to which the decoder attends, in fp32 on the CPU.
+        """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
-        Of a text it is a tensor S D, a row for each piece and one for eos (some architectures have another number of
-        rows); of a list, a list of these. With `pooling="mean"`, the mean of the rows: D, and of a list B D. These are
-        vectors to compare sentences of one model by.
+        For a text, the output is a tensor S D with a row for each piece and a row for eos (some architectures have a
+        different number of rows). For a list, the output is a list of such tensors. `pooling="mean"` returns the mean
+        of the rows: D for a text, B D for a list. Means from the same model can be compared.
 
         Raises ValueError for an ensemble, and for a text that is longer than the model can read.
         """
@@ -214,7 +217,7 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> Attention:
-        """Returns the attention weights of every head over a text and `target`, or else the model's own translation.
+        """Returns the attention weights of every head. Without `target`, the model translates the source first.
 
         >>> attention = model.attention("A dog runs.", "Ein Hund rennt.")
         >>> attention.weights["cross"][0].shape  # first layer: heads, target pieces, source pieces, both with eos
@@ -222,7 +225,7 @@ class Model:
         >>> attention.alignment  # pairs of a source and a target piece
         [(0, 0), (1, 1), (2, 2), (3, 3)]
 
-        Raises ValueError for an ensemble, an empty source, one that is too long, and a model without attention.
+        Raises ValueError for an ensemble, an empty or too long source, and a model without attention.
         """
         return attend(self._single("attention"), self.tokenizer, source, target, beam, source_lang, target_lang)
 

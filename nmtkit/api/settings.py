@@ -1,4 +1,4 @@
-"""The arguments of the interface: settings by the names of flags, checked as these are, and texts."""
+"""Checks the arguments of the Python interface: texts, and settings, which have the names and types of flags."""
 
 import dataclasses
 import typing
@@ -12,16 +12,17 @@ PathLike = str | Path
 
 
 def names_of(cls: Any) -> dict[str, str]:
-    """Returns the fields of a config class by the names of their flags, with underscores."""
+    """Maps the flag names of a config class, with underscores for hyphens, to the names of the fields."""
     return {flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
 
 
 def configs(
     title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
 ) -> list[Any]:
-    """Returns a config of each class with those of `given` that are its flags.
+    """Returns a config of each class. Each config contains the settings in `given` that are flags of the class.
 
-    `elsewhere` are settings of another function, to name it. Raises ValueError, in which `title` says whose settings.
+    Raises ValueError for wrong settings; `title` is the name of the caller in the message. `elsewhere` is another
+    function with its settings; the message names this function if `given` contains one of these settings.
     """
     owners = {name: (cls, field) for cls in classes for name, field in names_of(cls).items()}
     for name in given:
@@ -39,9 +40,9 @@ def configs(
 
 
 def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings as the types that `hints` have by name; an item may stand for a list of one.
+    """Converts each setting to the type in `hints`. A single item may be given for a list of one item.
 
-    Raises ValueError for a name that is not there, with the nearest one, and for a value of another type.
+    Raises ValueError for an unknown name, with the most similar known name, and for a value of a wrong type.
     """
     values = {}
     for name, value in given.items():

@@ -7,7 +7,7 @@ import click
 from nmtkit.cli.command import Command
 from nmtkit.plugins import load_plugins
 
-INDENT = 10  # columns before a reason, which stands below the name of its check
+INDENT = 10  # indent of a reason in columns; the reason is on the line below the name of the check
 
 
 @click.command(cls=Command)
@@ -32,7 +32,7 @@ def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, 
     for contract, name in components(names):
         subject = contract.subject(name)
         click.echo(str(subject))
-        told: dict[str, str] = {}  # reason -> the first check that failed with this reason
+        told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):
             total += 1
             mark = click.style("ok    ", fg="green") if result.error is None else click.style("failed", fg="red")

@@ -18,7 +18,7 @@ from nmtkit.plugins import plugin_message
 stderr = Console(stderr=True, highlight=False)  # messages; stdout is for data only
 
 OUTPUT_SECTION = "Messages"
-FLAG_COLUMN = 24  # the help text of a longer flag begins on the next line; texts keep two thirds of 80 columns
+FLAG_COLUMN = 24  # a longer flag has its help text on the next line, so that texts keep 2/3 of 80 columns
 NO_BREAK = "\u00a0"
 
 
@@ -56,7 +56,7 @@ class Command(click.Command):
 
 
 def check_encoding(ctx: click.Context) -> None:
-    """Raises ValueError, naming the flag or argument, for text whose bytes are not UTF-8. Paths may be any bytes."""
+    """Raises ValueError with the flag or argument for a text that is not UTF-8. Paths may contain any bytes."""
     for parameter in ctx.command.params:
         value = ctx.params.get(parameter.name or "")
         for text in value if isinstance(value, tuple | list) else (value,):
@@ -91,7 +91,7 @@ def message_of(error: BaseException) -> str | None:
 
     The message of an error in a plug-in names its file and line.
     """
-    # on a CPU, torch says "can't allocate memory: you tried to allocate N bytes" after lines of its own source
+    # On a CPU, torch's message has source locations before "can't allocate memory: you tried to allocate N bytes".
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
         return "out of memory: the model or a batch is too large for this machine"
     if message := plugin_message(error):
@@ -116,7 +116,7 @@ def tidied(text: str) -> str:
 def parsed_known_flags(
     command: click.Command, info_name: str | None, arguments: Sequence[str], parent: click.Context | None
 ) -> click.Context:
-    """Parses the flags that `command` has, and ignores all others. These may be flags of components still to choose."""
+    """Parses the flags that `command` has. Ignores other flags, because their components may not be known yet."""
     first = Command(
         name=command.name,
         params=[parameter for parameter in command.params if isinstance(parameter, click.Option)],
@@ -147,7 +147,7 @@ def _remember(ctx: click.Context, parameter: click.Parameter, value: bool) -> No
 
 
 def set_up_logging(meta: dict[str, Any]) -> None:
-    """Sends the `nmtkit` logger to stderr: coloured in a terminal, plain lines elsewhere."""
+    """Sends the `nmtkit` logger to stderr: coloured in a terminal, otherwise plain lines."""
     level = logging.WARNING if meta.get("quiet") else logging.DEBUG if meta.get("verbose") else logging.INFO
     logger = logging.getLogger("nmtkit")
     logger.setLevel(level)

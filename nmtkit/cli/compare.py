@@ -17,7 +17,7 @@ from nmtkit.cli.command import Command
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary, Score
 
-LEAST_NAME = 16  # columns of a run's name before it is folded
+LEAST_NAME = 16  # names of runs are not folded to fewer columns than this
 
 
 @click.command(cls=Command)
@@ -104,8 +104,8 @@ def score_text(score: "Score") -> str:
 def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]]) -> str:
     """Returns a text table that fits the terminal.
 
-    A table that is too wide loses, one after another until it fits: nll and ppl; the settings, which move below the
-    table unless the names of the runs contain them; and the reasons of failed runs, which move below too.
+    If the table is too wide, these steps follow until it fits: nll and ppl are removed; the settings move below the
+    table, or are removed if the names of the runs contain them; the reasons of failed runs move below the table.
     """
     from rich.console import Console
     from rich.table import Table

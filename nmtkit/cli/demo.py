@@ -27,7 +27,7 @@ def command(folder: Path, overwrite: bool) -> None:
 
     from nmtkit.demo.run import run
 
-    out = Console() if sys.stdout.isatty() else Console(width=200)  # lines in a file are not broken at 80 columns
+    out = Console() if sys.stdout.isatty() else Console(width=200)  # wide, so that lines in a file are not broken
     run(folder, program(), out, overwrite)
 
 

@@ -1,4 +1,4 @@
-"""Makes click options of the fields of configs, and lists the flags that the user typed."""
+"""Makes click options from the fields of configs, and lists the flags that the user typed."""
 
 import dataclasses
 import types
@@ -37,7 +37,7 @@ def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
 def given_flags() -> set[str]:
     """Returns the flags of the running command that the user typed, without `--flag none` and `--no-flag`.
 
-    An argument is in the set by its name in capitals: DATA.
+    Arguments are included with their names in capitals, such as DATA.
     """
     context = click.get_current_context()
     given = on_command_line(context.params)
@@ -87,7 +87,7 @@ def metavar(hint: Any) -> str:
     return {int: "N", float: "X", str: "TEXT", Path: "PATH"}.get(hint, "VALUE")
 
 
-class FieldType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on, to type checkers only
+class FieldType(click.ParamType):  # type: ignore[type-arg]  # type checkers see a generic class from click 8.3 on
     """A click type that converts the text of a flag to the annotated type of the config field."""
 
     name = "value"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("nmtkit")
 
-# Options that name files with a line for each input line -> the fields of a request that the lines fill.
+# Option that names a file with one line for each input line -> field of the request that receives the line.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
 
 # Fields of a hypothesis in --format jsonl; a field without a value is left out.
@@ -50,12 +50,12 @@ JSONL_FIELDS = (
     *("quality", "terms"),
 )
 
-MANY_LINES = 0.2  # share of lines of several sentences that is told; the test sets of WMT have less
+MANY_LINES = 0.2  # warn above this share of lines with several sentences; the test sets of WMT are below
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
-    """Settings of the command itself; the search, the model and the text have their own."""
+    """Settings of the command itself. The search, the model and the text have config classes of their own."""
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
     prefix: Path | None = option(None, "file with a line for each input line: the beginning of its translation")
@@ -114,7 +114,7 @@ class GenerateCommand(Command):
 
 
 def processor_presets(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and for equal flags."""
+    """Returns the preset of each named logits processor. Raises ValueError for an unknown name or equal flags."""
     with imports():
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
@@ -196,12 +196,12 @@ command.params += flags(SearchOptions, "Search")
 
 
 def derived(config: type, given: dict[str, Any]) -> Any:
-    """Returns a `config` with the given settings that are its fields."""
+    """Returns an object of the class `config`, made of the settings in `given` that are fields of this class."""
     return derive(config, split_settings(given, config)[0], COMMAND_LINE)
 
 
 def document_format(config: GenerateConfig, files: Sequence[Path]) -> str | None:
-    """Returns the format of the document that is the input, or None if the input is lines."""
+    """Returns the format of the input document, or None if the input consists of lines."""
     if config.input_format is not None:
         return None if config.input_format == "text" else config.input_format
     return next((format for file in files if (format := format_of(file.name)) is not None), None)
@@ -218,7 +218,7 @@ def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
 def open_document(
     format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
 ) -> Document:
-    """Reads the document. Names its format if --input-format does not. Raises OSError or ValueError."""
+    """Reads the document. Logs the format unless --input-format gives it. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None and not click.get_current_context().meta.get("quiet"):
         message = f"{name} is read as {format}; --input-format text is for its lines"
@@ -307,7 +307,7 @@ def generate(
 
     document, files = (source, ()) if isinstance(source, Document) else (None, source)
     device = rank_device(devices.named_device, config.workers)
-    own_processes = config.workers > 1 and devices.engine == "torch"  # the workers of CTranslate2 are its own threads
+    own_processes = config.workers > 1 and devices.engine == "torch"  # workers of CTranslate2 are threads
     threads = 1 if config.workers > 1 else devices.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -330,7 +330,7 @@ def generate(
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
         prompts = at_terminal and ranks == 1 and not (dataset or document or files or line_files or config.output)
         if prompts and config.format == "text" and not text.active:
-            search = dataclasses.replace(search, alignment="hard")  # shown by the prompt
+            search = dataclasses.replace(search, alignment="hard")  # the prompt shows the alignment
         pipeline = translator.pipeline(search, text, config.source_tag)
         decoder = distribute(translator.batch_decoder(pipeline.search))
         if decoder is None:  # rank 0 writes the translations
@@ -407,7 +407,7 @@ def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
 def as_object(translation: "Translation") -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
 
-    JSON does not know infinity: the scores of a hypothesis that overflowed are null.
+    JSON has no infinity: infinite scores of a hypothesis are null.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}

@@ -1,4 +1,4 @@
-"""Answers commands and flags of other toolkits with their names here, which `other_toolkits.toml` lists."""
+"""Tells users of other toolkits the nmtkit names of commands and flags. `other_toolkits.toml` lists the names."""
 
 import difflib
 import re
@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
-Rows = dict[str, dict[str, str]]  # toolkit -> name there -> the rest of the sentence
+Rows = dict[str, dict[str, str]]  # toolkit -> name in this toolkit -> rest of the sentence
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 COMMANDS: Rows = _TABLES["commands"]
@@ -19,7 +19,7 @@ def about_flag(command: str, flag: str) -> str | None:
 
 
 def about_command(name: str, known: Collection[str]) -> str | None:
-    """Returns the command to type instead of an unknown one: for another toolkit's command, or for a misspelt name."""
+    """Returns the nmtkit command for an unknown name, which is a misspelling or a command of another toolkit."""
     name = re.sub("^(fairseq|onmt|sockeye|marian)-", "", name.replace("_", "-"))
     if name in known:
         return f"it is nmtkit {name} here"

@@ -14,7 +14,7 @@ from nmtkit.translation.translator import Translator
 
 
 def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[Translation]:
-    """Yields the translation of each line that is typed. When it has been written, shows scores and alignments."""
+    """Yields the translation of each line that is typed. After each translation, shows scores and alignments."""
     stderr.print("Type a line to translate; Ctrl-D ends.", style="dim")
     told = pipeline.text.split_sentences is not None
     for id, line in enumerate(typed_lines()):
@@ -49,7 +49,7 @@ def typed_lines() -> Iterator[str]:
 
 
 def show(translation: Translation, pipeline: Pipeline) -> None:
-    """Shows the score of each hypothesis, and the pieces that its pieces attend to if hard alignment is known."""
+    """Shows the score of each hypothesis and, if known, the hard alignment of pieces."""
     (segment,) = pipeline.segments([Request(translation.source)])
     source = pipeline.source_pieces(segment)
     for hypothesis in translation.hypotheses:

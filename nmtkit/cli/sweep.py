@@ -39,7 +39,7 @@ POLL_SECONDS = 0.5
 
 @dataclass
 class Runner:
-    """Runs commands one after another as child processes, and passes the signals that ask to stop on to them."""
+    """Runs commands one after another as child processes. Forwards signals that ask to stop to the child process."""
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
@@ -53,7 +53,7 @@ class Runner:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         if self.process and number == signal.SIGINT:
-            # as a terminal does: the launcher of a run in several processes leaves Ctrl-C to these processes
+            # Like a terminal, signal the whole group: the launcher of several processes does not forward Ctrl-C.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
         elif self.process:
@@ -84,7 +84,7 @@ class Runner:
             sys.stderr.write(line)
             if line.startswith("nmtkit: error: "):
                 self.errors.append(line.removeprefix("nmtkit: error: ").strip())
-            elif self.errors and line.startswith("  "):  # a table that belongs to the message
+            elif self.errors and line.startswith("  "):  # a table of the message
                 self.errors[-1] += "\n" + line.rstrip()
 
 
@@ -152,7 +152,7 @@ def command(
 
 
 def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
-    """Returns the runs whose names match one of the patterns, or all runs without patterns.
+    """Returns the runs with a name that matches one of the patterns, or all runs if there are no patterns.
 
     Commas separate patterns, but names contain commas too: `base,seed=1` is one pattern if a run has this name. Raises
     ValueError for a pattern that matches no run.
@@ -206,7 +206,7 @@ def attempt(
 ) -> str | None:
     """Trains one run. Returns the reason of a failure, else None.
 
-    None also stands for a run that was stopped on request, and for a folder in which another machine trains.
+    Also returns None if the run was stopped on request, or if another machine trains in the same folder.
     """
     code = runner.run(sweep.command(run, flags), watch)
     if code == 0 or runner.received or runner.ended_early:
@@ -219,7 +219,7 @@ def attempt(
 
 
 def ended_by(code: int) -> str:
-    """Returns the meaning of an exit code above 0 that came without an error message."""
+    """Returns an explanation of an exit code above 0, for a process that wrote no error message."""
     try:
         name = signal.Signals(code - 128).name
     except ValueError:
@@ -258,7 +258,7 @@ def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
     if summary.plugin_sources != source_digests(job.plugins):
         return False
     assert job.data is not None
-    with contextlib.suppress(OSError, ValueError):  # of a missing or damaged dataset, which `nmtkit train` explains
+    with contextlib.suppress(OSError, ValueError):  # `nmtkit train` explains errors of the dataset
         return summary.dataset == fingerprint(Dataset.open(job.data))
     return False
 

@@ -82,11 +82,11 @@ class TrainCommand(Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        arguments = list(args)  # make_context empties the list that it gets
+        arguments = list(args)  # make_context empties the list `args`
         known = parsed_known_flags(self, info_name, args, parent)
         with errors_in_one_line(known):
             template = chosen(known)
-        names = {flag.name: flag for flag in name_flags()}  # new options, because a plug-in may have registered names
+        names = {flag.name: flag for flag in name_flags()}  # again, because plug-ins may have registered names
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
         full = Command(
             name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
@@ -214,7 +214,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     plugins = [word for plugin in needed for word in ("--plugin", plugin)]
     dataset = Dataset.open(data)
     subset = next((name for name in dataset.splits if name.startswith("test")), job.run.valid_subset[0])
-    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # without: translate standard input
+    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty: read standard input
     codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
     languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
     generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]

@@ -1,6 +1,6 @@
 """The page of attention heads: a self-contained HTML page with the weights of every head over one sentence pair.
 
-The appendix of "Attention Is All You Need" prints such weights for a few heads. This page shows all heads.
+The appendix of "Attention Is All You Need" prints weights of a few heads. This page shows all heads.
 """
 
 import base64

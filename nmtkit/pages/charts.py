@@ -1,4 +1,4 @@
-"""Charts as SVG: curves on shared axes, and bars. Style sheet and script of the page add colours and readings."""
+"""Charts as SVG: curves on shared axes, and bars. The page adds the colours (style sheet) and shows values (script)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from html import escape
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 340, 218  # size of the drawing in its own units; about a pixel each where charts stand side by side
+WIDTH, HEIGHT = 340, 218  # size of the drawing; a unit is about a pixel if charts are side by side
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38  # margins around the axes
 COLOURS = 10  # number of colours in the style sheet, .s1 to .s10
 
@@ -70,7 +70,7 @@ def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
 
 
 def legend(names: Sequence[str] | Mapping[str, object], shown: Sequence[str] | None = None) -> str:
-    """Returns the names of curves with their colours, or only the names in `shown`."""
+    """Returns the HTML of the names of curves with their colours. With `shown`, omits all other names."""
     return "".join(
         f'<span class="key s{index % COLOURS + 1}">{escape(name)}</span>'
         for index, name in enumerate(names)
@@ -86,7 +86,7 @@ def _figure(title: str, caption: str, label: str, drawing: str) -> str:
 
 
 def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horizontal: str) -> list[str]:
-    """Returns grid lines and labels. `below` are column and label of horizontal ticks; the rest are axis titles."""
+    """Returns grid lines and labels. `below` has column and label of each horizontal tick; the rest are titles."""
     parts = []
     for up, label in ticks:
         row = HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
@@ -102,7 +102,7 @@ def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horiz
 
 
 def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Ticks]:
-    """Returns the ends of an axis and its ticks. The first and the last tick are the ends and enclose all data.
+    """Returns the ends and the ticks of an axis. The first and the last tick are the ends; all data lie between them.
 
     The ends of a `logarithmic` axis are logarithms.
     """
@@ -123,7 +123,7 @@ def _scale(low: float, high: float, logarithmic: bool) -> tuple[float, float, Ti
 
 
 def _step(low: float, high: float, count: int) -> float:
-    """Returns the distance of about `count` ticks from `low` to `high`: 1, 2 or 5 times a power of ten."""
+    """Returns the distance between about `count` ticks from `low` to `high`: 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)

@@ -1,4 +1,4 @@
-"""Renders HTML pages from the Jinja templates of this folder. A page is one file, or a server adds the style sheet."""
+"""Renders HTML pages from Jinja templates in this folder. A page is one file, or a server sends the style sheet."""
 
 import importlib.resources
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-Html = Markup  # HTML that templates do not escape
+Html = Markup  # HTML text; templates insert it without escaping
 Cell = str | int | float
 
 
@@ -35,7 +35,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def document(title: str, *body: str, lead: str = "") -> str:
-    """Returns a page of its own with style sheet and scripts inside; `title` is also its heading, `body` is HTML."""
+    """Returns a page that contains its style sheet and scripts. `title` is also the heading; `body` is HTML."""
     parts = [Html(part) for part in body if part]
     return render("document.html", title=title, lead=lead, body=parts)
 

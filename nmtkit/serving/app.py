@@ -43,7 +43,7 @@ RETRY_SECONDS = 2  # Retry-After of an answer 429
 FILE_SECONDS = 600  # lifetime of a translated file
 FILES_BYTES = 64 * 2**20  # limit for all translated files together
 NO_STORE = {"Cache-Control": "no-store"}
-CLIENT_CLOSED = 499  # status of a request whose client has gone, in metrics only; nginx uses the same number
+CLIENT_CLOSED = 499  # status in the metrics for a request whose client has gone; nginx uses the same number
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -72,7 +72,7 @@ class Service:
         routes = [
             Route(path, self.answering(endpoint.path, handlers[endpoint.path]), methods=endpoint.methods)
             for endpoint in ENDPOINTS
-            for path in (endpoint.path, f"{endpoint.path}/")  # a redirect would lose the prefix of a proxy
+            for path in (endpoint.path, f"{endpoint.path}/")  # a redirect would omit the path prefix that a proxy adds
         ]
         others: dict[str, Handler] = {
             "/download_file/{token}": self.download_file,
@@ -206,7 +206,7 @@ class Service:
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
     async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[Result]]:
-        """Returns the translation and then the alternatives of each piece. Raises Refusal for too much text."""
+        """Returns a list for each piece: the translation, then the alternatives. Raises Refusal for too much text."""
         characters = self.check_characters(sum(len(piece.text) for piece in pieces))
         lines = [line for piece in pieces for line in piece.segments]
         if max(len(lines), len(pieces)) > self.config.batch_limit:
@@ -281,7 +281,7 @@ class Service:
     async def pair_of(self, source: str, target: str, texts: Sequence[str]) -> tuple[Pair, DetectedLanguage | None]:
         """Returns the served languages of a request, and the detected language if the source is `auto`.
 
-        Codes match without regard to case and to `-` or `_`: Weblate asks for pt-BR where pt_BR is served.
+        Codes match regardless of case and of `-` or `_`. For example, Weblate asks for pt-BR if pt_BR is served.
         Raises Refusal for languages that are not served.
         """
         target = served_code(target, (target for _, target in self.pool.pairs))
@@ -298,7 +298,7 @@ class Service:
         return (detected["language"], target), detected
 
     def check_pair(self, pair: Pair) -> None:
-        """Raises Refusal for a pair that no model here translates."""
+        """Raises Refusal for a pair that no served model translates."""
         pairs = self.pool.pairs
         if pair in pairs:
             return
@@ -386,12 +386,12 @@ class Service:
 
 
 def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
-    """Returns an answer to a list of one text as an answer to the text."""
+    """Turns the answer for a list of one text into the answer for a single text."""
     return {name: values[0] for name, values in answer.items()}
 
 
 def served_code(code: str, served: Iterable[str]) -> str:
-    """Returns the served language code that equals `code`, or else matches it; `code` itself if none does."""
+    """Returns the served language code that equals `code`, else the code that matches `code`, else `code` itself."""
 
     def simplified(code: str) -> str:
         return code.lower().replace("_", "-")

@@ -1,4 +1,4 @@
-"""The content of a request (a text, a web page, an uploaded document): its lines out, their translations in."""
+"""The content of a request (a text, a web page, an uploaded document). Extracts lines and inserts translations."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from nmtkit.documents.encoding import Encoding
 from nmtkit.serving.fair_queue import Result
 from nmtkit.serving.reading import Refusal
 
-EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # of uploaded files
+EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
 _SIGNATURES = {  # first bytes of files that users rename, and the kind of these files
@@ -37,7 +37,7 @@ _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order mar
 
 
 class PlainText:
-    """A text: its lines, and the white space around the lines, which a translation keeps."""
+    """A plain text, split into lines and the white space around them. Translations keep the white space."""
 
     protects = False
 
@@ -102,7 +102,7 @@ async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Reads an uploaded file. Raises Refusal, with the line, if the file is not of the format of its extension."""
+    """Reads an uploaded file. Raises Refusal, with the line, if the extension and the format differ."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
         kind = "a binary file"

@@ -3,8 +3,8 @@
 The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the finishing time of its
 previous line (or the queue's time, for the first line) plus the cost of its next line. The request with the least
 finishing time is served first, and that time becomes the queue's time. A short request therefore enters the next
-batch however many lines wait, and a long request gets its share however many short requests arrive. Among the lines
-that are next, a batch takes the lines whose length is nearest to the first line.
+batch even if many lines wait, and a long request gets its share even if many short requests arrive. From the lines
+that are next in this order, a batch takes the lines whose length is nearest to the length of the first line.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NotRequired, TypedDict
 
-SIMILAR = 4  # a batch holds lines at most this many times longer or shorter than its first line
-SHORT = 16  # tokens; lines up to this length count as similar
-CHOICE = 2  # a batch is chosen from the lines of this many batches
-MAX_DEATHS = 3  # workers that may die while translating one line alone
+SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
+SHORT = 16  # lines of up to this many tokens count as similar in length
+CHOICE = 2  # candidates for a batch: enough lines to fill this many batches
+MAX_DEATHS = 3  # a line fails after so many workers have died while translating this line alone
 
 Pair = tuple[str, str]  # codes of the source and the target language
 
@@ -35,7 +35,7 @@ class Result(TypedDict):
 
 @dataclass(frozen=True)
 class BatchKey:
-    """Settings of a translation. All lines of a batch have the same."""
+    """Settings of a translation. All lines of a batch have the same settings."""
 
     pair: Pair
     alternatives: int = 0
@@ -67,7 +67,7 @@ class TranslationJob:
     costs: list[int] = field(init=False)  # costs of the waiting lines
     number: int = 0
     start: int = 0  # the queue's time at arrival
-    finish_time: int = 0  # of the line taken last
+    finish_time: int = 0  # finishing time of the line that was taken last
 
     def __post_init__(self) -> None:
         costs = [estimated_tokens(line) for line in self.lines]
@@ -86,11 +86,11 @@ class TranslationJob:
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key: at equal times, jobs of which no line has been taken come first."""
+        """Sort key. If finishing times are equal, jobs come first if none of their lines has been taken."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
-        """Removes the line at this row of `waiting` and returns it."""
+        """Removes the line at index `row` of `waiting` and returns the line."""
         line = QueuedLine(self, self.waiting.pop(row), self.costs.pop(row))
         self.finish_time += line.cost
         return line
@@ -130,7 +130,7 @@ Batch = list[QueuedLine]
 
 
 def estimated_tokens(line: str) -> int:
-    """Returns an estimate of a line's tokens: four bytes of UTF-8 each."""
+    """Returns an estimate of the number of tokens of a line: one token for four bytes of UTF-8."""
     return len(line.encode()) // 4 + 2
 
 
@@ -164,8 +164,8 @@ class FairQueue:
     def give_back(self, batch: Batch) -> None:
         """Takes back the lines of a dead worker, to be translated again in two batches before all other lines.
 
-        Halving isolates a line that kills workers. After `MAX_DEATHS` deaths of workers that had this line alone, its
-        request fails. No other request fails.
+        Repeated halving isolates a line that kills workers. When `MAX_DEATHS` workers have died with this line alone,
+        the request of this line fails. Other requests do not fail.
         """
         if len(batch) == 1:
             batch[0].deaths += 1
@@ -175,9 +175,9 @@ class FairQueue:
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
     def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> Batch:
-        """Returns lines with one key and of similar length, together about `max_tokens`; empty if no line is waiting.
+        """Returns lines of the same key and of similar length, with at most about `max_tokens` tokens together.
 
-        Only lines of at most `longest` tokens are taken.
+        Only lines of at most `longest` tokens are taken. The batch is empty if no such line is waiting.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.job.done.done()]
@@ -192,7 +192,7 @@ class FairQueue:
         heapq.heapify(jobs)
         self.time = max(self.time, jobs[0].next_finish_time)
         first, *others = _candidates(jobs, CHOICE * max_tokens, CHOICE * max_lines)
-        others.sort(key=lambda line: abs(line.cost - first.cost))  # stable: equal lines stay in the order of service
+        others.sort(key=lambda line: abs(line.cost - first.cost))  # stable sort keeps the order of service
         batch, width = [first], first.cost
         for line in others:
             width = max(width, line.cost)
@@ -206,9 +206,9 @@ class FairQueue:
 
 
 def _candidates(jobs: list[TranslationJob], max_tokens: int, max_lines: int) -> Batch:
-    """Takes the lines that are next and that may share a batch with the very next line.
+    """Takes the next line and further lines, in order of service, that may be in a batch with the next line.
 
-    `jobs` is a heap of jobs with waiting lines. The jobs stay in the list, but not as a heap.
+    `jobs` is a heap of jobs with waiting lines. Afterwards the list contains the same jobs, but it is no longer a heap.
     """
     key, first = jobs[0].key, jobs[0].costs[-1]
     longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0

@@ -1,4 +1,4 @@
-"""The models to serve, loaded, and what each language pair has of its own: its search and its treatment of text."""
+"""Loads the models to serve. Each language pair has a model, settings of the search and settings of the text."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,12 @@ from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]
 
-GUESS = 2  # times as many tokens as the server takes a batch to have: up to that a worker leaves it whole
+GUESS = 2  # the server estimates tokens; a worker splits a batch only above GUESS times the estimated limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The models to load and how to search with them, as the server sends it to the process of the models."""
+    """The message of the server to the process of the models: the models to load and the settings of the search."""
 
     paths: list[tuple[Pair | None, str]]
     plugins: list[str]
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def worker_count(self) -> int:
-        """Workers to fork: as many as were asked for, else one per core."""
+        """Number of workers to fork: `workers` if given, else 1 if `threads` is given, else the number of cores."""
         if self.workers is not None or self.devices.threads is not None:
             return self.workers or 1
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -66,7 +66,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """A language pair: the model that translates it, and how."""
+    """The model of a language pair, with the settings of the search and of the text."""
 
     translator: Translator
     search: SearchOptions
@@ -74,7 +74,7 @@ class ServedModel:
 
     @functools.cached_property
     def aligns(self) -> bool:
-        """Whether its models have cross-attention, by which words are aligned."""
+        """Whether all models of the translator have cross-attention, which aligns words."""
         source, begin = (Packed.from_lists([[id]], self.translator.device) for id in (EOS, BOS))
         try:
             return all(model.attention_weights(source, begin).get("cross") for model in self.translator.models)
@@ -82,7 +82,7 @@ class ServedModel:
             return False
 
     def check(self) -> None:
-        """Raises ValueError or ImportError for a treatment of text that cannot be had."""
+        """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
         self.translator.pipeline(self.search, self.text)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
@@ -90,11 +90,11 @@ class ServedModel:
 
 
 Models = dict[Pair, ServedModel]
-Prepare = Callable[[], None]  # steps of each worker before it begins
+Prepare = Callable[[], None]  # runs in each worker before the first batch
 
 
 def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]]:
-    """Returns the checkpoints of each language pair: several are an ensemble."""
+    """Returns the checkpoints of each language pair. Several checkpoints of one pair form an ensemble."""
     result: dict[Pair, tuple[Path, ...]] = {}
     for pair, path in paths:
         key = pair or languages_of(Path(path))
@@ -105,10 +105,10 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
 
 
 def load_models(job: Job) -> tuple[Models, Prepare]:
-    """Loads all models, a file that serves several pairs once. What is no good to fork, as an engine with threads, is
-    left to the workers.
+    """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
-    Raises OSError or ValueError, naming the file.
+    A file that serves several pairs is loaded once. An engine with threads cannot be forked, so the function creates
+    the engine. Raises OSError or ValueError with the name of the file.
     """
     load_plugins(job.plugins)
     device, options = job.device, dataclasses.asdict(job.translator)
@@ -127,7 +127,7 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
         if paths not in loaded:
             loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
         first = loaded[paths]
-        translator = Translator(first.models, first.tokenizer, first.options)  # whose slots on a GPU are its own
+        translator = Translator(first.models, first.tokenizer, first.options)  # each pair needs its own slots on a GPU
         search = with_languages(job.search, first.tokenizer, pair)
         if with_engine:
             ctranslate2.check_options(search)
@@ -144,7 +144,7 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search for a language pair, with the languages that a model of several languages needs.
+    """Returns the search for a language pair. For a model of several languages, the search contains the languages.
 
     Raises ValueError, with the known codes, if the model does not have a language of the pair.
     """
@@ -154,14 +154,14 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
         known = ", ".join(sorted(tokenizer.languages))
         raise ValueError(f"--path {'-'.join(pair)}=FILE: the model has no language {pair[1]!r}; it has {known}")
     with contextlib.suppress(ValueError):
-        tokenizer.language_ids(None, pair[1])  # Marian's models are given the target language only
+        tokenizer.language_ids(None, pair[1])  # models of Marian need the target language only
         return dataclasses.replace(search, target_lang=pair[1])
     tokenizer.language_ids(*pair)
     return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
 
 
 def text_options(job: Job, pair: Pair) -> TextOptions:
-    """Returns the treatment of a pair's text. Raises ValueError where its source is no language with sentences."""
+    """Returns the text options of a pair. Raises ValueError if text is split and the source is not a language code."""
     if not job.split_sentences:
         return job.text
     if not is_language(pair[0]):

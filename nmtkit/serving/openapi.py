@@ -1,4 +1,4 @@
-"""The OpenAPI document of the service, generated from `interface`, and the same as a page for people."""
+"""The OpenAPI document of the service, generated from `interface`, as JSON and as a web page."""
 
 import json
 import shlex

@@ -19,10 +19,10 @@ from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds tokens of this many batches of `max_tokens`
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-FEW_LINES = 8  # fewer lines are not shared between workers: a search step costs as much as eight additional lines
-ABANDONED_SECONDS = 1.0  # time until a worker is ended whose clients have all gone
+FEW_LINES = 8  # batches up to this size are not divided: a search step costs as much as 8 additional lines
+ABANDONED_SECONDS = 1.0  # a worker is ended this long after the last of its clients has gone
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
-GATHER_SHARE = 0.2  # the same limit, as a share of the time of the last batch
+GATHER_SHARE = 0.2  # second limit of this wait: this share of the duration of the last batch
 
 logger = logging.getLogger("nmtkit")
 
@@ -93,7 +93,7 @@ class Worker:
     ) -> None:
         self.parent, self.pid, self.reader, self.writer = parent, pid, reader, writer
         self.batches: dict[int, Batch] = {}  # batches under way, by id
-        self.sent_at = 0.0  # time of the last batch
+        self.sent_at = 0.0  # time when the last batch was sent
         self.task: asyncio.Task[None] | None = None
         self.retired = self.ended = False
 
@@ -103,10 +103,10 @@ class Worker:
         return bool(self.batches) and not self.parent.streams and all(map(is_abandoned, self.batches.values()))
 
     def capacity(self) -> tuple[int, float]:
-        """Returns the most tokens of the next batch, and the most tokens of a line in this batch; 0 tokens if full.
+        """Returns the maximum number of tokens of the next batch, 0 if the worker is full, and of a line in this batch.
 
-        A CPU worker that translates a long line, part by part, also takes batches of short lines and translates these
-        between the parts. A line is long if it alone exceeds the tokens of a batch.
+        A CPU worker translates a long line in parts. Meanwhile the worker also takes a batch of short lines and
+        translates this batch between two parts. A line is long if the line alone exceeds the tokens of a batch.
         """
         max_tokens = self.parent.max_tokens
         batches = list(self.batches.values())
@@ -192,7 +192,7 @@ class Pool:
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch: at once if all workers are idle, else after a short wait for more lines.
 
-        Clients tend to send their next request right after an answer. Without the wait batches would stay small,
+        Clients tend to send their next request right after an answer. Without the wait, batches would stay small,
         because the lines of these clients would always arrive just after a batch has been sent.
         """
         now = asyncio.get_running_loop().time()
@@ -207,7 +207,7 @@ class Pool:
         self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
     def _share(self) -> int:
-        """Returns the most lines of a batch such that all workers get equally many."""
+        """Returns the maximum number of lines of a batch, chosen so that all workers get equally many lines."""
         if self.models is None or self.models.streams:
             return self.queue.limit
         lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
@@ -235,7 +235,7 @@ class Pool:
         worker.writer.write(messages.packed(task))
 
     def _end_abandoned_later(self) -> None:
-        """Ends abandoned workers after `ABANDONED_SECONDS`, because one line may take minutes. They are replaced."""
+        """Ends and replaces abandoned workers after `ABANDONED_SECONDS`, because one line may take minutes."""
         for worker in self.workers:
             if worker.is_abandoned:
                 asyncio.get_running_loop().call_later(ABANDONED_SECONDS, worker.end_if_abandoned, worker.sent_at)
@@ -243,8 +243,8 @@ class Pool:
     # --- workers ------------------------------------------------------------------------------------------------------
 
     async def _add_workers(self, models: ModelProcess) -> None:
-        """Starts workers until `models` has its number of workers."""
-        async with self.adding:  # or two deaths at a time would start three workers
+        """Starts workers until `models.worker_count` workers exist."""
+        async with self.adding:  # otherwise two simultaneous deaths would start three workers
             while sum(worker.parent is models for worker in self.workers) < models.worker_count:
                 worker = await models.new_worker()
                 self.workers.append(worker)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from nmtkit.serving.app import Service
 
 WATCH_SECONDS = 2.0  # pause between two checks of the checkpoint files
-KEEP_ALIVE_SECONDS = 75  # more than the 60 s for which proxies keep a connection
-CONNECTIONS = 2000  # further connections are answered 503
+KEEP_ALIVE_SECONDS = 75  # longer than proxies keep a connection (60 s)
+CONNECTIONS = 2000  # maximum number of connections; further connections get status 503
 GRACE_SECONDS = 5  # time beyond --timeout that a stopping server gives to running requests
 
 logger = logging.getLogger("nmtkit")
@@ -65,8 +65,8 @@ async def serve(
 
     async with Pool(settings, config.max_queue) as pool:
         service = Service(config, pool, keys)
-        await asyncio.to_thread(lambda: service.detector)  # load it now, not in the first request
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # a warning for each invalid request fills the disk
+        await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # otherwise each invalid request logs a warning
         protocol: Any = functools.partial(HttpProtocol, refused=lambda status: service.metrics.observe("", status, 0))
         server: Any = uvicorn.Server(
             uvicorn.Config(
@@ -82,7 +82,7 @@ async def serve(
                 timeout_graceful_shutdown=int(config.timeout) + GRACE_SECONDS,
             )
         )
-        server.capture_signals = contextlib.nullcontext  # the handlers below replace uvicorn's
+        server.capture_signals = contextlib.nullcontext  # replaced by the handlers below
         loop = asyncio.get_running_loop()
         reload_requested = asyncio.Event()
 
@@ -145,7 +145,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio sets it only if the socket names its protocol; else a body may wait until its head is acknowledged
+        # asyncio sets TCP_NODELAY only if the socket has a protocol number; without it, a response body may be delayed
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

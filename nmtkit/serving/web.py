@@ -29,7 +29,7 @@ POLICY = (
 
 
 def file(request: Request, name: str) -> Response:
-    """Returns a file of the pages, or 304 if the browser has the same."""
+    """Returns a file of the pages, or status 304 if the browser already has this file."""
     return _response(request, asset(name).encode(), STATIC_FILES.get(name, "text/html"))
 
 
