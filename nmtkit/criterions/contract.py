@@ -7,12 +7,14 @@ from nmtkit.architectures.contract import ContractError
 from nmtkit.criterions.interface import Criterion
 from nmtkit.layers.packed import Batch
 
-SMALL = 1e-4  # values below are not compared
+SMALL = 1e-4  # losses and counts below this value are not compared
 MEAN = 0.2  # relative change below which a value that should double counts as a mean
 
 
 def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Batch) -> None:
-    """Raises ContractError if the loss or a count is a mean: if it does not double when `twice` repeats all `pairs`.
+    """Raises ContractError if the loss or a count is a mean, not a sum.
+
+    `twice` contains all `pairs` two times. A sum must be twice as large for `twice` as for `pairs`.
 
     Both passes are in evaluation mode and without gradients. Modes and random numbers are restored.
     """

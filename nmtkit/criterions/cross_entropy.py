@@ -1,4 +1,4 @@
-"""Cross-entropy of the target, with label smoothing, and R-Drop, which compares two passes with dropout."""
+"""Two criterions: cross-entropy of the target with label smoothing, and R-Drop, which compares two dropout passes."""
 
 from dataclasses import dataclass
 
@@ -49,9 +49,9 @@ class CrossEntropy(Criterion):
 class RDrop(CrossEntropy):
     """Smoothed cross-entropy plus alpha / 2 times the symmetric Kullback-Leibler divergence of two dropout passes.
 
-    This is half of equation 4 of Liang et al. (2021, arXiv 2106.14448): the mean of the two passes instead of the sum,
-    so that losses are comparable with other criterions. Validation makes a single pass, because without dropout both
-    passes would be equal.
+    This loss is half of equation 4 of Liang et al. (2021, arXiv 2106.14448). It is the mean over the two passes instead
+    of the sum, so that the loss is comparable with the losses of other criterions. Validation makes a single pass,
+    because without dropout both passes would be equal.
     """
 
     def __init__(self, config: RDropConfig, tokenizer: Tokenizer) -> None:

@@ -43,9 +43,9 @@ class ExpectedReward(Criterion):
 
     With sampled candidates, the gradient is the mean over the candidates of a sentence of the gradient of
     log p(candidate) times (reward - mean reward of the candidates). With n-best candidates, the expectation is over the
-    list with renormalised probabilities. Candidates are generated without dropout and never contain <unk>. The model
-    scores each candidate like a target, so an update needs `candidates_per_sentence` times as much memory: lower
-    --max-tokens. Validation computes the likelihood only.
+    n-best list, whose probabilities are renormalised to sum to 1. Candidates are generated without dropout and never
+    contain <unk>. The model scores each candidate like a target, so an update needs `candidates_per_sentence` times as
+    much memory, and --max-tokens should be lower. Validation computes the likelihood only.
     """
 
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
@@ -59,7 +59,7 @@ class ExpectedReward(Criterion):
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, 0.0)
         if not self.training:
             return Loss(loss, {"nll": nll})
-        if not batch.target_tokens:  # a dummy micro-batch
+        if not batch.target_tokens:  # the batch is a dummy micro-batch
             return Loss(loss, {"nll": nll, "reward": torch.zeros_like(nll)})
         sentences = real_sentences(batch)
         candidates = self.candidates(model, batch.source.select(sentences))
@@ -96,7 +96,7 @@ class ExpectedReward(Criterion):
         return torch.tensor(rewards), torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
-        """Returns a sum over sentences that has the gradient of the expected reward."""
+        """Returns a sum over sentences. The gradient of this sum is the gradient of the expected reward."""
         if self.config.candidates == "nbest":
             highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
             p = (log_p - highest[owner]).exp()
@@ -124,9 +124,10 @@ def references(batch: Batch, sentences: Tensor) -> list[list[int]]:
 
 @contextmanager
 def evaluating(model: Architecture) -> Iterator[None]:
-    """While entered, the model is in evaluation mode and computes no gradients.
+    """Puts the model in evaluation mode without gradients, for the duration of the context.
 
-    The weight cache of autocast is disabled too. A weight that is cast here would get no gradient in the next pass.
+    The weight cache of autocast is disabled too: a weight that is cast without gradients and cached would get no
+    gradient in the next pass.
     """
     device = next(model.parameters()).device.type
     autocast = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device), False)
@@ -150,7 +151,7 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
 
 
-# Rewards of a candidate text, compared with its reference, from 0 to 1
+# The functions below compare a candidate text with its reference and return a reward from 0 to 1.
 
 
 def gleu(candidate: str, reference: str) -> float:

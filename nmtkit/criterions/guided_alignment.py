@@ -32,11 +32,11 @@ class GuidedAlignmentConfig(LabelSmoothedConfig):
 
 @CRITERIONS.register("guided_alignment", GuidedAlignmentConfig())
 class GuidedAlignment(CrossEntropy):
-    """Smoothed cross-entropy, plus the cross-entropy of the attention of a head with alignments of the training pairs.
+    """Smoothed cross-entropy, plus the cross-entropy between the attention of one head and given word alignments.
 
     A target token that is aligned to n source tokens should attend to each of them with 1 / n (Garg et al. 2019,
-    section 4.2). Target tokens without alignment are ignored. Without alignments, a validation set is scored with
-    cross-entropy only.
+    section 4.2). Target tokens without alignment are ignored. A validation set without alignments is
+    scored with cross-entropy only.
     """
 
     def __init__(self, config: GuidedAlignmentConfig, tokenizer: Tokenizer) -> None:
@@ -54,17 +54,20 @@ class GuidedAlignment(CrossEntropy):
             return super().compute_loss(model, batch)
         features, weights = model.forward_with_attention(batch.source, batch.target_input, config.alignment_layer)
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
-        if weights is None:  # this update skips the layer
+        if weights is None:  # this update skips the layer with the attention weights
             return Loss(loss, {"nll": nll})
         alignment = alignment_loss(weights, batch.alignments, config.alignment_head)
         return Loss(loss + config.alignment_weight * alignment, {"nll": nll, "alignment": alignment.detach()})
 
 
 def alignment_loss(weights: Tensor, alignments: Tensor, head: int | None) -> Tensor:
-    """Returns the cross-entropy of attention weights [B, H, L, M] with alignments, summed over aligned target tokens.
+    """Returns the cross-entropy between attention weights [B, H, L, M] and alignments.
 
-    Each row of `alignments` [links, 3] has sentence, source position and target position. `head` counts from 1. None
-    selects the mean of all heads. Raises ValueError for a head that does not exist.
+    The cross-entropy is summed over aligned target tokens.
+
+    Each row of `alignments` [links, 3] has sentence, source position and target position. `head` is the number of a
+    head, from 1. If `head` is None, the mean of the weights of all heads is used. Raises ValueError for a head that
+    does not exist.
     """
     if head is not None and head > weights.shape[1]:
         raise ValueError(f"--alignment-head is {head}; the layer has {weights.shape[1]} heads")

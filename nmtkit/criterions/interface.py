@@ -13,10 +13,10 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """The summed loss of a micro-batch. The trainer divides the sum once by the target tokens of the update.
+    """The summed loss of a micro-batch. The trainer divides the sum once, by the number of target tokens of the update.
 
-    `counts` holds further sums for the log by name, without gradients. "nll" is required: the negative log-likelihood
-    of the target (natural logarithm), summed over tokens. Perplexity is computed from "nll".
+    `counts` maps names to further sums for the log, without gradients. The entry "nll" is required. It is the negative
+    log-likelihood of the target (natural logarithm), summed over tokens. Perplexity is computed from "nll".
     """
 
     sum: Tensor
@@ -28,10 +28,10 @@ class Criterion(nn.Module, ABC):
 
     @abstractmethod
     def compute_loss(self, model: Architecture, batch: Batch) -> Loss:
-        """Returns sums over the tokens of `batch`, never means. May call the model several times."""
+        """Returns sums over the tokens of `batch`, not means. The method may call the model several times."""
 
     def forward(self, model: Architecture, batch: Batch) -> Loss:
-        """Returns `compute_loss` plus the auxiliary losses of the architecture, which are also logged by name."""
+        """Returns `compute_loss` plus the auxiliary losses of the architecture. Each auxiliary loss is also logged."""
         model.auxiliary_losses()  # removes the losses of the last recomputation by gradient checkpointing
         loss = self._checked(self.compute_loss(model, batch))
         total, counts = loss.sum, dict(loss.counts)
@@ -41,7 +41,7 @@ class Criterion(nn.Module, ABC):
         return Loss(total, counts)
 
     def _checked(self, loss: object) -> Loss:
-        """Returns `loss`. Raises ContractError if a criterion has not returned a summed loss with counts."""
+        """Returns `loss`. Raises ContractError if `loss` is not a summed loss with counts."""
         name = type(self).__name__
         if not isinstance(loss, Loss):
             raise ContractError(f"criterion {name} returned {described(loss)}; it must return Loss(sum, counts)")

@@ -1,16 +1,16 @@
 """Encodes many lines of text at once: the fast path of preprocessing, with the same ids as `Tokenizer.encode_source`.
 
-With a BPE or character model that splits at spaces, the pieces of a word do not depend on its neighbours, whatever the
-normaliser of the model. So the words of a block are looked up in a table, all at once, and new words go to
-SentencePiece in one call per block. On English lines of 12 words, one core encodes 0.34 M lines/s if one word in twelve
-is new and 0.9 M lines/s if all words are known; SentencePiece alone encodes 0.08 M lines/s.
+With a BPE or character model that splits at spaces, the pieces of a word do not depend on the neighbouring words. This
+is true for every normaliser. So all words of a block are looked up in a table at once, and one call of SentencePiece
+per block encodes the words that are not in the table. On English lines of 12 words, one core encodes 0.34 M lines/s if
+one word in twelve is new and 0.9 M lines/s if all words are known; SentencePiece alone encodes 0.08 M lines/s.
 benchmarks/preprocess_speed.py measures all of preprocessing.
 
 A unigram model encodes whole lines. It adds up 32-bit scores along the line, and rounding decides between two
-segmentations of a word with equal scores, such as x|xx and xx|x. The pieces of a word could be stored only if no other
-segmentation scored almost as well. NumPy needs 7 µs per word for this test, and SentencePiece needs 4 µs for a whole
-line: a table of words had 0.83 times the speed of SentencePiece if one word in twelve was new, and 4.6 times if all
-words were known.
+segmentations of a word with equal scores, such as x|xx and xx|x. The pieces of a word could be stored only after a
+test that no other segmentation has almost the same score. NumPy needs 7 µs per word for this test, and SentencePiece
+needs 4 µs for a whole line. A table of words had 0.83 times the speed of SentencePiece if one word in twelve was new,
+and 4.6 times the speed if all words were known.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 Mask = npt.NDArray[np.bool_]
 
 CACHED_WORDS = 1 << 18  # the table is cleared when it has more words; about 30 MB
-WORDS_PER_LINE = 24  # in a call of SentencePiece, whose heap grows with the length of a line
+WORDS_PER_LINE = 24  # words per line given to SentencePiece, whose heap grows with line length
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class BatchEncoder:
         return Encoded(*self._encode_lines(text.split("\n")[:-1], add_eos=True))
 
     def _encode_lines(self, lines: list[str], add_eos: bool = False) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Returns the concatenated ids of all lines, and the number of ids of each line."""
+        """Returns the concatenated ids of all lines, and the number of ids in each line."""
         if not lines:
             return np.empty(0, self._dtype), np.empty(0, np.int64)
         encoded = encode_lines(self._processor, self._absent, lines, add_eos)
@@ -96,7 +96,7 @@ class BatchEncoder:
         unknown = np.flatnonzero(is_word & (index == ABSENT))
         ends = (starts + lengths)[unknown].tolist()
         words = [text[start:end] for start, end in zip(starts[unknown].tolist(), ends, strict=True)]
-        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # words that are not stored come last
+        new = sorted(dict.fromkeys(words), key=lambda word: len(word) > LONGEST)  # words above LONGEST come last
         numbers = dict(zip(new, range(len(self._first), len(self._first) + len(new)), strict=True))
         index[unknown] = list(map(numbers.__getitem__, words))
         kept = [word for word in new if len(word) <= LONGEST]
@@ -111,7 +111,7 @@ class BatchEncoder:
         return encoded
 
     def _ids_of(self, index: npt.NDArray[np.int64], is_end: Mask) -> Encoded:
-        """Returns the encoded lines, given the indices of their words and ends of lines in the table."""
+        """Returns the encoded lines. `index` has the table indices of all words and line ends."""
         counts = self._counts[index]
         ends = np.cumsum(counts)
         position = np.repeat(self._first[index] - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
@@ -145,7 +145,7 @@ class BatchEncoder:
         return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
     def words(self, text: str, encoded: Encoded) -> Words:
-        """Returns the pieces of each word, given the lines as text and encoded. Every line must end in \\n."""
+        """Returns the pieces of each word of `text`. `encoded` is the encoded text. Every line must end in \\n."""
         assert self.splits_at_spaces
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
         to_space = str.maketrans(dict.fromkeys(self._absent.spaces, " "))

@@ -1,9 +1,9 @@
 """Selects the pairs of each update of an epoch, and splits an update into micro-batches.
 
 The training set is divided into windows of contiguous pairs, so that the reads of an update are close to each other.
-The pairs of a window are sorted by target length with a little random jitter. An update takes consecutive pairs of this
-order up to the token budget. The order of the windows, and of the updates in a window, is random. The batches depend
-only on (lengths, budget, seed, epoch), so they are the same for every world size.
+The pairs of a window are sorted by target length with a little random jitter. An update consists of consecutive pairs
+in this order, up to the token budget. The order of the windows, and of the updates in a window, is random. The batches
+depend only on (lengths, budget, seed, epoch), so they are the same for every world size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
 JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
-COUNTED_PAIRS = 1_000_000  # for at most this number of pairs, the updates of an epoch are counted instead of estimated
+COUNTED_PAIRS = 1_000_000  # up to this number of pairs, updates are counted instead of estimated
 
 Pairs = npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class BatchSampler:
             max_target = max(max_target, int(target.max(initial=0)))
             source_tokens += int(source.sum(dtype=np.int64))
             target_tokens += int(target.sum(dtype=np.int64))
-        self.max_lengths = max_source, max_target  # tokens of the longest source and target
+        self.max_lengths = max_source, max_target  # number of tokens of the longest source and target
         self._tokens = max(source_tokens, target_tokens)
         self._repeated: list[Pairs] | None = None
         if repeated is not None:
@@ -68,15 +68,19 @@ class BatchSampler:
     def updates_per_epoch(self) -> int:
         """Estimated number of updates of an epoch.
 
-        For a small training set, this is the count for one random order; epochs differ from it by one or two updates.
-        For a large one, it is the tokens of the larger side divided by the budget.
+        For a small training set, the result is the count for one random order. Actual epochs have one or two updates
+        more or fewer. For a large training set, the result is the number of tokens of the larger side divided by the
+        budget.
         """
         if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
         return -(-self._tokens // self.batch_tokens)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
-        """Yields the updates of an epoch from index `start` on, each as an array of pairs sorted by jittered length."""
+        """Yields the updates of an epoch from index `start` on. An update is an array of pairs.
+
+        The pairs are sorted by jittered length.
+        """
         if self._repeated is not None:
             yield from (self._repeated[index % len(self._repeated)] for index in range(start, self.updates_per_epoch))
             return
@@ -90,7 +94,7 @@ class BatchSampler:
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """Returns the pairs of a window, relative to its start, sorted by length, and the bounds of its updates."""
+        """Returns the pairs of a window, sorted by length and counted from the window start, and the update bounds."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
         order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # a random order for pairs with equal sort keys
@@ -99,7 +103,7 @@ class BatchSampler:
         noise += 1 - JITTER
         noise *= target
         noise *= 8
-        # NumPy uses a radix sort for a stable sort of 16-bit keys: 16 M keys take a fraction of a second
+        # for 16-bit keys, NumPy's stable sort is a radix sort: it sorts 16 M keys in a fraction of a second
         keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
         order = order[np.argsort(keys, kind="stable")]
         return order, split_by_tokens(source[order], target[order], self.batch_tokens)
@@ -113,7 +117,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` names the limit."""
+    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` is the flag of the limit."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))
@@ -126,7 +130,7 @@ def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_length
 
 
 def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Does the check of `check_sizes` on the whole training set, and reads the lengths in windows."""
+    """Applies `check_sizes` to the whole training set. Reads the lengths window by window."""
     for start in range(0, len(source_lengths), WINDOW_PAIRS):
         end = min(start + WINDOW_PAIRS, len(source_lengths))
         check_sizes(range(start, end), source_lengths[start:end], target_lengths[start:end], limit, flag)
@@ -135,9 +139,9 @@ def check_all_sizes(source_lengths: Any, target_lengths: Any, limit: int, flag: 
 def split_by_tokens(
     source_lengths: npt.NDArray[Any], target_lengths: npt.NDArray[Any], limit: int, max_sentences: int | None = None
 ) -> list[int]:
-    """Splits pairs, in their order, into groups of at most `limit` tokens on either side and `max_sentences` pairs.
+    """Splits pairs, without reordering, into groups of at most `limit` tokens per side and `max_sentences` pairs.
 
-    Returns the bounds of the groups, from 0 to the number of pairs. Every single pair must fit the limit.
+    Returns the bounds of the groups, from 0 to the number of pairs. No single pair may exceed the limit.
     """
     source = np.concatenate(([0], np.cumsum(source_lengths, dtype=np.int64)))
     target = np.concatenate(([0], np.cumsum(target_lengths, dtype=np.int64)))

@@ -1,4 +1,4 @@
-"""Reads datasets that `preprocess` made: memory-maps the splits, and makes batches of their rows. See dataset_files.py.
+"""Reads datasets that `preprocess` made: memory-maps the splits and makes batches of rows. See dataset_files.py.
 
 A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
 """
@@ -40,8 +40,9 @@ Pairs = npt.NDArray[np.int64]
 class ConcatArrays:
     """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
 
-    Only the values that are read are copied. shifts[i] is added to the values of part i; offsets need this. The index
-    is an integer, a slice with step 1, or an array of integers, as in NumPy.
+    Indexing copies only the selected values. shifts[i] is added to the values of part i, because the offsets of a shard
+    count from the beginning of the shard. As in NumPy, the index is an integer, a slice with step 1, or an array of
+    integers.
     """
 
     def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
@@ -82,8 +83,8 @@ class Side:
     """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
     ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
-    offsets: npt.NDArray[np.int64] | ConcatArrays  # n
-    lengths: npt.NDArray[np.int32] | ConcatArrays  # n; in tokens, eos included
+    offsets: npt.NDArray[np.int64] | ConcatArrays  # [n], one per sentence
+    lengths: npt.NDArray[np.int32] | ConcatArrays  # [n], in tokens, eos included
 
     def sentence(self, row: int) -> list[int]:
         start = int(self.offsets[row])
@@ -194,11 +195,11 @@ class Dataset:
 
     @staticmethod
     def open(folder: Path) -> "Dataset":
-        """Memory-maps and checks the files. Reads all offsets and lengths, and the ids of small files only.
+        """Memory-maps and checks the files. Reads all offsets and lengths, but reads ids from small files only.
 
         Raises FileNotFoundError or ValueError if the folder is not a dataset, the manifest is incomplete, a file is
-        missing or contradicts the manifest, the tokenizer is not the tokenizer that made the ids, or shards are missing
-        or have different tokenizers or languages.
+        missing or contradicts the manifest, the ids were made with a different tokenizer, shards are missing, or shards
+        have different tokenizers or languages.
         """
         shards = shard_folders(folder)
         manifests = [read_manifest(shard) for shard in shards]
@@ -260,7 +261,7 @@ class Dataset:
 
 
 def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], tokenizer: Tokenizer) -> Split:
-    """Returns the split `name`: the concatenation of this split of all shards that have it."""
+    """Returns the split `name`: the concatenation of the splits with this name in all shards."""
     having = [
         (shard, facts["splits"][name])
         for shard, facts in zip(shards, manifests, strict=True)

@@ -65,7 +65,7 @@ class CleaningStatistics:
     """The number of pairs to which each reason applies, and the first EXAMPLES of these pairs."""
 
     dropped: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)  # pairs that are counted, but not dropped
+    kept: dict[str, int] = field(default_factory=dict)  # number of pairs counted but not dropped, by reason
     examples: dict[str, list[Example]] = field(default_factory=dict)
 
     def count(self, reason: str, pairs: int, examples: list[Example], config: PreprocessConfig) -> None:
@@ -78,7 +78,7 @@ class CleaningStatistics:
         return self.dropped.get(reason, 0) + self.kept.get(reason, 0)
 
     def add(self, other: "CleaningStatistics") -> None:
-        """Adds the statistics of text that follows the text of these statistics."""
+        """Adds `other`, the statistics of text that comes after the text of `self`."""
         for mine, theirs in ((self.dropped, other.dropped), (self.kept, other.kept)):
             for reason, count in theirs.items():
                 mine[reason] = mine.get(reason, 0) + count
@@ -138,7 +138,7 @@ def piece_masks(
 ) -> dict[str, Mask]:
     """Returns a mask of lines for each reason that depends on the number of pieces.
 
-    The lengths include eos; the limits in `config` do not.
+    The lengths count eos. The limits in `config` do not count eos.
     """
     shorter, longer = np.minimum(source_lengths, target_lengths) - 1, np.maximum(source_lengths, target_lengths) - 1
     return {
@@ -152,7 +152,8 @@ def piece_masks(
 def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
     """Returns a mask of the rows to keep, and the rows that are counted under each reason.
 
-    In the order of `REASONS`, a row is counted under every reason that applies, up to the first that drops the row.
+    Reasons are applied in the order of `REASONS`. A row is counted under every reason that applies to the row, up to
+    and including the first reason that drops the row.
     """
     keep = np.ones_like(next(iter(masks.values())))
     rows = {}

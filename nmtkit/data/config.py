@@ -10,7 +10,7 @@ from typing import Any, Literal
 from nmtkit.config import Config, FlagRule, option, to_dict
 
 MAX_SHARDS = 100_000
-MAX_ALIGNED = 65_000  # pieces; the positions of links are stored in 16 bits
+MAX_ALIGNED = 65_000  # largest length in pieces with --alignments: the positions of links are stored in 16 bits
 NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings without an effect on the dataset
 
 PREPROCESS_RULES = (
@@ -204,20 +204,23 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns the missing ones of --valid-tag and --test-tag, if a training corpus has a tag and the sets exist."""
+        """Returns which of the flags --valid-tag and --test-tag are missing.
+
+        A flag is missing if a training corpus has a tag and the valid (or test) sets exist but have no tags.
+        """
         return [flag for flag, tags, prefixes in self._tags_of_held_out() if any(self.tags) and prefixes and not tags]
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """The codes of the source and target language tokens; None for a side without a code."""
+        """The codes of the source and target language tokens. The code is None for a side without a language token."""
         return self.source_language_token, self.target_language_token
 
     def worker_count(self) -> int:
-        """Returns `workers`, or if it is None, the number of cores that this process may use."""
+        """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
         if self.workers is not None:
             return self.workers
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def recorded(self) -> dict[str, Any]:
-        """Returns the settings that affect the dataset, in JSON types, for the manifest."""
+        """Returns the settings that affect the dataset. The values have JSON types, for the manifest."""
         return {name: value for name, value in to_dict(self).items() if name not in NOT_RECORDED}

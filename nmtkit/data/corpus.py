@@ -2,8 +2,8 @@
 
 Files are bytes. A line ends at \\n only; the last line may lack its \\n. Every reader removes a byte-order mark at the
 beginning of a file and a carriage return at the end of a line, and logs a warning with the number of removed carriage
-returns. Bytes that are not UTF-8 raise an error with file and line. Memory is bounded: the text of a line above a size
-limit is not kept.
+returns. Bytes that are not UTF-8 raise an error with file and line. Memory is bounded, because the text of a line
+that exceeds a size limit is not kept.
 """
 
 import bz2
@@ -111,7 +111,7 @@ class _Decompressed(io.RawIOBase):
             # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix != ".zst":  # zstandard has its own class of errors, which is not imported here
+            if self._path.suffix != ".zst":  # the error class of zstandard is not imported here
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
         if not data and self._path.suffix == ".zst":
@@ -144,14 +144,14 @@ def check_zstd_end(path: Path) -> None:
             try:
                 position += zstandard.frame_header_size(start)
             except zstandard.ZstdError:
-                break  # the file ends inside a header; reported below
+                break  # the file ends inside a header; the error is raised below
             last = False
             while not last and position < size:
                 file.seek(position)
                 header = int.from_bytes(file.read(3), "little")
                 last, kind = bool(header & 1), header >> 1 & 3
                 position += 3 + (1 if kind == 1 else header >> 3)  # a block of kind 1 (RLE) holds one byte
-            position += 4 if start[4] & 4 else 0  # checksum
+            position += 4 if start[4] & 4 else 0  # size of the checksum
             if not last:
                 position = size + 1
     if position != size:
@@ -176,7 +176,7 @@ def decode(text: bytes, path: Path, first_line: int) -> str:
 
 @dataclass
 class LineDecoder:
-    """Decodes the lines of one file, given in parts of whole lines. Counts the removed carriage returns."""
+    """Decodes the lines of one file. Each call gets some whole lines. Counts the removed carriage returns."""
 
     path: Path
     next_line: int = 1
@@ -212,7 +212,7 @@ class LineDecoder:
 
 
 def without_line_ends_of_windows(text: bytes, begins_file: bool) -> bytes:
-    """Removes a byte-order mark and carriage returns, as `LineDecoder` does. Every line must end in \\n."""
+    """Removes a byte-order mark and carriage returns at line ends, like `LineDecoder`. Every line must end in \\n."""
     if begins_file:
         text = text.removeprefix(codecs.BOM_UTF8)
     return text.replace(b"\r\n", b"\n") if b"\r" in text else text
@@ -224,7 +224,7 @@ def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
     A line of more than CHUNK bytes and more than `longest` bytes is yielded as "".
     """
     decoder = LineDecoder(path)
-    open_line = bytearray()  # text of the line whose end is not read yet
+    open_line = bytearray()  # text of the last line, whose end has not been read yet
     open_size = 0
     with open_bytes(path) as file:
         while chunk := file.read(CHUNK):
@@ -249,16 +249,16 @@ def line_lists(path: Path, longest: int) -> Iterator[list[str]]:
 
 @dataclass(frozen=True)
 class Span:
-    """A range of whole lines of a file. The last line may lack its \\n. `read` removes a `temporary` file."""
+    """A range of whole lines of a file. The last line may lack its \\n. `read` deletes a `temporary` file."""
 
     path: Path
-    start: int  # bytes
-    size: int  # bytes
+    start: int  # in bytes
+    size: int  # in bytes
     temporary: bool = False
     begins_file: bool = False
 
     def read(self) -> bytes:
-        """Returns the lines, all with \\n, without byte-order mark and carriage returns at the ends of lines."""
+        """Returns the lines. Every line ends in \\n. Removes a byte-order mark and carriage returns at line ends."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             text = file.read(self.size)
@@ -272,9 +272,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """A range of lines, the same in both files. `first_line` is the number of the first line, from 1.
+    """The lines of the same range of line numbers in all files. `first_line` is the first line number, from 1.
 
-    An `over_long` block is a single pair with a line that is too long to be read. Only the sizes of its spans are used.
+    An `over_long` block is a single pair with a line that is too long to be read. Only the sizes of the spans are used.
     """
 
     first_line: int
@@ -298,10 +298,10 @@ class LineReader:
         self._longest = longest
         self._compressed = is_compressed(path)
         self._file = open_bytes(path)
-        self._read = 0  # bytes
-        self._last_end = 0  # byte position in the file, after the last line feed read
+        self._read = 0  # number of bytes read
+        self._last_end = 0  # byte position in the file after the last line feed that was read
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)  # ends of lines not taken yet, as byte positions
-        # text of the lines not taken yet, and then of the open line, whose end is not read yet
+        # the text of the lines not taken yet, then the text of the open line, whose end has not been read yet
         self._text = bytearray()
         self._open_kept = 0  # number of bytes of the open line at the end of `_text`
         self._at_end = False
@@ -312,7 +312,7 @@ class LineReader:
     def look_ahead(self) -> npt.NDArray[np.int64]:
         """Returns the ends of the next lines, as byte positions relative to the start of the first of these lines.
 
-        Returns BLOCK_LINES ends, or fewer if the lines exceed BLOCK_BYTES or the file ends.
+        Returns BLOCK_LINES ends, or fewer ends if the lines exceed BLOCK_BYTES or the file ends.
         """
         parts, count = [self._ends], len(self._ends)
         while not self._at_end and count < BLOCK_LINES and self._last_end - self.taken_bytes <= BLOCK_BYTES:
@@ -388,8 +388,8 @@ def blocks(files: ParallelFiles, folder: Path, longest: int, shard: tuple[int, i
     """Yields the lines of a corpus in blocks of up to BLOCK_LINES lines and about BLOCK_BYTES per side.
 
     The division into blocks depends only on the text. A `shard` (i, n) consists of every n-th block, from block i on.
-    Decompressed text is written to files in `folder`, which `Span.read` removes. A line of more than `longest` bytes
-    and more than BLOCK_BYTES is an `over_long` block of its own.
+    Decompressed text is written to files in `folder`. `Span.read` deletes these files. A line of more than `longest`
+    bytes and more than BLOCK_BYTES is an `over_long` block of its own.
 
     Raises ValueError with the counts if the files have different numbers of lines.
     """

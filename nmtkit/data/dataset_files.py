@@ -30,10 +30,10 @@ from nmtkit.files import sync_folder
 FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
-SCRATCH_FOLDER = "scratch"  # temporary files, which a finished dataset does not have
+SCRATCH_FOLDER = "scratch"  # folder of temporary files; a finished dataset does not have this folder
 UNFINISHED = ".nmtkit-unfinished"  # empty file; marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
-ALIGNMENTS = "alignments"  # file names have this word instead of a side
+ALIGNMENTS = "alignments"  # in file names, this word takes the place of a side
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
 SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
@@ -63,7 +63,7 @@ def shard_name(shard: int, shards: int) -> str:
 
 
 def shard_folders(folder: Path) -> list[Path]:
-    """Returns the folders with the files of a dataset: [folder], or its shards in order.
+    """Returns the folders with the files of a dataset: [folder], or the folders of the shards in order.
 
     Raises FileNotFoundError or ValueError if the folder is not a dataset or shards are missing.
     """
@@ -189,7 +189,7 @@ def checksum(path: Path) -> dict[str, Any]:
 def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> None:
     """Compares the size of every file with the manifest, and the checksum of files up to `largest` bytes (None: all).
 
-    The checksum of the tokenizer is always compared, because SentencePiece is not designed for damaged models.
+    The checksum of the tokenizer is compared for every size, because SentencePiece is not designed for damaged models.
 
     Raises ValueError with the name of a missing or damaged file.
     """
@@ -211,7 +211,7 @@ def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> 
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """Returns a file of numbers as a read-only, memory-mapped array."""
+    """Returns the numbers of a file as a read-only, memory-mapped array."""
     if path.stat().st_size == 0:  # an empty file cannot be memory-mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r")
@@ -221,12 +221,13 @@ def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
 
 
 class AtomicFolder:
-    """A context manager that writes a dataset at `final` completely or not at all.
+    """A context manager for writing a dataset to `final` completely or not at all.
 
     The caller writes the files into `folder` and calls `finish`, which renames `folder` to `final`. Leaving the context
     without `finish` removes `folder`. A folder is removed or replaced only if preprocess wrote all of its files.
 
-    Raises ValueError, before anything is written, if `final` must not be replaced or another process is writing it.
+    Raises ValueError, before anything is written, if `final` must not be replaced or another process is writing to
+    `final`.
     """
 
     def __init__(self, final: Path, overwrite: bool) -> None:
@@ -243,7 +244,7 @@ class AtomicFolder:
         self.folder.mkdir()
         (self.folder / UNFINISHED).touch()
         self._lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with this process, even after a crash
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is released when the process ends or crashes
         return self
 
     def __exit__(
@@ -291,7 +292,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, overwrite: bool) -> None:
-    """Raises ValueError unless `folder` is new or empty, or has only files of a dataset and `overwrite` is true."""
+    """Raises ValueError unless `folder` is new or empty, or has only dataset files and `overwrite` is true."""
     if not folder.exists() and not folder.is_symlink():
         return
     if not folder.is_dir():

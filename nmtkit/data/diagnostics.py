@@ -3,8 +3,8 @@ lines, exchanged languages.
 
 The thresholds are far from the values of correct data. On Multi30k English-German no piece is unknown and no pair has
 equal sides. The correlation of the lengths of the two sides is 0.86, and below 0 after the lines of one side are
-shifted by one. The `agreement` of its blocks with its valid set is 0.9 to 1.0, and -0.9 to -1.0 after the sides are
-exchanged.
+shifted by one. The `agreement` of the training blocks with the valid set is 0.9 to 1.0, and -0.9 to -1.0 after the
+sides are exchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,19 +18,19 @@ from nmtkit.data.tokenizer import Encoded
 
 # A value beyond one of these limits causes a warning.
 UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
-UNKNOWN_WORD_SHARE = 0.2  # the same for a word model, which always has unknown words
-PIECES_FACTOR = 1.5  # largest factor between pieces per word here and in the tokenizer's dataset
+UNKNOWN_WORD_SHARE = 0.2  # the same limit for a word model; every word model has unknown words
+PIECES_FACTOR = 1.5  # largest factor between the pieces per word of this text and of the tokenizer's dataset
 PIECES_PER_WORD = 4.0  # largest number of pieces per word if the tokenizer's dataset is not known
-WORDS_PER_LINE = 5  # with fewer, the language perhaps does not separate words by spaces
+WORDS_PER_LINE = 5  # with fewer words per line, perhaps the language does not put spaces between words
 EQUAL_SHARE = 0.05  # largest share of pairs with equal sides
 CORRELATION = 0.3  # smallest correlation of the lengths of the two sides
 MIN_PAIRS = 200  # smallest number of pairs of a block for a correlation
 MIN_DEVIATION = 1.0  # pieces; smallest standard deviation of lengths for a correlation
 AGREEMENT = -0.3  # smallest `agreement` of a block: 1 for equal languages, -1 for exchanged languages
-MIN_DIVERGENCE = 0.1  # nats per byte pair, between the sides; below, the sides perhaps have the same language
+MIN_DIVERGENCE = 0.1  # nats per byte pair; below this divergence, both sides perhaps have the same language
 MIN_BYTES = 2000  # smallest size of a side for recognising its language
 PROFILE = 1024  # number of classes of byte pairs; their frequencies identify a language
-SLICES, SLICE_BYTES = 16, 4096  # number and size of the slices of a block's side that are read for its profile
+SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side
 
 Profile = npt.NDArray[np.float64]  # counts of byte pairs in each class, [2 sides, PROFILE]
 
@@ -45,7 +45,7 @@ class TextStatistics:
     pieces: npt.NDArray[np.int64]
     unknown: npt.NDArray[np.int64]  # number of pieces that are unk or bytes of characters outside the vocabulary
     pairs: int  # number of kept pairs
-    sums: npt.NDArray[np.float64]  # [2], of the lengths of the kept pairs
+    sums: npt.NDArray[np.float64]  # [2], sums of the lengths of the kept pairs
     products: npt.NDArray[np.float64]  # [2, 2], sums of products of the lengths
     profile: Profile
 
@@ -68,7 +68,7 @@ class TextStatistics:
         )
 
     def correlation(self) -> float | None:
-        """Returns the correlation of source and target lengths, or None for too few or too similar lengths."""
+        """Returns the correlation of source and target lengths, or None if lengths are too few or too similar."""
         if self.pairs < MIN_PAIRS:
             return None
         covariance = self.products / self.pairs - np.outer(self.sums, self.sums) / self.pairs**2
@@ -77,7 +77,7 @@ class TextStatistics:
 
 
 def profile_of(texts: Sequence[bytes]) -> Profile:
-    """Returns the counts of byte pairs of both sides, in slices that are evenly distributed over the text."""
+    """Counts the byte pairs of both sides in slices that are evenly distributed over the text."""
     rows = []
     for text in texts:
         data = np.frombuffer(text, np.uint8)
@@ -123,8 +123,9 @@ def find_warnings(
 ) -> list[str]:
     """Returns a warning, with the measured value, for each likely error in the training text.
 
-    `corpora` are the blocks of each training corpus, and `equal` is its number of pairs with equal sides. `expected`
-    are the pieces per word of the dataset from which the tokenizer is taken, or None if it is not from a dataset.
+    `corpora` has the blocks of each training corpus, and `equal` has the number of pairs with equal sides of each
+    corpus. `expected` has the pieces per word, by side, of the dataset that the tokenizer comes from, or is None if the
+    tokenizer does not come from a dataset.
     `held_out` is the profile of the valid and test sets.
     """
     blocks = [block for of_corpus in corpora.values() for block in of_corpus]

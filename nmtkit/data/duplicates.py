@@ -16,14 +16,14 @@ import numpy.typing as npt
 PARTITION_PAIRS = 1 << 18  # pairs whose hashes are sorted at once; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
-POSITIONS = 1 << 10  # random multipliers; positions beyond them reuse them, plus a shift
+POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers plus a shift
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
 
 
 class RowHash:
-    """A 64-bit hash of sentences of one vocabulary. The hash is the same in every process and on every machine."""
+    """A 64-bit hash function of sentences with one vocabulary. Every process and machine computes the same hash."""
 
     def __init__(self, vocabulary: int, side: int) -> None:
         rng = np.random.default_rng((20_170_612, side))
@@ -86,7 +86,7 @@ def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
 
 
 def find_duplicates(path: Path) -> Rows:
-    """Returns, in ascending order, the rows of a partition whose pair is equal to the pair of an earlier row."""
+    """Returns the rows of a partition whose pairs equal the pair of an earlier row. The rows are in ascending order."""
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
     order = np.lexsort((records[:, 2], records[:, 1], records[:, 0]))
     source, target, rows = records[order].T

@@ -23,13 +23,13 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Sizes = tuple[int, ...]  # number of pairs and of ids of each side, in a block or in all earlier blocks
+Sizes = tuple[int, ...]  # number of pairs, then number of ids per side, in one block or in all earlier blocks
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedBlock:
-    sides: tuple[Encoded, ...]  # source and target, and in a training set the alignment links, see alignments.py
+    sides: tuple[Encoded, ...]  # source, target and, in a training set, alignment links (see alignments.py)
     hashes: Hashes  # [pairs, 2], see duplicates.py
     statistics: CleaningStatistics
     text: TextStatistics | None = None  # None for a block that was not read
@@ -63,8 +63,8 @@ class PairEncoder:
     ) -> EncodedBlock:
         """Encodes the pairs of a block and drops pairs as `config` says.
 
-        `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError naming file and line for
-        bytes that are not UTF-8 and, if `config.strict`, for the first pair that is dropped.
+        `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError with file and line for
+        bytes that are not UTF-8. If `config.strict` is true, also raises ValueError for the first pair to drop.
         """
         if block.over_long:
             return _over_long(block, files, config)
@@ -182,7 +182,7 @@ class SplitFiles:
     _open: dict[Path, int] = field(default_factory=dict)
 
     def write(self, block: EncodedBlock, offset: Sizes) -> None:
-        """Writes a block. `offset` has the number of pairs, and of ids of each side, in all earlier blocks."""
+        """Writes a block. `offset` has the number of pairs, then the number of ids per side, in all earlier blocks."""
         pair, *first_ids = offset
         for (ids, lengths), side, first in zip(self.sides, block.sides, first_ids, strict=False):
             self._write(ids, side.ids, first)
@@ -222,15 +222,15 @@ class Worker:
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
     def encode(self, block: Block, files: ParallelFiles) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
-        """Encodes a block, keeps the block until `write`, and returns its sizes and statistics."""
+        """Encodes a block, keeps the result until `write`, and returns the sizes and statistics of the block."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
-        if files.tag is not None:  # the same pair with two different tags is not a duplicate
+        if files.tag is not None:  # equal pairs with different tags are not duplicates
             encoded.hashes[:, 0] += duplicates.tag_salt(files.tag)
         self._unwritten.append(encoded)
         return encoded.sizes, encoded.statistics, encoded.text
 
     def write(self, offset: Sizes) -> None:
-        """Writes the earliest block that is not written yet."""
+        """Writes the block that was encoded first among the blocks that are not written yet."""
         encoded = self._unwritten.popleft()
         self._files.write(encoded, offset)
         if self._config.report is not None:
@@ -238,7 +238,7 @@ class Worker:
                 counts += np.bincount(side.ids, minlength=len(counts))
 
     def find_duplicates(self, partition: Path) -> Rows:
-        """Returns the rows of a partition of hashes that repeat an earlier row, and deletes the file `partition`."""
+        """Returns the rows of the file `partition` that repeat an earlier row. Deletes the file."""
         rows = duplicates.find_duplicates(partition)
         partition.unlink()
         return rows
@@ -247,5 +247,5 @@ class Worker:
         return checksum(path)
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the count of each written id, for both sides. All counts are 0 without `config.report`."""
+        """Returns how often each id was written, for both sides. All counts are 0 if `config.report` is not set."""
         return self._piece_counts

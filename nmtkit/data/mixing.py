@@ -29,7 +29,7 @@ class CorpusRows:
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns the number of rows that the fractional part of `weight` adds to an epoch, for a corpus of `rows`."""
+        """Returns how many rows the fractional part of `weight` adds to an epoch, for a corpus with `rows` rows."""
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
@@ -59,7 +59,8 @@ class CorpusRows:
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
     """Returns weights that make the share of corpus i in an epoch proportional to pairs[i]^(1 / temperature).
 
-    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2, which has sampling probabilities instead.
+    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2. The paper gives sampling probabilities
+    instead of weights.
     """
     wanted = [count ** (1 / temperature) / count if count else 1.0 for count in pairs]
     return [weight / min(wanted) for weight in wanted]
@@ -68,15 +69,15 @@ def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[flo
 def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int) -> Iterator[Rows]:
     """Yields the rows of an epoch in which every corpus is spread evenly.
 
-    Among the first m rows, the number of rows of a corpus differs from m times the share of the corpus in the epoch by
-    less than the number of corpora, for every m.
+    Let s be the share of a corpus in the epoch. For every m, the number of rows of this corpus among the first m rows
+    differs from m * s by less than the number of corpora.
     """
     sizes = [corpus.size(dropped) for corpus in corpora]
     streams = [corpus.epoch(dropped, seed) for corpus in corpora]
     rests: list[Rows] = [np.empty(0, np.int64) for _ in corpora]
     blocks = max(1, -(-sum(sizes) // CHUNK_ROWS))
     for block in range(blocks):
-        rows, positions = [], []  # positions are shares of the epoch
+        rows, positions = [], []  # positions are fractions of the epoch, from 0 to 1
         for index, size in enumerate(sizes):
             first, end = size * block // blocks, size * (block + 1) // blocks
             parts = [rests[index]]
@@ -90,7 +91,7 @@ def mixed_rows(corpora: Sequence[CorpusRows], dropped: Dropped | None, seed: int
 
 
 def write_offsets(lengths: Path, offsets: Path) -> None:
-    """Reads the int32 lengths of sentences that lie end to end, and writes the int64 offset of each sentence."""
+    """Reads the int32 lengths of consecutive sentences, and writes the int64 offset of each sentence."""
     total = 0
     with lengths.open("rb") as read, offsets.open("wb") as write:
         while text := read.read(4 * CHUNK_ROWS):
@@ -101,7 +102,7 @@ def write_offsets(lengths: Path, offsets: Path) -> None:
 
 
 def write_rows(runs: Iterator[Rows], inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
-    """Copies arrays row by row in the order of `runs`.
+    """Copies the rows of each input file to the output file with the same index, in the order of `runs`.
 
     Files of offsets (int64) and files of lengths (int32) alternate in `inputs` and `outputs`.
     """

@@ -50,8 +50,8 @@ MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = lambda pairs: None) -> Report:
     """Writes the dataset to `config.destdir`, completely or not at all, and the report page to `config.report`.
 
-    `on_progress` is called with the number of training pairs read so far. Raises ValueError or OSError for faults of
-    the settings and the text.
+    `on_progress` is called with the number of training pairs read so far. Raises ValueError or OSError for errors in
+    the settings or in the text.
     """
     train = _locate(config, config.train, config.tags, config.alignments)
     held_out = {
@@ -145,8 +145,8 @@ class DatasetWriter:
     def add_held_out(self, split: str, files: ParallelFiles) -> None:
         """Writes the ids and the raw text of every line of a valid or test set, with the tag before source lines.
 
-        Only the first shard writes the set. All shards keep the keys of the pairs, to find these pairs in the training
-        set. Raises ValueError for a line that is too long to be read.
+        Only the first shard writes the set. Every shard keeps the keys of the pairs, in order to find the same pairs in
+        the training set. Raises ValueError for a line that is too long to be read.
         """
         shard = self.config.shard_of()
         written = shard is None or shard[0] == 1
@@ -196,7 +196,7 @@ class DatasetWriter:
         factory = functools.partial(Worker, self.tokenizer, self.dtypes, self.config, held_out_keys, files)
         with Workers(self.config.worker_count(), factory) as workers:
             bounds = self._encode(workers, corpora)
-            piece_counts = workers.broadcast((Worker.piece_counts,))  # a worker writes all its blocks before it answers
+            piece_counts = workers.broadcast((Worker.piece_counts,))  # each worker first writes all of its blocks
             if bounds[-1]:
                 self._write_rows(bounds, self._find_duplicates(workers, hashes, bounds))
             elif self.config.shard is None:
@@ -219,7 +219,7 @@ class DatasetWriter:
         offset: Sizes = (0, 0, 0, 0)
         bounds = [0]
         pairs_read = 0
-        unwritten: deque[tuple[int, int]] = deque()  # the corpus and the lines of each block that is not written yet
+        unwritten: deque[tuple[int, int]] = deque()  # (corpus index, number of lines) of each unwritten block
 
         def tasks() -> Iterator[Task]:
             for index, files in enumerate(corpora):
@@ -246,7 +246,7 @@ class DatasetWriter:
         return bounds + [offset[0]] * (len(corpora) + 1 - len(bounds))
 
     def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
-        """Counts duplicates of earlier rows. If duplicates are dropped, returns one byte per row, 1 for a duplicate."""
+        """Counts rows that repeat an earlier row. To drop these rows, returns one byte per row, 1 for a duplicate."""
         partitions = duplicates.partition(hashes, self._scratch)
         hashes.unlink()
         dropped = None
@@ -313,7 +313,7 @@ class DatasetWriter:
             self.report.pieces[side] = PieceReport.of(counts, pieces_of[side])
 
     def warnings(self) -> list[str]:
-        """Returns warnings about probable faults of the training data."""
+        """Returns warnings about likely errors in the training data."""
         config = self.config
         return diagnostics.find_warnings(
             {str(corpus.source): corpus.text for corpus in self.report.corpora},

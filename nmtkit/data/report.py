@@ -24,18 +24,18 @@ class CorpusReport:
 
     source: Path
     target: Path
-    read: int = 0  # pairs
-    written: int = 0  # pairs, before up-sampling
+    read: int = 0  # number of pairs read
+    written: int = 0  # number of pairs written, before up-sampling
     weight: float = 1.0
     cleaning: CleaningStatistics = field(default_factory=CleaningStatistics)
-    text: list[TextStatistics] = field(default_factory=list)  # one for each block
+    text: list[TextStatistics] = field(default_factory=list)  # one entry per block
 
 
 @dataclass
 class SplitReport:
     pairs: int
-    tokens: dict[str, int]  # by side, eos included
-    histograms: dict[str, npt.NDArray[np.int64]]  # by side: the number of sentences of each length, up to LONGEST_BAR
+    tokens: dict[str, int]  # number of tokens by side, eos included
+    histograms: dict[str, npt.NDArray[np.int64]]  # by side: number of sentences of each length up to LONGEST_BAR
 
     @staticmethod
     def of(lengths: dict[str, npt.NDArray[Any]]) -> "SplitReport":
@@ -88,7 +88,7 @@ class Report:
         return total
 
     def reason_rows(self) -> list[tuple[str, int, str]]:
-        """Returns rows of a reason, the number of pairs, and "dropped" or "kept"."""
+        """Returns one row per reason: the reason, the number of pairs, and "dropped" or "kept"."""
         total = self.cleaning()
         return [
             (reason, count, fate)
@@ -97,7 +97,7 @@ class Report:
         ]
 
     def counts(self) -> dict[str, Any]:
-        """Returns the counts for the manifest, in plain types."""
+        """Returns the counts for the manifest, as values of built-in types."""
         return {
             "pieces_per_word": pieces_per_word([block for corpus in self.corpora for block in corpus.text]),
             "corpora": [
@@ -187,5 +187,5 @@ def _examples(report: Report) -> str:
 
 
 def _visible(text: str) -> str:
-    """Replaces control characters, which HTML does not allow, by symbols for them (U+2400 …)."""
+    """Replaces control characters, which HTML does not allow, by their visible symbols (U+2400 …)."""
     return "".join(chr(0x2400 + ord(c)) if c < " " else "\u2421" if "\x7f" <= c < "\xa0" else c for c in text)

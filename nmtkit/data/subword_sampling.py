@@ -1,7 +1,7 @@
 """Random segmentations of a sentence: BPE-dropout, and samples of a unigram model.
 
-The sampling of SentencePiece itself is not used. In version 0.2.3, its results differ between processes with the same
-seed, so that a resumed run would not be reproducible and processes would disagree.
+SentencePiece can also sample segmentations, but its samples are not used here: with version 0.2.3, two processes with
+the same seed get different samples. A resumed run would not be reproducible, and the processes of a run would disagree.
 """
 
 import bisect
@@ -17,15 +17,15 @@ import sentencepiece
 from nmtkit.data.spm_model import model_facts, user_defined_symbols
 from nmtkit.data.tokenizer import SPACE_SYMBOL
 
-CACHED = 200_000  # maximum of cached pairs of a word and the merges left out
+CACHED = 200_000  # largest number of cache entries; the key of an entry is (word, merges left out)
 
 
 class SubwordSampler:
     """Replaces the ids of each word by a random segmentation of the same text.
 
     `alpha` is the share of merges left out (BPE-dropout, Provilkov et al. 2020), or for a unigram model the smoothing
-    of the distribution that segmentations are drawn from (Kudo 2018, section 3.3). Bytes and symbols that a model keeps
-    whole do not change. Raises ValueError, naming `side` and a remedy, for a model that is neither BPE nor unigram.
+    exponent of the distribution of segmentations (Kudo 2018, section 3.3). Byte pieces, and symbols that a model never
+    splits, do not change. Raises ValueError with `side` and a remedy for a model that is neither BPE nor unigram.
     """
 
     def __init__(self, model: bytes, alpha: float, side: str) -> None:
@@ -47,7 +47,7 @@ class SubwordSampler:
         self.ids = {name: token for token, name in enumerate(names) if not self.is_whole[token]}
         self.scores = {name: processor.get_score(token) for name, token in self.ids.items()}
         self.longest = max(map(len, self.ids), default=1)
-        # merges of characters cannot make a piece with a character that is not itself a piece
+        # merges cannot make a piece if one of its characters is not a piece
         self.is_whole = [
             kept or any(character not in self.ids for character in name)
             for kept, name in zip(self.is_whole, names, strict=True)
@@ -74,7 +74,7 @@ class SubwordSampler:
         text = "".join(self.names[token] for token in word)
         if self.unigram:
             return self._sampled(text, generator.random(len(text)).tolist())
-        # upper bound of tried merges: one per pair of neighbours at first, and two new pairs after each merge
+        # upper bound of tried merges: one per pair of neighbours, plus two new pairs after each merge
         left_out = generator.random(3 * len(text)) < self.alpha
         key = (text, left_out.tobytes())
         if key not in self._cache:
@@ -99,7 +99,7 @@ class SubwordSampler:
         while agenda:
             _, left, right, merged = heapq.heappop(agenda)
             if not symbols[left] or not symbols[right] or symbols[left] + symbols[right] != merged:
-                continue  # left or right has been merged with a different neighbour
+                continue  # `left` or `right` was already merged with a different neighbour
             tried += 1
             if left_out[tried - 1]:
                 continue
@@ -118,7 +118,8 @@ class SubwordSampler:
         `numbers[n]` in [0, 1) decides the n-th draw.
         """
         sums = [0.0] + [-math.inf] * len(text)
-        pieces: list[list[tuple[int, float]]] = [[] for _ in sums]  # at each end of a piece: start and log weight
+        # for each end position: start and log weight of each piece that ends there
+        pieces: list[list[tuple[int, float]]] = [[] for _ in sums]
         for end in range(1, len(text) + 1):
             for start in range(max(0, end - self.longest), end):
                 score = self.scores.get(text[start:end])

@@ -1,12 +1,12 @@
-"""Transforms of training pairs by name (`--transforms a,b`), in the order given: noise, casing, tags, BPE-dropout.
+"""Transforms of training pairs: noise, casing, tags, BPE-dropout. `--transforms a,b` applies a, then b.
 
-A registered factory is called as `factory(config, tokenizer)`. Training applies all transforms anew to each pair in
-every epoch. Validation applies no transforms. Tags at the beginning of a source sentence stay in place: a transform
-gets the sentence without its tags.
+A registered factory is called as `factory(config, tokenizer)`. Training applies all transforms to each pair, again in
+every epoch. Validation applies no transforms. Tags at the beginning of a source sentence do not change, because
+a transform gets the sentence without the tags.
 
-Updates and micro-batches are planned from the lengths on disk, before transforms, so that they are the same for any
-number of processes. A micro-batch may therefore exceed --max-tokens. Losses are divided by the number of tokens after
-transforms.
+Updates and micro-batches are planned from the lengths on disk, before transforms, so that the plan is the same for any
+number of processes. A micro-batch may therefore exceed --max-tokens. Losses are divided by the number of tokens that
+remain after the transforms.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ Ids = npt.NDArray[Any]
 class Transform(ABC):
     """Changes a training pair. The change may be random."""
 
-    level: ClassVar[Literal["text", "ids"]] = "ids"  # the type that `transform` takes and returns
+    level: ClassVar[Literal["text", "ids"]] = "ids"  # type of the arguments and results of `transform`
 
     @abstractmethod
     def transform(self, source: Side, target: Side, generator: np.random.Generator) -> tuple[Side, Side]:
@@ -49,8 +49,8 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 class WordNoise(Transform):
     """Noise that changes whole source words.
 
-    A word begins with the first piece of the sentence or with a piece that begins with a space, and ends before the
-    next such piece.
+    A word begins at the first piece of the sentence and at every piece that begins with a space. A word ends before the
+    beginning of the next word.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -84,7 +84,7 @@ class WordDropoutConfig(Config):
 
 @TRANSFORMS.register("word_dropout", WordDropoutConfig())
 class WordDropout(WordNoise):
-    """Leaves out each source word with a probability (Lample et al. 2018, section 2.3: 0.1)."""
+    """Leaves out each source word with a given probability (Lample et al. 2018, section 2.3: 0.1)."""
 
     def __init__(self, config: WordDropoutConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -108,7 +108,10 @@ class WordBlankConfig(Config):
 
 @TRANSFORMS.register("word_blank", WordBlankConfig())
 class WordBlank(WordNoise):
-    """Replaces each source word by a blank with a probability (Xie et al. 2017; code of Lample et al. 2018: 0.2)."""
+    """Replaces each source word by a blank with a given probability.
+
+    Source: Xie et al. 2017. The code of Lample et al. 2018 has the probability 0.2.
+    """
 
     def __init__(self, config: WordBlankConfig, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -176,9 +179,9 @@ class CasingConfig(Config):
 
 @TRANSFORMS.register("casing", CasingConfig())
 class Casing(Transform):
-    """Writes shares of the pairs in lower case, in capitals, or with capitals at the beginnings of words.
+    """Changes given shares of the pairs to lower case, to upper case, or to title case.
 
-    Training on such pairs helps to translate headlines and text with careless case.
+    Training on such pairs helps to translate headlines and text with irregular case.
     """
 
     level = "text"
@@ -205,7 +208,7 @@ class TagConfig(Config):
 
 @TRANSFORMS.register("tag", TagConfig())
 class Tag(Transform):
-    """Puts a tag before a share of the source sentences (Johnson et al. 2017, section 3)."""
+    """Puts a tag before a given share of the source sentences (Johnson et al. 2017, section 3)."""
 
     def __init__(self, config: TagConfig, tokenizer: Tokenizer) -> None:
         if not config.tag_symbol:
@@ -337,7 +340,7 @@ class TransformPipeline:
 
 
 def _without_prefixes(sentences: list[Ids], prefixes: frozenset[int]) -> tuple[list[Ids], list[Ids]]:
-    """Splits each sentence into the ids of `prefixes` at its beginning and the rest. Returns both lists."""
+    """Splits each sentence into two parts: the leading ids that are in `prefixes`, and the rest. Returns both lists."""
     if not prefixes:
         return [ids[:0] for ids in sentences], sentences
     counts = [next((i for i, id in enumerate(ids.tolist()) if id not in prefixes), len(ids)) for ids in sentences]

@@ -1,8 +1,8 @@
 """A NumPy hash table from words to indices that looks up all words of a text at once.
 
-The key of a word is its UTF-8 as numbers of 8 bytes. The last number is padded with 0xFF, which never occurs in UTF-8,
-so that equal keys mean equal words, even if hashes collide. The hash table is an array of the indices of words, with
-linear probing.
+The key of a word is its UTF-8 text, divided into numbers of 8 bytes. The last number is padded with 0xFF, which never
+occurs in UTF-8, so that two words with equal keys are equal, even if hashes collide. The hash table is an array of word
+indices, with linear probing.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ PADDING = ~np.uint64(0) << np.arange(0, 64, 8, dtype=np.uint64)  # PADDING[n] fi
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """The keys of words. Each column has the indices of the words that are long enough, and their numbers there."""
+    """The keys of words. Column i has the indices of the words that have an i-th number, and these numbers."""
 
     count: int
     columns: list[tuple[Indices | slice, Numbers]]
 
     @staticmethod
     def of(text: bytes, starts: Indices, lengths: Indices) -> "Keys":
-        """Returns the keys of words in `text`, given by starts and lengths in bytes (at most LONGEST)."""
-        # Row r holds the text from byte r on, so that an aligned number begins at each byte in one of the rows.
+        """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
+        # Row r holds the text from byte r on, so that for each byte, one row has an aligned number that begins there.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]
@@ -105,7 +105,7 @@ class WordTable:
         slots = self._first_slots(keys.hashes())
         found = self._slots[slots].astype(np.int64)
         open_rows = np.flatnonzero((found != ABSENT) & ~keys.equal(self._keys, found))
-        while len(open_rows):  # a different word is in the slot: try the next slot
+        while len(open_rows):  # the slots hold different words: try the next slots
             slots[open_rows] = (slots[open_rows] + 1) % len(self._slots)
             found[open_rows] = self._slots[slots[open_rows]]
             there = open_rows[found[open_rows] != ABSENT]
@@ -126,7 +126,7 @@ class WordTable:
         slots = self._first_slots(self._hashes[new])
         while len(new):
             empty = self._slots[slots] == ABSENT
-            self._slots[slots[empty]] = new[empty]  # if several words hash to a slot, one word gets it
+            self._slots[slots[empty]] = new[empty]  # if several words have the same slot, one of them gets the slot
             left = self._slots[slots] != new
             new, slots = new[left], (slots[left] + 1) % len(self._slots)
 

@@ -14,24 +14,25 @@ logger = logging.getLogger("nmtkit")
 
 
 def split_compounds(tokenized: str) -> str:
-    """Turns `a-b` into `a ##AT##-##AT## b`. Of overlapping matches (`a-b-c`), only the first changes.
+    """Turns `a-b` into `a ##AT##-##AT## b`. If matches overlap (`a-b-c`), only the first match changes.
 
-    The single pass of the original script does the same.
+    The original script also makes a single pass, with the same result.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenized)
 
 
 class TokenizedBLEU(BLEU):
-    """The BLEU of papers from 2016 to 2019 for English-German. Not comparable with sacreBLEU's BLEU.
+    """The BLEU of papers from 2016 to 2019 for English-German. The scores are not comparable with sacreBLEU's BLEU.
 
     The Moses tokenizer splits translations and references, and every hyphen between two other characters becomes a
-    separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as multi-bleu.perl
-    of Moses does. The recipe is get_ende_bleu.sh of tensor2tensor, the code of "Attention Is All You Need". Split
-    compounds add tokens that are easy to match, so the score is higher than sacreBLEU's for the same translations.
+    separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as in
+    multi-bleu.perl of Moses. The recipe is get_ende_bleu.sh of tensor2tensor, the code of "Attention Is All You Need".
+    Split compounds add tokens that are easy to match, so the score is higher than the sacreBLEU score of the same
+    translations.
     """
 
     def __init__(self, target_lang: str | None, effective_order: bool = False) -> None:
-        """Raises ImportError without sacremoses, ValueError without a language."""
+        """Raises ImportError if sacremoses is missing, and ValueError if no language is given."""
         try:
             import sacremoses
         except ImportError:
@@ -65,7 +66,7 @@ class Comet(Metric):
     """
 
     def __init__(self, model: str, sources: Sequence[str] | None) -> None:
-        """Raises ImportError without the package, ValueError without source sentences."""
+        """Raises ImportError if the package is missing, and ValueError if there are no source sentences."""
         super().__init__()  # type: ignore[no-untyped-call]
         try:
             import comet
@@ -109,7 +110,7 @@ class Comet(Metric):
         signature.update("version", version("unbabel-comet"))
         return signature
 
-    # sacreBLEU calls the methods below for metrics that compare n-grams only.
+    # sacreBLEU calls the methods below only for metrics that compare n-grams.
     def _preprocess_segment(self, sent: str) -> str:
         raise NotImplementedError
 

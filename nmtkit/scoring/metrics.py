@@ -1,6 +1,6 @@
-"""Corpus and sentence scores, each with the signature that states every setting behind it.
+"""Corpus and sentence scores. Each score has a signature that lists all settings of the metric.
 
-BLEU, chrF and TER are sacreBLEU's own. Tokenized BLEU and COMET are subclasses of sacreBLEU's metrics, so that
+BLEU, chrF and TER are computed by sacreBLEU. Tokenized BLEU and COMET are subclasses of sacreBLEU's metrics, so that
 confidence intervals and significance tests work for all metrics.
 """
 
@@ -20,22 +20,22 @@ class Settings:
     """Settings of the metrics."""
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
-    lowercase: bool = False  # for bleu and chrf; ter always ignores case, as TERCOM does
+    lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as TERCOM does
     target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu
-    sources: tuple[str, ...] | None = None  # for comet
+    sources: tuple[str, ...] | None = None  # source sentences; comet needs them
     comet_model: str = DEFAULT_COMET_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A score with its signature, and with a confidence interval if there is one."""
+    """A score with its signature and, if computed, a confidence interval."""
 
-    name: str  # as sacreBLEU calls it: BLEU, chrF2, chrF2++, TER
+    name: str  # name in sacreBLEU: BLEU, chrF2, chrF2++, TER
     value: float  # a percentage; a lower TER is better
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths
-    mean: float | None = None  # of the bootstrap resamples
-    interval: float | None = None  # half the width of their 95 % interval
+    mean: float | None = None  # mean score of the bootstrap resamples
+    interval: float | None = None  # half the width of the 95 % interval of the resamples
 
 
 def score(
@@ -49,8 +49,8 @@ def score(
     """Returns corpus scores of `hypotheses` against `references`, a list of one or more reference texts.
 
     `bootstrap` is the number of resamples for a confidence interval; 0 computes no interval. Raises ValueError for an
-    unknown metric or tokenizer and for empty texts or texts of different lengths, ImportError for a metric whose extra
-    is not installed.
+    unknown metric or tokenizer, and for empty texts or texts of different lengths. Raises ImportError if the extra that
+    a metric needs is not installed.
     """
     check_sentences(hypotheses, references)
     scores = []
@@ -75,9 +75,9 @@ def sentence_scores(
     metrics: Sequence[str] = DEFAULT_METRICS,
     settings: Settings | None = None,
 ) -> list[list[Score]]:
-    """Returns, for each metric, the score of every sentence. BLEU uses the n-gram orders that the sentence has.
+    """Returns, for each metric, the score of every sentence.
 
-    Raises the errors of `score`.
+    BLEU uses only n-gram lengths that do not exceed the length of the sentence. Raises the errors of `score`.
     """
     check_sentences(hypotheses, references)
     table = []
@@ -113,7 +113,7 @@ def build_metrics(
 ) -> list[Any]:
     """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`.
 
-    Warns of metrics of words if the `references` are written without spaces.
+    Logs a warning for metrics that compare words if the `references` are written without spaces.
     """
     check_names(names)
     metrics = [_build(name, settings, sentence_level) for name in names]

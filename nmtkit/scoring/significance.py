@@ -12,7 +12,7 @@ SAMPLES: Mapping[Test, int] = {"bootstrap": 1000, "randomization": 10000}
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The score of a system, and the probability that chance makes a difference to the baseline as large as this."""
+    """The score of a system, and the p-value of its difference from the baseline."""
 
     system: str
     score: Score
@@ -33,7 +33,8 @@ def compare(
 
     "bootstrap" resamples sentences (Koehn 2004) and always gives confidence intervals. "randomization" swaps the
     translations of two systems for random sentences (Riezler and Maxwell 2005) and gives intervals if `confidence` is
-    set. Both tests are two-sided. A copy of the baseline gets p = 1; sacreBLEU would return its smallest p-value.
+    set. Both tests are two-sided. A copy of the baseline gets p = 1, although sacreBLEU would return the smallest
+    possible p-value.
 
     Raises ValueError for fewer than two systems, and the errors of `metrics.score`.
     """

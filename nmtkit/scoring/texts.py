@@ -16,8 +16,8 @@ logger = logging.getLogger("nmtkit")
 def lines_of(text: bytes, name: Path) -> list[str]:
     """Returns the lines of a text without byte-order mark and carriage returns. Only a newline ends a line.
 
-    Warns with the counts of removed characters. Raises ValueError, which names `name` and the line, for an empty text
-    and for bytes that are not UTF-8.
+    Warns with the counts of removed characters. Raises ValueError for an empty text and for bytes that are
+    not UTF-8. The message contains `name` and the line number.
     """
     if not text:
         raise ValueError(f"{name} is empty")
@@ -34,9 +34,11 @@ def read_lines(path: Path) -> list[str]:
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
-    """Returns the best translation of each line where `nmtkit generate --format jsonl` wrote the lines, else the lines.
+    """Returns the lines, or the best translation of each line if the lines are JSON records.
 
-    Raises ValueError if only some lines are such records.
+    `nmtkit generate --format jsonl` writes such records.
+
+    Raises ValueError if the first line is a record and a later line is not.
     """
     if _best_translation(lines[0]) is None:
         return lines
@@ -61,7 +63,7 @@ def _best_translation(line: str) -> str | None:
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
-    """Raises ValueError for the first text whose line count differs from the first text, with both counts."""
+    """Raises ValueError, with both counts, if a text and the first text have different numbers of lines."""
     (first, lines), *rest = texts.items()
     for name, other in rest:
         if len(other) != len(lines):
@@ -89,10 +91,10 @@ def read_texts(
     source: Path | None,
     stream: BinaryIO | None,
 ) -> Texts:
-    """Reads references from files or from a subset of a dataset, systems from files or `stream`, and sources if known.
+    """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
-    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. Raises ValueError and OSError that name the
-    file.
+    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. Errors are ValueError or OSError with the
+    name of the file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")

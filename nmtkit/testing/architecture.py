@@ -1,4 +1,4 @@
-"""Checks of an architecture, at the sizes its settings give it and a vocabulary of 13."""
+"""Checks of an architecture. The settings under test give its sizes. The vocabulary has 13 entries."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ PADDING = (3, 2)  # lengths of two padding sentences
 
 
 def build(subject: Subject[Architecture], seed: int) -> Architecture:
-    """Returns a model in evaluation mode. Parameters that are zero become random, because zero gates hide mistakes."""
+    """Returns a model in evaluation mode. Parameters that are zero become random, because gates of zero hide errors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = subject.build(VOCABULARY)
@@ -37,7 +37,7 @@ def build(subject: Subject[Architecture], seed: int) -> Architecture:
 
 @functools.lru_cache(maxsize=2)
 def model_of(subject: Subject[Architecture]) -> Architecture:
-    """Returns the model of most checks, which do not change it."""
+    """Returns the model that most checks share. A check must not change this model."""
     return build(subject, seed=3)
 
 
@@ -145,7 +145,7 @@ def a_step_equals_the_full_pass(subject: Subject[Architecture]) -> None:
 
 
 class _Search:
-    """A search whose every step is compared with full passes over the prefixes."""
+    """A search in which every step is compared with full passes over the prefixes."""
 
     def __init__(self, model: Architecture, sources: list[list[int]], beams: int) -> None:
         self.model, self.beams = model, beams
@@ -208,7 +208,7 @@ def attention_weights_are_distributions_or_refused(subject: Subject[Architecture
 
 
 def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
-    """Compares features and logits with those of the copy that validation and `nmtkit generate` run on a CPU."""
+    """Compares features and logits of the model and of the copy that validation and `nmtkit generate` use on a CPU."""
     model, prepared = model_of(subject), _prepared(model_of(subject))
     source, target = sources(subject, 4, 9), targets(subject, 7, 2)
     with contract.evaluated(model):
@@ -247,7 +247,7 @@ def _prepared(model: Architecture) -> Architecture:
 
 
 def static_steps_equal_steps(subject: Subject[Architecture]) -> None:
-    """Compares steps in tensors of fixed shape, with which a GPU searches, with the steps of `step`."""
+    """Compares the results of `static_step` with the results of `step`. A search on a GPU uses `static_step`."""
     model, slots, beams = model_of(subject), 2, 3
     if not model.supports_static_decoding:
         return
@@ -259,7 +259,7 @@ def static_steps_equal_steps(subject: Subject[Architecture]) -> None:
         static.insert(torch.arange(slots), memory)
         position = torch.zeros(slots, dtype=torch.int64)
         for count in range(8):
-            if count == 4:  # another sentence takes the second slot
+            if count == 4:  # a new sentence replaces the sentence in the second slot
                 memory = model.encode(sources(subject, 3, seed=8))
                 for search in (static, state):
                     search.insert(torch.tensor([1]), memory)
@@ -386,7 +386,7 @@ def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> N
 
 
 def _require_close(got: Tensor, expected: Tensor, message: str, tolerance: float = 1e-5) -> None:
-    """Raises ContractError unless both are close. The {} of the message becomes the largest difference."""
+    """Raises ContractError unless both tensors are close. The {} of `message` is replaced by the largest difference."""
     bound = tolerance * max(1.0, float(expected.abs().max()) if expected.numel() else 0.0) + 1e-5
     difference = float((got - expected).abs().max()) if expected.numel() else 0.0
     require(difference <= bound, message.format(difference))

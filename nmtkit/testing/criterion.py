@@ -21,7 +21,7 @@ def criterion_of(subject: Subject[Criterion]) -> Criterion:
 
 
 def loss_of(subject: Subject[Criterion], model: Architecture, pairs: Batch, training: bool, seed: int = 1) -> Loss:
-    """Returns the loss of a training or a validation step. Random numbers come from `seed`."""
+    """Returns the loss of a training step or a validation step. `seed` seeds the random numbers."""
     criterion = criterion_of(subject).train(training)
     model.train(training)
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):

@@ -13,7 +13,8 @@ from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import parameter_groups
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # the loss must fall with at least one of these learning rates
-PLAIN = (int, float, bool, str, type(None), Tensor)  # types that a checkpoint holds, in lists, tuples and dicts
+# A checkpoint may hold values of these types, and lists, tuples and dicts of such values.
+PLAIN = (int, float, bool, str, type(None), Tensor)
 
 
 def build(subject: Subject[Optimizer], parameters: dict[str, nn.Parameter]) -> Optimizer:

@@ -44,7 +44,10 @@ RUN = {
 
 
 def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
-    """Writes `prefix`.xx (1 to 9 words a line), `prefix`.yy (these words reversed in capitals) and `prefix`.links."""
+    """Writes a source, a target and a link file: `prefix`.xx, `prefix`.yy and `prefix`.links.
+
+    Source lines have 1 to 9 words. Target lines have the same words in reverse order and in capitals.
+    """
     draw = random.Random(seed)
     sources = [[draw.choice(WORDS) for _ in range(draw.randint(1, 9))] for _ in range(pairs)]
     prefix.with_suffix(".xx").write_text("".join(" ".join(words) + "\n" for words in sources))
@@ -55,7 +58,7 @@ def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides log messages below warnings, and restores the number of torch's threads at the end."""
+    """Hides log messages below the level of warnings, and restores the number of torch's threads at the end."""
     log, threads = logging.getLogger("nmtkit"), torch.get_num_threads()
     level = log.level
     log.setLevel(max(level, logging.WARNING))
@@ -98,14 +101,14 @@ def batch(*pairs: int) -> Batch:
 
 
 def train(names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
-    """Trains with the components `names` (by kind) up to update `max_update`. A run in `save_dir` continues."""
+    """Trains with the components `names` (by kind) up to update `max_update`. Resumes an existing run in `save_dir`."""
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
         Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), tiny_dataset(), Lines()).run()
 
 
 def tiny_model(seed: int = 1) -> Architecture:
-    """Returns a tiny Transformer for the tiny dataset, its parameters drawn from `seed`."""
+    """Returns a tiny Transformer for the tiny dataset. `seed` seeds its parameters."""
     entry = ARCHITECTURES["transformer_tiny"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -114,13 +117,13 @@ def tiny_model(seed: int = 1) -> Architecture:
 
 
 def resume_is_exact(subject: Subject[Any]) -> None:
-    """Raises ContractError unless four updates in one run, and two plus two, give the same weights."""
+    """Raises ContractError unless a run of four updates and a run resumed after two give the same weights."""
     with tempfile.TemporaryDirectory() as folder:
         check_resume(subject, Path(folder))
 
 
 def check_resume(subject: Subject[Any], folder: Path) -> None:
-    """Checks the same as `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
+    """Does the check of `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
     kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)

@@ -9,7 +9,7 @@ from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler, RunInfo, l
 UPDATES = (*range(1, 60), 100, 999, 1000, 1001, 4000, 10_000, 100_000)
 SCORES = (3.0, 2.5, 2.6, 2.6, 2.6, 2.6, 2.4, 2.7, 2.7, 2.7)  # scores of validations, lower is better
 RUN = range(1, 60)
-LONGEST = 100_000  # updates of the whole run
+LONGEST = 100_000  # number of updates in the whole run
 
 
 def build(subject: Subject[LRScheduler]) -> LRScheduler:
@@ -58,7 +58,7 @@ def resume_is_exact(subject: Subject[LRScheduler]) -> None:
 
 
 def _after(scheduler: LRScheduler, update: int) -> float:
-    """Returns the rate of an update. After every third update, the scheduler observes the score of a validation."""
+    """Returns the learning rate of an update. The scheduler gets a validation score after every third update."""
     rate = learning_rate(scheduler, update)
     if update % 3 == 0:
         scheduler.observe(SCORES[update // 3 % len(SCORES)])

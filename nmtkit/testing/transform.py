@@ -18,7 +18,7 @@ def build(subject: Subject[Transform]) -> Transform:
 
 
 def pairs_for(transform: Transform) -> list[tuple[Side, Side]]:
-    """Returns pairs of the type that the transform takes. One pair has no source words, another no target words."""
+    """Returns pairs of the type that the transform takes. One pair has no source words, and one has no target words."""
     tokenizer, pairs = dataset().tokenizer, batch(*PAIRS)
     sources = [ids[:-1].numpy() for ids in pairs.source.split()]
     targets = [ids[1:].numpy() for ids in pairs.target_input.split()]
