@@ -16,7 +16,7 @@ from nmtkit.layers.layer_norm import LayerNorm
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.recurrent import LayerStates
 
-# S source tokens, T target tokens, D inner width of a block (the d of the paper); values between blocks are 2D wide
+# S source tokens, T target tokens, D inner width of a block (the d of the paper); values between blocks have width 2D
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +116,13 @@ class ByteNet(IncrementalArchitecture):
     """A decoder of masked convolutions stacked on an encoder of convolutions, without attention.
 
     Target token t reads column t of the source representation, and the stack of the encoder reads the columns around
-    it. The paper does not say how the column and the target embedding, both 2D wide, are combined; here they are added.
+    column t. The paper does not say how the column and the target embedding, both 2D wide, are combined. Here they are
+    added.
     After the last column, the decoder reads only the embedding (section 3.2).
 
-    The paper does not state its initialisation either. Here embeddings have a standard deviation of (2D)^-1/2, and the
+    The paper does not state the initialisation either. Here embeddings have a standard deviation of (2D)^-1/2, and the
     last weights of a block are divided by the number of blocks. So a stack of any depth starts near the identity, as
-    Zhang et al. (2019, "Fixup") recommend for residual networks. The model then learns faster: benchmarks/RESULTS.md.
+    Zhang et al. (2019, "Fixup") recommend for residual networks. Models then learn faster (benchmarks/RESULTS.md).
     """
 
     def __init__(self, config: ByteNetConfig, vocabulary: Vocabulary) -> None:
@@ -135,7 +136,7 @@ class ByteNet(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.encoder = residual_blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = residual_blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
-        # normalises the sum of the residual blocks; then the last two 1x1 convolutions of the network
+        # normalises the sum of the residual blocks; the last two 1x1 convolutions of the network follow
         self.final = nn.Sequential(LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.output_projection = nn.Linear(width, vocabulary.target)
 

@@ -1,6 +1,6 @@
 """Checks of the forward pass of an architecture on two random sentences.
 
-Training with an architecture of a plug-in starts with `check_forward`. `nmtkit.testing` has further checks.
+Before an architecture of a plug-in is trained, `check_forward` checks it. `nmtkit.testing` has further checks.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from nmtkit.layers.packed import Layout, Packed
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
 CHANGED_FROM = 4  # the words of the first target sentence are changed from this position on
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # share of the largest feature; a different order of summation changes less
+TOLERANCE = 1e-4  # share of the largest feature; another order of summation changes features by less
 
 
 class ContractError(ValueError):
-    """A component violates its interface. The message says what it returned and what is expected."""
+    """A component violates its interface. The message names the returned and the expected value."""
 
 
 def described(value: object) -> str:

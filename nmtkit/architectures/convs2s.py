@@ -19,14 +19,14 @@ from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.packed import Layout, Packed
 
 # B sentences, S source tokens, T target tokens, M tokens of the longest source sentence, R hypotheses of a sentence;
-# `embedding` is the width of the embeddings, `width` that of a block
+# `embedding` is the width of the embeddings, `width` is the width of a block
 
 HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values (section 3.4)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvS2SConfig(Config):
-    """The defaults are the WMT'14 models of section 4.2."""
+    """The default hyperparameters are those of the WMT'14 models of section 4.2."""
 
     encoder_widths: tuple[int, ...] = option(
         (512,) * 9 + (1024,) * 4 + (2048,) * 2, "width of each encoder block", min=1, max=65_536
@@ -94,7 +94,7 @@ class Embedding(nn.Module):
 
 
 def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
-    """Returns a layer that keeps the variance of its input after dropout of probability `dropout` (section 3.5)."""
+    """Returns a layer whose output, after dropout of probability `dropout`, has the variance of its input (3.5)."""
     return WeightNormLinear(width, output, math.sqrt((1 - dropout) / width))
 
 
@@ -104,7 +104,7 @@ class Block(nn.Module):
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        # a gated linear unit halves the standard deviation, hence the 4 (section 3.5)
+        # a gated linear unit halves the standard deviation, so the variance is multiplied by 4 (section 3.5)
         taps = WeightNormLinear(kernel * width, 2 * output, math.sqrt(4 * (1 - config.dropout) / (kernel * width)))
         self.convolution = PackedConvolution(taps, kernel, width=width, causal=decoder)
         self.residual = nn.Identity() if width == output else linear(width, output, 0)
@@ -127,8 +127,8 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """The attention of a decoder block (equations 1 and 2).
 
-    Queries are the state of the block plus the target embedding, keys the output of the encoder, values the output of
-    the encoder plus the source embedding. The memory holds keys and values, concatenated.
+    A query is the state of the block plus the target embedding. A key is the output of the encoder, and a value is the
+    output of the encoder plus the source embedding. The memory holds keys and values, concatenated.
     """
 
     def __init__(self, width: int, embedding: int) -> None:
@@ -152,7 +152,7 @@ class Attention(nn.Module):
             lengths = source.lengths[layout.segment_ids]
             if state.recorded_weights is not None:
                 state.record(attention_weights(query, key, layout, source))
-        # a mean over m tokens has sqrt(1/m) of the standard deviation of a token; sqrt(m) restores it (section 3.4)
+        # a mean of m tokens has sqrt(1/m) times a token's standard deviation; sqrt(m) undoes this (section 3.4)
         return self.out_proj(context * lengths.sqrt()[:, None].to(context.dtype))
 
 
@@ -200,7 +200,7 @@ class ConvS2S(IncrementalArchitecture):
             x = block(x, source.layout)
         z = self.encoder_out_proj(x)
         if z.requires_grad:
-            # the gradient is the sum over all attentions; the gradient of the source embeddings is not (section 3.4)
+            # this gradient is a sum over all attentions, so it is divided by their number (section 3.4)
             z.register_hook(lambda gradient: gradient / len(self.decoder))
         return source.with_values(torch.cat([z, (z + e) * HALF], -1))
 

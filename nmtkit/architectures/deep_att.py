@@ -20,7 +20,7 @@ from nmtkit.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionM
 
 @dataclass(frozen=True, kw_only=True)
 class DeepAttConfig(Config):
-    """The defaults are the models of section 4. `preprocess` chooses the vocabulary; the paper uses words.
+    """The default hyperparameters are those of section 4. `preprocess` chooses the vocabulary; the paper uses words.
 
     The paper does not state the hidden width of the attention and the range of the initial weights.
     """
@@ -65,8 +65,8 @@ class FastForwardLayer(nn.Module):
 class FastForwardStack(nn.Module):
     """LSTM layers with fast-forward connections. `reverse` has the direction of each layer.
 
-    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5): only linear maps lie between the f of two
-    layers. Half takes the first half of f.
+    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5). From f of one layer to f of the next,
+    there are only linear maps. Half takes the first half of f.
     """
 
     def __init__(self, config: DeepAttConfig, width: int, reverse: Sequence[bool]) -> None:
@@ -107,8 +107,8 @@ class FastForwardStack(nn.Module):
 class DeepAtt(IncrementalArchitecture):
     """Two encoder columns of alternating directions, an interface, and a decoder whose bottom layer has attention.
 
-    One column starts forwards, the other backwards. The interface reduces [f, h] of both top layers to the memory.
-    Decoder states start at zero. `attention_weights` provides the alignments by which decoding replaces unknown words
+    One column starts forwards, the other backwards. The interface maps [f, h] of both top layers to the memory.
+    Decoder states start at zero. `attention_weights` provides the alignments with which decoding replaces unknown words
     (section 3.3, PosUnk).
     """
 

@@ -23,9 +23,9 @@ from nmtkit.layers.recurrent import LayerStates
 class IncrementalState(DecoderState):
     """States of decoder layers (LSTM states, the last inputs of convolutions), and the padded memory.
 
-    `layers` are the layers with a state. Their attribute `state_shapes` has the shapes of the state tensors without the
-    dimension N. For teacher forcing, `layers` is empty: every layer starts from zeros, and `packed_memory` is the
-    memory.
+    `layers` are the layers with a state. The attribute `state_shapes` of a layer has the shapes of its state tensors
+    without the dimension N. For teacher forcing, `layers` is empty: every layer starts from zeros, and `packed_memory`
+    is the memory.
     """
 
     def __init__(self, memory: Packed, beams: int, layers: Iterable[nn.Module] = ()) -> None:
@@ -39,7 +39,7 @@ class IncrementalState(DecoderState):
         }
         self.packed_memory = None if self.states else memory
         self.position = self.lengths.new_zeros(rows)  # [N]: number of tokens so far in each row
-        self.recorded_weights: list[Tensor] | None = None  # a list collects cross-attention weights [B, H, L, M]
+        self.recorded_weights: list[Tensor] | None = None  # if a list, it collects cross-attention [B, H, L, M]
 
     def advance(self, layout: Layout) -> Tensor:
         """Counts the new tokens of each row; returns their positions [T], from 0."""

@@ -46,22 +46,22 @@ class Architecture(nn.Module, ABC):
     def encode(self, source: Packed) -> Packed:
         """Returns the memory of source ids [S]: values [S, …] on a layout with the same number of sentences.
 
-        The number of tokens in the layout may differ from the source.
+        A sentence of the memory may have another number of positions than the source has tokens.
         """
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D]. They depend on the memory of the sentence and on the tokens up to each position."""
+        """Returns features [T, D]. Each depends on the memory of its sentence and on the target tokens so far."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of the target tokens with teacher forcing, the input of `output_projection`."""
         return self.decode(self.encode(source), target_input)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
-        """Returns auxiliary losses per target token by name, and forgets them.
+        """Returns auxiliary losses per target token by name, and resets them.
 
-        They are means over the training passes since the last call. The base class of criterions adds them to the loss
-        of every criterion.
+        The losses are means over the training passes since the last call. The base class of criterions adds the losses
+        to the loss of every criterion.
         """
         return {}
 
@@ -109,7 +109,7 @@ class Architecture(nn.Module, ABC):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """Whether `static_start` and `static_step` can be used, which a GPU needs to search with CUDA graphs."""
+        """Whether `static_start` and `static_step` can be used. A search with CUDA graphs needs both."""
         return False
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> "StaticState":
@@ -121,10 +121,10 @@ class Architecture(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """Does the same as `step`, with slot b at position[b] [B], and returns logits in fp32.
+        """Does the same as `step`, but slot b is at position[b] [B]. Returns logits in fp32.
 
-        The step must not wait for the device. Shapes must depend only on the state and on `lengths`, the largest
-        numbers of positions in any slot.
+        The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
+        numbers of target and source positions in any slot.
         """
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
@@ -149,7 +149,7 @@ class DecoderState(Protocol):
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Row n continues row beam_index[n], which belongs to the same sentence: N, int64."""
+        """Lets row n continue row beam_index[n] of the same sentence. `beam_index` is [N], int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
@@ -167,14 +167,14 @@ class StaticState(Protocol):
     def nbytes(self) -> int: ...
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Row r of slot b continues row beam_index[b, r] of the same slot: B R, int64."""
+        """Lets row r of slot b continue row beam_index[b, r] of the same slot. `beam_index` is [B, R], int64."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         """Starts the sentences of `memory` in `slots` (indices), and removes the sentences that were there."""
 
 
 class PrefixState(DecoderState):
-    """A state that only keeps the tokens so far: every step decodes the whole prefix again."""
+    """A state that keeps only the tokens so far. Every step decodes the whole prefix again."""
 
     def __init__(self, memory: Packed, beams: int) -> None:
         self.beams = beams

@@ -1,6 +1,6 @@
 """Mixture of experts: "Outrageously Large Neural Networks" (Shazeer et al. 2017), section 5.3 and appendix E.
 
-`TransformerMoE` is a Transformer with the same layer instead of feed-forward networks.
+`TransformerMoE` is a Transformer with the mixture layer of the paper instead of feed-forward networks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ from nmtkit.layers.recurrent import (
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(Config):
-    """The mixture layer of section 2."""
+    """Hyperparameters of the mixture layer (section 2)."""
 
     experts: int = option(2048, "experts of each mixture layer", min=2, max=65_536)
     active_experts: int = option(
@@ -114,11 +114,11 @@ class MoE(IncrementalArchitecture):
     """A GNMT with few layers and a layer of experts below the top layer of each stack.
 
     Every LSTM and mixture layer has a residual connection. Mixture outputs pass through a sigmoid. Only the bottom
-    layer of the decoder reads the context.
+    layer of the decoder reads the attention context.
 
     The translation models of the paper have strictly balanced gates (appendix F). Here gates are noisy (section 2) and
     balanced by their losses, in two levels for thousands of experts. The two directions of the bottom layer share
-    d_model, since "all of the layers" are 512 wide. With this reading a step takes 73 million multiplications and
+    d_model, since "all of the layers" are 512 wide. In this reading, a step takes 73 million multiplications and
     additions without the output layer; the paper counts 85 million, so some layer may have been wider.
     """
 
@@ -142,7 +142,7 @@ class MoE(IncrementalArchitecture):
         self.output_projection = nn.Linear(width, vocabulary.target)
         if config.initial_range is not None:
             for name, parameter in self.named_parameters():
-                if "experts" not in name:  # their gates start at zero
+                if "experts" not in name:  # gates of experts keep their initial value 0
                     nn.init.uniform_(parameter, -config.initial_range, config.initial_range)
 
     def encode(self, source: Packed) -> Packed:
@@ -204,7 +204,7 @@ TRANSFORMER = TransformerMoEConfig()
     replace(TRANSFORMER, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4, experts=8),
 )
 class TransformerMoE(Transformer):
-    """The Transformer with experts instead of feed-forward networks. Their output passes through no sigmoid."""
+    """The Transformer with experts instead of feed-forward networks. Expert outputs do not pass through a sigmoid."""
 
     def __init__(self, config: TransformerMoEConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)

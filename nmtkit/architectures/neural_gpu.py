@@ -1,7 +1,7 @@
 """Extended Neural GPU: "Can Active Memory Replace Attention?" (Kaiser and Bengio 2016, arXiv:1610.08613).
 
 The model has no attention. The input sentence is written to the first row of an image, and every step changes the
-whole image by convolutions. Equation numbers count the equations of section 2 of the paper.
+whole image by convolutions. Equations are numbered in the order of section 2 of the paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from nmtkit.layers.packed import Packed
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
 # longest target sentence, D filters, W rows of an image, C columns of the widest image
 
-LONGEST_MEMORY = 63  # largest number of units over which a new model forgets an image
+LONGEST_MEMORY = 63  # number of units after which the slowest filters of a new model forget an image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class CGRU(nn.Module):
 
     Products with U, U' and U'' are convolutions (equation 1). The paper does not state the initial values. The code of
     the authors starts both gates with biases of 1, so that a new model forgets a sentence of ten words. Here the biases
-    of u are log(t) for t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks warp
+    of u are log(t), with t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks warp
     time?"), so that filters forget over 1 to 63 units.
     """
 
@@ -81,8 +81,8 @@ class CGRU(nn.Module):
     def forward(self, image: Tensor, inside: Tensor, tape: Tensor | None = None) -> Tensor:
         """Returns the next image [B, D, W, C], which is zero where `inside` [B, 1, 1, C] is 0.
 
-        A decoder adds `tape` [B, 3D, W, C], the convolutions of the output tape for u, r and the candidate
-        (equation 5).
+        A decoder passes `tape` [B, 3D, W, C]: the convolutions of the output tape, which are added to those for u, r
+        and the candidate (equation 5).
         """
         filters = image.shape[1]
         gates = self.gates(image)
@@ -103,7 +103,7 @@ class TapeConvolution(nn.Module):
     """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
 
     Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
-    upper `rows` rows of an image. The kernels here have no lower rows, because these would only multiply zeros.
+    upper `rows` rows of an image. The kernels have no lower rows, because lower rows would only multiply zeros.
     """
 
     def __init__(self, filters: int, kernel: int, rows: int) -> None:
@@ -173,7 +173,7 @@ def image_of(memory: Packed) -> Tensor:
 
 
 def inside_of(lengths: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """Returns 1 for each column inside an image of `lengths` [B] columns, and 0 beyond: [B, 1, 1, C]."""
+    """Returns 1 for the first `lengths` [B] columns of each image, and 0 for all other columns: [B, 1, 1, C]."""
     return (torch.arange(columns, device=lengths.device) < lengths[:, None])[:, None, None, :].to(dtype)
 
 
@@ -228,7 +228,7 @@ class ExtendedNeuralGPU(Architecture):
     # --- encoder ------------------------------------------------------------------------------------------------------
 
     def encode(self, source: Packed) -> Packed:
-        """Returns the final image s_fin of each sentence (equation 3), values [columns, W, D] on the image's layout."""
+        """Returns the final image s_fin of each sentence (equation 3): values [columns, W, D], packed by columns."""
         embedded = source.with_values(self.dropout(self.source_embedding(source.values)))
         tape = unfold(embedded, self.config.image_factor, self.config.image_extra)  # columns D
         first_row = tape.to_padded().transpose(1, 2)[:, :, None]  # B D 1 C

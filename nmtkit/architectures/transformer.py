@@ -37,7 +37,7 @@ from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The columns of Table 3, and options from later work."""
+    """The hyperparameters in the columns of Table 3, and options from later work."""
 
     encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
     decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
@@ -197,7 +197,7 @@ class CrossAttention(nn.Module):
         return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
-# modules that compute each row independently of the others, or ignore the rows after the last token
+# modules that compute each row independently of all other rows, or that ignore the rows after the last token
 ROW_WISE = (
     *(EncoderLayer, DecoderLayer, SelfAttention, CrossAttention, FeedForward),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Identity, Dropout),
@@ -226,7 +226,7 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Embeds token ids [T] at `position` [T], or all at the same position: T D. Positions are below `length`."""
+        """Embeds token ids [T] at `position`, [T] or one position for all: T D. Positions are below `length`."""
         return self.dropout(self.norm(self.tokens(tokens) * self.scale + self.table(length)[position]))
 
     def computed(self, length: int) -> Tensor:
@@ -261,7 +261,7 @@ class Transformer(Architecture):
     """The model of figure 1.
 
     With a joint vocabulary and `share_embeddings`, both embeddings and the output projection share one matrix (section
-    3.4). Otherwise only the target embedding and the output projection share one. Without `tie_output`, the output
+    3.4). Otherwise only the target embedding and the output projection share a matrix. Without `tie_output`, the output
     projection has its own matrix.
     """
 
@@ -279,7 +279,7 @@ class Transformer(Architecture):
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
-        # the output of a pre-norm stack is a sum that no layer has normalised
+        # the output of a pre-norm stack is a sum that has not been normalised yet
         self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
@@ -293,7 +293,7 @@ class Transformer(Architecture):
         self.apply(self.initialise)
 
     def initialise(self, module: nn.Module) -> None:
-        """Draws embeddings from N(0, 1 / d_model), which scaling makes unit variance, and other weights by Xavier."""
+        """Draws embeddings from N(0, 1 / d_model), so scaled embeddings have variance 1. Other weights use Xavier."""
         if isinstance(module, nn.Embedding) or (module is self.output_projection and not self.config.tie_output):
             nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
         elif isinstance(module, nn.Linear) and module is not self.output_projection:
@@ -347,7 +347,7 @@ class Transformer(Architecture):
         return self.decoder_norm(x)[: layout.tokens]
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Appends padding rows (`pad_rows`), unless some layer might use them: experts count rows, hooks see them."""
+        """Appends padding rows (`pad_rows`), unless a layer might use them: experts count rows, and hooks see rows."""
         padded = pad_rows(x)
         if padded is x:
             return x
@@ -360,7 +360,7 @@ class Transformer(Architecture):
     def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
         """Returns the output of a layer, or x itself if training skips the layer. `index` counts both stacks from 0.
 
-        A compiled model computes skipped layers too: with branches it would be compiled once for each draw.
+        A compiled model also computes skipped layers: if it branched, each draw would need another compilation.
         """
         compiling = torch.compiler.is_compiling()
         if self.training and not compiling and layer in self.dropped:
@@ -393,7 +393,7 @@ class Transformer(Architecture):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, KVCache)
-        tokens, position = state.advance(tokens)  # N, or B while the rows of a sentence are alike
+        tokens, position = state.advance(tokens)  # N, or B while all rows of a sentence are equal
         x = self.target_embedding(tokens, position, state.steps)
         for layer, context in zip(self.decoder, state.layers, strict=True):
             x = layer(x, context)
@@ -402,9 +402,9 @@ class Transformer(Architecture):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """False if static decoding would bypass code of a subclass or of a hook, which CUDA graphs do not call.
+        """False if static decoding would bypass the code of a subclass or of a hook: CUDA graphs do not call this code.
 
-        Hooks of torch itself are fine: FSDP has gathered the parameters before, and weight normalisation is recorded.
+        Hooks of torch itself are fine: FSDP has gathered the parameters by then, and weight normalisation is recorded.
         """
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
@@ -415,7 +415,7 @@ class Transformer(Architecture):
         return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticKVCache:
-        self.target_embedding.table(capacity)  # grows now, since graphs of steps hold the address of the table
+        self.target_embedding.table(capacity)  # the table must grow now, since recorded steps hold its address
         weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         return StaticKVCache(
             lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
@@ -442,8 +442,8 @@ class Transformer(Architecture):
 def fp32_logits(projection: nn.Module, features: Tensor) -> Tensor:
     """Returns the logits [N, V] of features [N, D] in fp32.
 
-    A GPU sums products of bf16 numbers in fp32. The sums are returned as they are: a bf16 logit between 8 and 16 is
-    rounded by up to 0.03, which can be more than the difference between two candidates.
+    A GPU sums products of bf16 numbers in fp32. The sums are not rounded to bf16: this would change a logit between
+    8 and 16 by up to 0.03, which can be more than the difference between two candidates.
     """
     if features.is_cuda and features.dtype == torch.bfloat16 and is_unmodified(projection, nn.Linear):
         weight, bias = cast(Tensor, projection.weight), projection.bias

@@ -31,7 +31,7 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.adapter_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.adapter_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
-        nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))  # as in the authors' loralib
+        nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))  # the same as in loralib, the authors' code
         if rows := getattr(linear.weight, "stacked_rows", None):
             self.adapter_b.stacked_rows = rows  # type: ignore[attr-defined]
 
@@ -57,7 +57,8 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
     The names of the layers match one of `patterns`. Initial values come from torch's global generator. The output
-    projection `output` gets no adapter, since losses read its weight, nor do layers with shared weights or with hooks.
+    projection `output` gets no adapter, since losses read its weight. Layers with shared weights or with hooks get no
+    adapter either.
     Raises ValueError for a pattern without matches.
     """
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
@@ -101,7 +102,7 @@ def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Returns `base` with merged adapters. Raises ValueError if an adapter does not fit the weight of its layer."""
+    """Merges adapters into the tensors `base`. Raises ValueError if an adapter does not fit the weight of its layer."""
     merged = dict(base)
     layers = {name.rpartition(".")[0] for name in adapters}
     for layer in layers:

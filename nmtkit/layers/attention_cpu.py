@@ -1,8 +1,8 @@
-"""Attention on a CPU: batched products with a hand-written backward pass, and blocks of the token axis for windows.
+"""Attention on a CPU: batched products with a hand-written backward pass; windows use blocks of the token axis.
 
 Heads are gathered from the projections directly into BH L K, with one copy in each direction. Keys are padded to a
 multiple of 16, since a softmax over fewer columns does not use vector instructions (15 columns take 11 times as long as
-16). The softmax is taken in fp32, products in the dtype of the projections.
+16). The softmax is computed in fp32, products in the dtype of the projections.
 """
 
 import math
@@ -21,8 +21,8 @@ from nmtkit.layers.shape_padding import padded_size
 
 KEY_MULTIPLE = 16
 QUERY_MULTIPLE = 4
-SENTENCE_STEPS = 16  # batch sizes between two powers of 2
-MIN_BLOCK = 16  # tokens; smaller products take as long
+SENTENCE_STEPS = 16  # allowed batch sizes between two powers of 2
+MIN_BLOCK = 16  # tokens; smaller blocks are not faster
 
 
 def bmm_attention(
@@ -30,7 +30,7 @@ def bmm_attention(
 ) -> Tensor:
     """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    Rows after the last token are ignored; in the result they are 0.
+    Rows after the last token are ignored. These rows of the result are 0.
     """
     sentences, length = query_layout.sentences, query_layout.max_length
     if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # fewer shapes: see `shape_padding`
@@ -102,7 +102,7 @@ def sliding_window_attention(
     """Self-attention within a window (Vaswani et al. 2017, section 4): T H K, T H K, T H Kv -> T H Kv.
 
     The token axis is cut into blocks of at least half a window. Each block is multiplied with its own keys and with the
-    keys of the blocks before and after. Sentences lie end to end, so distances on the axis are distances in a sentence.
+    keys of the blocks before and after. Sentences lie end to end, so distances in a sentence are distances on the axis.
     """
     assert layout is key_layout and spec.window is not None
     block = max(spec.window // 2, MIN_BLOCK)
@@ -140,8 +140,8 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
 def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentences: int, length: int) -> Tensor:
     """Returns the mask added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
 
-    The mask is expanded over queries, since adding rows of 16 keys one by one is slow. Padding queries, which fill the
-    mask up to `length` in each of `sentences`, see all keys: a softmax over no key would be NaN.
+    The mask is expanded over queries, since adding rows of 16 keys one by one is slow. Padding queries (the mask has
+    `length` queries for each of `sentences`) see all keys: a softmax over no key would be NaN.
     """
     visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
     bias = _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
@@ -159,11 +159,11 @@ def _additive(visible: Tensor) -> Tensor:
 
 
 def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor:
-    """Pads T H K to BH length K. Padding repeats the last token of a sentence, padding sentences the first token."""
+    """Pads T H K to BH length K. Padding repeats a sentence's last token; padding sentences repeat the first token."""
     heads, width = x.shape[1:]
     if x.stride(2) != 1 or x.stride(1) != width or x.stride(0) % width:
         x = x.contiguous()
-    stride = x.stride(0) // width  # heads from one token to the next
+    stride = x.stride(0) // width  # distance of successive tokens, in heads
     rows = x.as_strided(((len(x) - 1) * stride + heads, width), (width, 1))
 
     def compute() -> Tensor:

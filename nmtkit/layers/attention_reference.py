@@ -1,4 +1,4 @@
-"""Attention in torch's own operations, padded and with a mask: the reference of every faster backend."""
+"""Attention in torch's own operations, padded and with a mask: the reference for all faster backends."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nmtkit.layers.packed import Layout, Packed
 
-# B sentences, T query tokens, S key tokens, L and M tokens of the longest sentence of each, H heads, K width of a
+# B sentences, T query tokens, S key tokens, L and M tokens of the longest query and key sentence, H heads, K width of a
 # query or key head, Kv width of a value head
 
 

@@ -13,8 +13,8 @@ from nmtkit.layers.recurrent import LayerStates
 def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool) -> Tensor:
     """Returns the inputs of the kernel at each token: [T, width] -> [T, kernel x width].
 
-    The earliest tap comes first. Taps are shifted copies of the token axis, with zeros where the shift leaves the
-    sentence. The last tap of a causal kernel is the token itself; other kernels have the token in the middle.
+    The earliest input comes first. Inputs are shifted copies of the token axis, with zeros where the shift leaves the
+    sentence. The last input of a causal kernel is the token itself; other kernels have the token in the middle.
     """
     first = -(kernel - 1) * dilation // (1 if causal else 2)
     taps = []
@@ -34,7 +34,7 @@ class PackedConvolution(nn.Module):
     """A one-dimensional convolution that stays within each sentence: [T, width] -> [T, output].
 
     `linear` maps the concatenated inputs of the kernel to the output: [kernel x width] -> [output]. In decoding,
-    `states` has the last inputs of a causal convolution; the N sentences then have one token each and continue them.
+    `states` has the last inputs of a causal convolution. Each of the N sentences then adds one token to its inputs.
     """
 
     def __init__(self, linear: nn.Module, kernel: int, *, width: int, dilation: int = 1, causal: bool) -> None:
@@ -57,7 +57,7 @@ class WeightNormLinear(nn.Module):
     """A linear layer with weight normalisation (Salimans & Kingma 2016, equation 2): rows are `gain` times a direction.
 
     Directions are drawn from a normal distribution of standard deviation `std`. The gain starts as the length of the
-    direction, so the initial layer equals one without normalisation. Biases start at zero.
+    direction, so the initial layer computes the same as a layer without normalisation. Biases start at zero.
     """
 
     def __init__(self, width: int, output: int, std: float) -> None:

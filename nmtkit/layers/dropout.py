@@ -3,7 +3,7 @@
 On a CPU, `F.dropout` draws one random number for each element, which takes 6 ns on one core. Here random bits are read
 as floating-point numbers: 64 bits are four bf16 numbers. An element is dropped if its number is at most a threshold.
 The share of bit patterns up to a threshold is known exactly. The backward pass of ReLU (zero where a number is at most
-a threshold) drops the elements in one reading.
+a threshold) drops elements while reading them only once.
 """
 
 from functools import lru_cache
@@ -48,7 +48,7 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
     """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, in training and in evaluation.
 
     Fused implementations compute an `nn.LayerNorm` with weight and bias. On a CPU under autocast, the result of the
-    fused implementation has the dtype of `change`, bf16: it takes half the memory and the next product needs no cast.
+    fused implementation has the dtype of `change`: bf16 takes half the memory, and the next product needs no cast.
     Sums and statistics are still taken in fp32. The same holds for training on a GPU where Triton works.
     """
     if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
@@ -79,7 +79,7 @@ def noise_for(x: Tensor) -> Tensor:
 
     The seed comes from torch's global generator.
     """
-    # NumPy's generator takes 0.6 of the time of torch's
+    # NumPy's generator takes 0.6 times as long as torch's generator
     generator = np.random.SFC64(int(torch.randint(1 << 62, ())))
     words = generator.random_raw(-(-x.numel() * x.element_size() // 8))
     return torch.from_numpy(words.view(np.uint8)).view(x.dtype)[: x.numel()].view(x.shape)
@@ -99,8 +99,8 @@ def keep_scale(p: float, dtype: torch.dtype) -> float:
 def threshold(p: float, dtype: torch.dtype) -> tuple[float, float]:
     """Returns t with P(noise <= t) ≈ p for noise of this dtype, and the exact 1 / P(noise > t).
 
-    Bit patterns in ascending order of their number: minus infinity to -0, that is `infinity` + 1 patterns, then the
-    positive numbers from the one after 0, which equals -0. NaN never compares as <= t, so it counts as kept.
+    In ascending order of the number, the bit patterns are minus infinity to -0 (`infinity` + 1 patterns), then 0, which
+    equals -0, and then the positive numbers. NaN never compares as <= t, so NaN counts as kept.
     """
     patterns, infinity = PATTERNS[dtype]
     count = max(round(p * patterns), 1)  # patterns up to t
@@ -128,7 +128,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _AddAndNorm(torch.autograd.Function):
-    """`add_and_norm` as one node of the graph instead of five. It saves only the sum, the noise and the statistics."""
+    """`add_and_norm` as one autograd node instead of five. It stores only the sum, the noise and the statistics."""
 
     @staticmethod
     def forward(ctx, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:  # type: ignore[no-untyped-def]

@@ -1,8 +1,8 @@
 """Layer normalisation whose gradients in bf16 on a CPU are summed in fp32.
 
-torch's backward pass on a CPU adds the gradients of weight and bias up in the dtype of the input. In bf16 a sum stops
-growing at 256 times its next summand: of a constant gradient, 512 of 600 are left after 2,000 rows. Gradients with
-random signs are off by 5 to 8 %.
+torch's backward pass on a CPU sums the gradients of weight and bias in the dtype of the input. In bf16, a sum stops
+growing at 256 times the next summand: a constant gradient that should sum to 600 over 2,000 rows sums to 512. Gradients
+with random signs have errors of 5 to 8 %.
 """
 
 import torch
@@ -25,7 +25,7 @@ class LayerNorm(nn.LayerNorm):
 def layer_norm_backward(
     gradient: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of x [T, D], weight and bias [D]. `gradient` is that of norm(x), statistics are [T, 1]."""
+    """Returns the gradients of x [T, D], weight and bias [D]. `gradient` belongs to norm(x). Statistics are [T, 1]."""
 
     def backward(gradient: Tensor, x: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.ops.aten.native_layer_norm_backward(

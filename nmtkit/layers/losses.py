@@ -22,9 +22,9 @@ from nmtkit.layers.packed import IGNORE_INDEX
 
 CHUNK_BYTES = 8 << 20  # bytes of logits in a chunk on a CPU, which stay in the last-level cache
 CHUNK_BYTES_GPU = 1 << 30
-# Minimum tokens of a chunk on a CPU: each chunk reads and writes the gradient of the weight, V x D in fp32. With it,
-# 1,024 tokens at V = 37,000 take 0.9 s instead of 1.5 s of a core in bf16, and 1.6 to 1.8 s instead of 2.6 to 2.9 in
-# fp32.
+# Minimum tokens of a chunk on a CPU: each chunk reads and writes the gradient of the weight, V x D in fp32. With this
+# minimum, 1,024 tokens at V = 37,000 take 0.9 s instead of 1.5 s of a core in bf16, and 1.6 to 1.8 s instead of 2.6 to
+# 2.9 s in fp32.
 MIN_CHUNK_TOKENS = 400
 ADDED_AT_ONCE = 1 << 19  # elements of a gradient that are added at a time
 
@@ -32,7 +32,7 @@ ADDED_AT_ONCE = 1 << 19  # elements of a gradient that are added at a time
 def output_cross_entropy(
     output: nn.Module, features: Tensor, target: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sum of the smoothed losses, and the sum of negative log-likelihoods without gradient.
+    """Returns the sum of the smoothed losses, and the sum of the negative log-likelihoods, which has no gradient.
 
     `output` maps features [T, D] to logits [T, V]. `target` is [T].
     """
@@ -56,9 +56,10 @@ def cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> tup
 def output_r_drop_loss(
     output: nn.Module, first: Tensor, second: Tensor, target: Tensor, label_smoothing: float, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the sum of R-Drop losses of two passes, and without gradients the negative log-likelihood and divergence.
+    """Returns sums over two passes: the R-Drop loss, the negative log-likelihood and the divergence.
 
-    The likelihood is the mean of both passes. The divergence is (KL(p || q) + KL(q || p)) / 2. The loss is
+    Only the loss has a gradient. The negative log-likelihood is the mean of both passes. The divergence is
+    (KL(p || q) + KL(q || p)) / 2. The loss is
 
         mean label-smoothed cross-entropy of both passes + alpha / 2 * divergence
 
@@ -89,10 +90,10 @@ def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
 class _Gradients:
     """Gradients of a loss with respect to features, weight and bias, summed chunk by chunk.
 
-    The gradient with respect to logits has a part -eps / V in every element. Added to a bf16 softmax, rounding would
-    remove this part. So the rows passed to `add` leave it out, and the products contain it: -eps / V times the sum of
-    the rows of the weight in the gradient of the features, -eps / V times the sum of the features in that of the
-    weight.
+    Every element of the gradient with respect to logits contains the term -eps / V. In bf16, rounding would remove this
+    term. So the rows passed to `add` do not contain the term, and it is added to the products instead: -eps / V times
+    the sum of the rows of the weight to the gradient of the features, and -eps / V times the sum of the features to the
+    gradient of the weight.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class _Gradients:
         x [tokens, D] are the features of the chunk. Tokens outside `mask` get no gradient.
         """
         features = torch.addmm(self.weight_sum, rows, weight, out=self.features[number][chunk])
-        # testing the mask would break a compiled graph, and wait for a GPU
+        # an `if` on the mask would break a compiled graph, and wait for a GPU
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
             features.mul_(mask[:, None])
             x = x * mask[:, None]
@@ -132,7 +133,7 @@ class _Gradients:
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling():
             return *features, weight * scale, None if bias is None else bias * scale
-        del self.weight, self.bias  # they are scaled in place, so a second call would be wrong
+        del self.weight, self.bias  # scaled in place, so a second call would return wrong gradients
         return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
 
 
@@ -154,10 +155,10 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
     """Turns logits [tokens, V] into probabilities in place. Also returns the log probabilities of the labels in fp32.
 
     On a CPU, log probabilities are logarithms of the (rounded) probabilities: this is as exact as a computation from
-    the logits and saves two readings of the logits. Logits of tokens whose label has a tiny probability are computed
-    again.
+    the logits and saves two readings of the logits. If a label has a tiny probability, the logits of its token are
+    computed again.
     """
-    # testing for such tokens would break a compiled graph, and wait for a GPU
+    # an `if` on such tokens would break a compiled graph, and wait for a GPU
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         p = torch.softmax(logits, -1, out=logits)
         label_p = p.gather(1, labels)[:, 0].float()
@@ -176,8 +177,8 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
 class _LinearCrossEntropy(torch.autograd.Function):
     """The fused cross-entropy. The gradient of the logits of a row is p - eps / V - (1 - eps) [k = target].
 
-    p is the softmax of the logits. `needs_gradient` says whether gradients are enabled, since they never are inside a
-    Function.
+    p is the softmax of the logits. `needs_gradient` says whether the caller has gradients enabled, since torch disables
+    gradients inside a Function.
     """
 
     @staticmethod

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# B sentences, T tokens in all of them, L tokens of the longest
+# B sentences, T tokens of all sentences, L tokens of the longest sentence
 
 Derived = TypeVar("Derived")
-IGNORE_INDEX = -100  # target of a token that no loss counts, in padding and dummy micro-batches
+IGNORE_INDEX = -100  # target id that losses ignore, used in padding and in dummy micro-batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,9 @@ class Layout:
         """Returns `compute()`. The result is cached under `key` for the lifetime of the layout.
 
         The cache holds indices and masks that every layer needs. A key must not contain a layout, since the cache would
-        keep that layout alive.
+        keep the layout of the key alive.
         """
-        if torch.compiler.is_compiling():  # compilers share equal computations themselves, and stop at side effects
+        if torch.compiler.is_compiling():  # compilers share equal computations, and cannot compile side effects
             return compute()
         if key not in self._derived:
             self._derived[key] = compute()
@@ -108,7 +108,7 @@ class Layout:
 
     @property
     def host_lengths(self) -> list[int]:
-        """The lengths as Python integers. Waits for the device, unless the layout was moved from the CPU."""
+        """The lengths as Python integers. Waits for the device, unless the layout was made on the CPU."""
         return self.derived("host_lengths", self.lengths.tolist)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":
@@ -169,8 +169,8 @@ class Batch:
     """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
     `target_input` is bos and the target without eos. `target_output` [T] is the target with eos, and `IGNORE_INDEX` in
-    padding. `target_tokens` is the number of tokens of `target_output` that are not ignored, which the micro-batch adds
-    to the denominator of the update.
+    padding. `target_tokens` is the number of tokens of `target_output` that are not ignored. The denominator of the
+    update is the sum of these numbers.
     """
 
     source: Packed

@@ -18,12 +18,12 @@ Precision = Literal["fp32", "bf16", "int8"]
 
 log = logging.getLogger("nmtkit")
 
-ROWS = 128  # rows that the packed layout is chosen for; any number of rows works
-# With 128 or 256 inputs, scaling the inputs takes as long as the int8 product saves, unless there are many outputs.
+ROWS = 128  # the packed layout is optimised for this number of rows; any number of rows works
+# With 128 or 256 inputs, scaling the inputs takes all the time that the int8 product saves, unless outputs are many.
 MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
 MAX_FP16_WEIGHTS = 1 << 16  # measured for 128 x 128 to 256 x 768
 MIN_BF16_CACHE_WIDTH = 512
-SMALL_PRODUCT = 4 * 128 * 384  # multiplications; oneDNN takes as long to set up so small a product as to compute it
+SMALL_PRODUCT = 4 * 128 * 384  # multiplications; oneDNN's set-up takes as long as a product of this size
 ZERO_POINT = torch.tensor(128.0)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -35,16 +35,16 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def prepack(model: nn.Module, precision: Precision) -> None:
     """Replaces the `nn.Linear` layers of `model`, which must be on the CPU, in place. The model cannot be trained then.
 
-    Embeddings and norms stay in fp32, and so do inputs and outputs of the layers. A result for one row does not depend
-    on the other rows, except for rounding in the last place of fp32.
+    Embeddings, norms, and the inputs and outputs of layers stay in fp32. A result for one row does not depend on the
+    other rows, except for rounding in the last place of fp32.
 
-    int8 is for layers where it pays. Layers of fewer than 512 inputs and 4,096 outputs become bf16, if the processor
-    multiplies in bf16. Among the layers in bf16, those of up to 65,536 weights keep their weights in fp16 and multiply
-    in fp32. On a processor without bf16 products, larger layers of precision bf16 compute in fp32.
+    Only layers that become faster in int8 use int8. Layers with fewer than 512 inputs and fewer than 4,096 outputs use
+    bf16 instead, if the processor multiplies in bf16. bf16 layers of up to 65,536 weights keep their weights in fp16
+    and multiply in fp32. On a processor without bf16 products, larger bf16 layers compute in fp32.
 
-    Modules with hooks, with parametrizations, with another `forward` or of an unknown subclass stay as they are with
-    all their children, and compute in fp32. So do the composite modules of torch (`nn.TransformerEncoderLayer`,
-    `nn.MultiheadAttention`), which read the weights of their children.
+    Some modules stay unchanged with all their children, and compute in fp32: modules with hooks, with parametrizations
+    or with a replaced `forward`, modules of an unknown subclass, and the composite modules of torch
+    (`nn.TransformerEncoderLayer`, `nn.MultiheadAttention`), which read the weights of their children.
 
     Raises ValueError for int8 if torch was built without int8 kernels.
     """
@@ -55,7 +55,7 @@ def prepack(model: nn.Module, precision: Precision) -> None:
         raise ValueError("--precision int8 needs a torch with oneDNN or FBGEMM, which this one lacks; use fp32")
     left_alone: list[str] = []
     replacements: dict[nn.Module, nn.Module] = {}
-    visited: set[nn.Module] = set()  # a module may be shared, such as an embedding of both sides
+    visited: set[nn.Module] = set()  # a module may occur twice, such as an embedding that both sides share
 
     def visit(parent: nn.Module, path: str) -> None:
         for name, child in list(parent._modules.items()):
@@ -91,16 +91,16 @@ def may_change(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.Linear):
         return kind is nn.Linear
-    # a composite module of torch reads weights of its children, and so does a subclass of one
+    # composite modules of torch, and their subclasses, read the weights of their children
     torch_classes = [base for base in kind.__mro__ if base.__module__.startswith("torch.nn.")]
     return not module._modules or set(torch_classes) <= {nn.Module, *CONTAINERS}
 
 
 def skip_hook_lookup(module: nn.Module) -> None:
-    """Lets calls of a module of torch or of this package run its `forward` at once, which saves 0.7 µs a call.
+    """Makes calls of a module of torch or of this package run `forward` directly, which saves 0.7 µs a call.
 
-    Python then also finds the module's parameters and children in its `__dict__`; the search of nn.Module takes 0.4 µs,
-    hundreds of times for each step of a search. A hook that is registered later works: registering restores the class.
+    Python then also finds the module's parameters and children in its `__dict__`. The look-up of nn.Module would take
+    0.4 µs, hundreds of times in each step of a search. Hooks can still be registered: this restores the class.
     """
     kind = type(module)
     if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
@@ -128,12 +128,12 @@ def without_hook_lookup(kind: type[nn.Module]) -> type[nn.Module]:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Tells glibc to keep large blocks that are freed for the next allocation, in the whole process.
+    """Tells glibc to keep large freed blocks for later allocations of the process.
 
     By default glibc returns blocks above 32 MiB to the system at once. The logits of every step (544 rows of 37,000
-    columns, for example) are then written to fresh pages: the int8 projection and the softmax took 66 ms instead of 40.
+    columns, for example) would then be written to new pages: int8 projection and softmax took 66 ms instead of 40.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has this function
     if mallopt is not None:
         for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             mallopt(parameter, 1 << 30)
@@ -142,9 +142,10 @@ def keep_freed_memory() -> None:
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the dtype in which a search keeps the keys and values that `linear` computes.
 
-    It is the dtype of the weights, but bf16 for int8: batched products in bf16 take half the time, since they move half
-    the memory. It is fp32 on a processor without bf16 products, and for models of fewer than 512 dimensions: their
-    caches stay in the processor's cache, where bf16 products are no faster (with 256 sentences, half as fast).
+    This is the dtype of the weights, or bf16 if the weights are in int8: batched products in bf16 take half the time of
+    fp32, since they move half the memory. It is fp32 on a processor without bf16 products, and for models of fewer than
+    512 dimensions: such keys and values stay in the processor's cache, where bf16 products are not faster (with 256
+    sentences they are half as fast).
     """
     if isinstance(linear, InferenceLinear):
         half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH
@@ -153,7 +154,7 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
 
 
 class InferenceLayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` without the Python code around the operation, which takes as long again for few rows."""
+    """`nn.LayerNorm` without its Python code, which doubles the time for few rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -163,7 +164,7 @@ class InferenceLayerNorm(nn.LayerNorm):
 
 
 def prepacked_linear(linear: nn.Linear, precision: Precision) -> nn.Module:
-    """Returns a layer for inference that computes what `linear` does; `linear` itself where torch has no faster one."""
+    """Returns an equivalent of `linear` for inference, or `linear` itself if torch has no faster kernel."""
     pays = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
     if precision == "int8" and pays:
         return Int8Linear(linear)
@@ -205,7 +206,7 @@ class InferenceLinear(nn.Module, ABC):
 
 
 class _NoGradient(torch.autograd.Function):
-    """A layer for inference in a graph of autograd. The backward pass raises an error instead of returning zeros."""
+    """A layer for inference as an autograd function whose backward pass raises an error instead of returning zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:
@@ -248,8 +249,8 @@ class PrepackedLinear(InferenceLinear):
 class Fp16Linear(InferenceLinear):
     """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32.
 
-    For few rows it takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of
-    128 x 384 take 4 µs instead of 16. From 128 rows on oneDNN is faster, 1.4 times with 256.
+    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of
+    128 x 384 take 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster, with 256 rows 1.4 times as fast.
     """
 
     dtype = torch.float16
@@ -271,13 +272,13 @@ class Fp16Linear(InferenceLinear):
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Returns weights [outputs, inputs] in fp16 as FBGEMM wants them; None without FBGEMM, or beyond fp16's range."""
+    """Packs weights [outputs, inputs] in fp16 for FBGEMM. None without FBGEMM, or if weights exceed fp16's range."""
     fp16_linear = operators().fp16_linear
     if fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove these operators one day; oneDNN's bf16 takes over then
+            warnings.simplefilter("ignore")  # torch will remove these operators; oneDNN's bf16 then replaces them
             packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
             fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
             return packed
@@ -288,10 +289,10 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
 class Int8Linear(InferenceLinear):
     """`nn.Linear` in 8 bits. Weights have a scale for each output, inputs for each row: rows do not affect each other.
 
-    Inputs become round(127 x / largest of the row + 128), unsigned as the processor's instruction wants them, in one
-    rounding. Weights become integers up to `limit`. Sums of integers are exact, so two libraries compute the same:
-    FBGEMM, which makes the integers itself and takes half of oneDNN's time for few rows, and oneDNN, which takes down
-    to half of FBGEMM's time for many rows.
+    Inputs are rounded once, to round(127 x / largest of the row + 128). These are unsigned, as the processor's
+    instruction requires. Weights become integers up to `limit`. Sums of integers are exact, so two libraries return the
+    same results: FBGEMM, which quantises the inputs itself and takes half of oneDNN's time for few rows, and oneDNN,
+    which takes as little as half of FBGEMM's time for many rows.
     """
 
     dtype = torch.int8
@@ -306,7 +307,7 @@ class Int8Linear(InferenceLinear):
         self.packed: Tensor | None = None
         if torch.backends.mkldnn.is_available():
             self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.in_features])
-        self.scale = scale * torch.tensor(1 / 127)  # [outputs], of weight times input; rounded as FBGEMM does
+        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: scale of weight x input, rounded as in FBGEMM
         self.zero_point = torch.zeros(self.out_features, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
 
@@ -319,7 +320,7 @@ class Int8Linear(InferenceLinear):
         return self.packed.to_dense().t().float() * (self.scale * 127)[:, None]
 
     def product(self, x: Tensor) -> Tensor:
-        # [rows, 1]; a vector norm takes ten times as long
+        # [rows, 1]; torch's vector norm would take ten times as long
         largest = x.abs().amax(1, keepdim=True).clamp_min_(1e-30)
         scaled = x / largest
         if self.few is not None and (x.shape[0] <= self.few_rows or self.packed is None):
@@ -330,10 +331,10 @@ class Int8Linear(InferenceLinear):
         return y if self.bias is None else y.add_(self.bias)  # one addcmul would take three times as long
 
     def onednn_product(self, scaled: Tensor) -> Tensor:
-        """Returns the product of inputs between -1 and 1."""
+        """Returns the product of the weights and `scaled`, inputs between -1 and 1."""
         whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()  # one rounding, by fused multiply-add
         quantized = torch.empty(round_up_rows(len(scaled)), self.in_features, dtype=torch.uint8)
-        # through int16, whose conversion is fast; the result of the rows after the input's own is cut off
+        # int16 in between makes the conversion fast; the results of padding rows are cut off
         quantized[: len(scaled)].copy_(whole.to(torch.int16))
         y: Tensor = operators().onednn_linear(
             quantized, 1.0, 128, self.packed, self.scale, self.zero_point, None, 1.0, 0, torch.float32, "none", [], ""
@@ -346,8 +347,8 @@ def largest_int8_weight() -> int:
     """Returns the largest absolute value of an int8 weight: 127, or 63 where products of full-range weights saturate.
 
     Processors without VNNI instructions add two products of an unsigned and a signed byte in 16 bits, with saturation:
-    2 x 255 x 127 does not fit, 2 x 255 x 63 does. This is tried out, since a library may also ignore VNNI
-    (ONEDNN_MAX_CPU_ISA). Weights of 7 bits keep the error near 1 % of the largest output, and the speed.
+    2 x 255 x 127 does not fit, 2 x 255 x 63 fits. A trial product shows whether sums saturate, since a library may
+    ignore VNNI (ONEDNN_MAX_CPU_ISA). Weights of 7 bits are as fast, with an error near 1 % of the largest output.
     """
     with torch.no_grad():
         linear = nn.Linear(512, 64, bias=False, dtype=torch.float32)
@@ -361,7 +362,7 @@ def largest_int8_weight() -> int:
 
 
 class Operators:
-    """torch's operators of oneDNN and FBGEMM, None where torch was built without them."""
+    """torch's operators of oneDNN and FBGEMM. An operator is None if torch was built without its library."""
 
     def __init__(self) -> None:
         self.linear = _operator(torch.ops.mkldnn, "_linear_pointwise")
@@ -375,7 +376,7 @@ def _operator(namespace: Any, name: str) -> Any:
     return None if packet is None else packet.default
 
 
-operators = functools.cache(Operators)  # looked up at the first use: importing this file works without them
+operators = functools.cache(Operators)  # looked up at the first use, so importing this file does not need them
 
 
 def has_fbgemm() -> bool:
@@ -383,14 +384,14 @@ def has_fbgemm() -> bool:
 
 
 def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
-    """Returns weights [outputs, inputs] and their scales [outputs] as FBGEMM wants them; None without FBGEMM."""
+    """Packs int8 weights [outputs, inputs] and their scales [outputs] for FBGEMM. None without FBGEMM."""
     if not has_fbgemm():
         return None
     engine = torch.backends.quantized.engine
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove quantized tensors one day; oneDNN takes all rows then
+            warnings.simplefilter("ignore")  # torch will remove quantized tensors; oneDNN then computes all rows
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )
@@ -402,14 +403,14 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
 
 
 def fbgemm_rows(inputs: int, outputs: int) -> int:
-    """Returns up to how many rows FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
+    """Returns the number of rows up to which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
 
-    FBGEMM saves the quantisation of the inputs, which matters less the more outputs there are.
+    FBGEMM needs no separate quantisation of the inputs. This saves a smaller share of the time if outputs are many.
     """
     return 1 << 30 if outputs <= inputs else 128 if outputs <= 4 * inputs else 32
 
 
 def round_up_rows(rows: int) -> int:
-    """Returns a number of rows of at least `rows`: oneDNN builds a kernel for each new number, 2 ms in int8."""
+    """Rounds up a number of rows, since oneDNN builds a kernel for each new number, which takes 2 ms in int8."""
     multiple = 4 if rows <= 32 else 32
     return -(-rows // multiple) * multiple

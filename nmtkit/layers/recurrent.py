@@ -22,11 +22,11 @@ LayerStates = dict[nn.Module, tuple[Tensor, ...]]  # per layer, one [N, …] ten
 
 
 class PackedLSTM(nn.Module):
-    """One LSTM layer (Hochreiter & Schmidhuber 1997), of either direction: [T, width] -> [T, hidden].
+    """One LSTM layer (Hochreiter & Schmidhuber 1997) in one direction: [T, width] -> [T, hidden].
 
-    Sentences run side by side, padded. Padding follows the last token of a sentence, so it changes no output. With
+    Sentences are padded and computed in parallel. Padding follows the last token and does not change any output. With
     `reverse`, each sentence is reversed before and after the layer. With `projection`, the output of the cell is
-    projected to that width before it is fed back (Sak et al. 2014).
+    projected to width `projection` before it is fed back (Sak et al. 2014).
 
     Under bf16 autocast, the layer computes in fp32 on a CPU without bf16 products: oneDNN has no bf16 LSTM there.
     """
@@ -35,7 +35,7 @@ class PackedLSTM(nn.Module):
         super().__init__()
         self.reverse = reverse
         self.lstm = nn.LSTM(width, hidden, batch_first=True, proj_size=projection)
-        if projection:  # the warning only says that a slower kernel is used; there is no other
+        if projection:  # torch only warns that it uses a slower kernel; a faster one does not exist
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         self.state_shapes = ((projection or hidden,), (hidden,))  # output and cell of the last step
 
@@ -75,7 +75,7 @@ class BidirectionalLSTM(nn.Module):
 
 
 def reversal(layout: Layout) -> Tensor:
-    """Returns the index of the mirrored token in the same sentence, for each token: T, int64. It is its own inverse."""
+    """Returns for each token the index of its mirror token in the sentence: T, int64. The index is its own inverse."""
     first = layout.cu_seqlens.long()[:-1]
     return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
 
@@ -100,7 +100,7 @@ class AdditiveAttention(nn.Module):
         self.v = nn.Linear(hidden, 1, bias=False)
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Returns the part of the scores that only depends on the memory: [… width] -> [… hidden]."""
+        """Returns the terms of the scores that depend only on the memory: [… width] -> [… hidden]."""
         return self.k_proj(memory)
 
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class AttentionLSTM(nn.Module):
     """An LSTM layer that attends to the memory at each token, with its previous output as the query.
 
     gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens run one by
-    one; W x is one product for all tokens. With `projection` the output is projected to that width.
+    one; W x is one product for all tokens. With `projection`, the output is projected to width `projection`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class AttentionLSTM(nn.Module):
         self.state_shapes = ((output,), (hidden,))
         for linear in (self.input_proj, self.context_proj, self.recurrent_proj):
             for parameter in linear.parameters():
-                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)  # as torch's LSTM
+                nn.init.uniform_(parameter, -(hidden**-0.5), hidden**-0.5)  # same range as in torch's LSTM
 
     def forward(
         self, x: Tensor, layout: Layout, memory: AttentionMemory, states: LayerStates | None = None

@@ -18,7 +18,7 @@ from nmtkit.layers import works
 
 # T tokens, D model width
 
-ROWS = 16  # rows of one program of the backward kernel; it sums their part of the gradients of weight and bias
+ROWS = 16  # rows of one program of the backward kernel, which sums the gradients of weight and bias over its rows
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def kernels() -> tuple[Any, Any] | None:
         added = tl.load(change + element, inside, 0.0).to(tl.float32)
         if DROP:
             added = tl.where(tl.rand(seed, element.to(tl.int32)) >= p, added / (1 - p), 0.0)
-        # the statistics are computed from the rounded sum, as the backward pass reads the rounded sum
+        # statistics are computed from the rounded sum, since the backward pass reads the rounded sum
         s = (tl.load(x + element, inside, 0.0).to(tl.float32) + added).to(total.dtype.element_ty)
         tl.store(total + element, s, inside)
         s = s.to(tl.float32)
@@ -72,7 +72,7 @@ def kernels() -> tuple[Any, Any] | None:
             valid = inside & (element < rows * width)
             g = tl.load(gradient + element, valid, 0.0).to(tl.float32)
             s = tl.load(total + element, valid, 0.0).to(tl.float32)
-            last = tl.minimum(row, rows - 1)  # rows after the last one read its statistics, and are masked
+            last = tl.minimum(row, rows - 1)  # rows after the last row read the last row's statistics, and are masked
             m = tl.load(mean + last)
             r = tl.load(rstd + last)
             normed = tl.where(valid, (s - m) * r, 0.0)
@@ -101,7 +101,7 @@ class FusedAddAndNorm(torch.autograd.Function):
         rows, width = change.shape
         total, result = torch.empty_like(change), torch.empty_like(change)
         mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        # drawn from the generator of the host, which the trainer seeds too: reading it does not wait for the device
+        # drawn from the host's generator, which the trainer also seeds: drawing does not wait for the device
         seed = int(torch.randint(1 << 31, ())) if p else 0
         block = 1 << (width - 1).bit_length()
         launch[0][(rows,)](
@@ -130,7 +130,7 @@ class FusedAddAndNorm(torch.autograd.Function):
 
 @functools.cache
 def is_usable(device: torch.device) -> bool:
-    """Returns whether the kernels work on this CUDA device. They are tried once, and a failure is logged."""
+    """Returns whether the kernels work on this CUDA device. The kernels are tried once, and a failure is logged."""
     if kernels() is None or torch.cuda.get_device_capability(device) < (8, 0):
         return False
 

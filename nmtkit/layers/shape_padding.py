@@ -1,4 +1,4 @@
-"""Padding of row counts in training: oneDNN compiles each product for its shape, so few different shapes are better."""
+"""Padding of row counts in training: oneDNN compiles a product for every new shape, so few shapes save time."""
 
 import os
 
@@ -17,8 +17,8 @@ CACHED_PRODUCTS = 96
 def limit_product_caches() -> None:
     """Limits the caches of compiled products in oneDNN and in torch's wrapper of it to 96 products each.
 
-    By default each keeps 1,024 products of half a megabyte; an update uses about 60. Values that the environment sets
-    are kept. Both libraries read their limit at the first product of the process.
+    By default, each cache keeps 1,024 products of half a megabyte; an update uses about 60. Limits that the
+    environment sets are kept. Both libraries read their limit at the first product of the process.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(CACHED_PRODUCTS))
@@ -29,7 +29,7 @@ def pad_rows(x: Tensor) -> Tensor:
 
     Micro-batches differ in their number of tokens. oneDNN compiles each product for its shape, which takes 0.5 to 1 ms,
     about 50 times in an update of transformer_tiny, and keeps 1,024 compiled products, half a gigabyte. Layers that
-    compute each row alone need not know about padding rows; attention ignores them, and the caller drops them.
+    compute each row alone can ignore that rows are padding; attention ignores them, and the caller drops them.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x

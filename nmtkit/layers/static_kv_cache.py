@@ -1,6 +1,6 @@
 """The KV cache of a beam search on a GPU. Its tensors never grow, move or change shape.
 
-So a CUDA graph can record a step and replay it. Keys and values are written at their slot's cache position and stay
+So a CUDA graph can record a step and replay it. Keys and values are written at a cache position of their slot and stay
 there. When hypotheses are reordered, only a table of ancestors is reordered. All hypotheses of a slot attend to all
 cache positions of the slot under a mask. Bytes moved per layer and step, with w bytes for the key and the value of one
 token:
@@ -8,12 +8,13 @@ token:
     B R P w             to read the positions of all slots once for their R rows; table and mask add very little
     3 B R P w           to copy the caches into the new order (read and write) and then read the positions of each row
 
-since a row has 1/R of a slot's positions. For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2
-KiB, 6 layers) that is 0.8 GB a step instead of 2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask
-discards R - 1 of R products, but these cost nothing: they fill rows of a tile that would be empty.
+Reading the positions of each row takes B R P w too, since a row has 1/R of the positions of its slot. For 256 slots of
+4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB: 0.19 ms
+instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products cost nothing, since
+they fill rows of a tile that would otherwise be empty.
 
-A step reads only the first `CacheLengths.target` positions, the most that any sentence in the search can have. So
-capacity takes memory but no time.
+A step reads only the first `CacheLengths.target` positions, as many as the longest sentence in the search can have. So
+a larger capacity takes memory but no time.
 """
 
 import math
@@ -70,7 +71,7 @@ class StaticKVCache:
         )
         self.memory = torch.zeros(
             slots, memory_capacity, layers, heads * sum(widths), dtype=dtype, device=device
-        )  # as the projection returns it
+        )  # in the layout that the projection returns
         # B 1 R M, added to scores; an empty slot attends to one position, since a softmax over no position is NaN
         self.memory_mask = torch.full((slots, 1, beams, memory_capacity), -math.inf, dtype=dtype, device=device)
         self.memory_mask[..., 0] = 0.0
@@ -82,7 +83,7 @@ class StaticKVCache:
         return sum(x.nbytes for x in (self.keys, self.values, self.memory, self.memory_mask, self.ancestors))
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list["StaticContext"]:
-        """Returns the context of each layer for a step. All rows of slot b have their new token at position[b] [B]."""
+        """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
         slots, beams, device = self.slots, self.beams, position.device
         row = torch.arange(beams, device=device)
         writer = row.to(torch.int16)
@@ -99,7 +100,7 @@ class StaticKVCache:
         return [StaticContext(self, layer, lengths, newest, mask) for layer in range(len(self.keys))]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Row r of slot b continues row beam_index[b, r] of the slot: B R."""
+        """Lets row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
         past = self.ancestors[:, :, : lengths.target]
         past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 

@@ -1,4 +1,4 @@
-"""Candidates of a beam search: the best continuations of open hypotheses, and what becomes of them.
+"""Candidates of a beam search: the best continuations of open hypotheses, and their selection.
 
 Both searches, `beam_search.BeamSearch` and `graph_search.GraphBeamSearch`, use these functions, so that they find the
 same translations.
@@ -17,15 +17,15 @@ from nmtkit.data.tokenizer import EOS
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-BLOCK = 128  # columns; measured on 128 rows of 10,000 and 37,000 columns
+BLOCK = 128  # columns of a block; measured on 128 rows of 10,000 and 37,000 columns
 
 
 @dataclass(frozen=True)
 class Candidates:
     """Continuations of the hypotheses of each sentence, best first; each field is B C."""
 
-    log_probability: Tensor  # of the whole hypothesis, float64; -inf: there is no such candidate
-    beam_index: Tensor  # the continued hypothesis, 0 … R-1
+    log_probability: Tensor  # log probability of the whole hypothesis, float64; -inf: the candidate does not exist
+    beam_index: Tensor  # index of the continued hypothesis, 0 … R-1
     tokens: Tensor  # the next token
 
     def first(self, number: int) -> "Candidates":
@@ -44,7 +44,7 @@ class Candidates:
         return Candidates(*(field.gather(1, order) for field in (log_probability, self.beam_index, self.tokens)))
 
     def final_scores(self, penalty: Tensor | float) -> Tensor:
-        """Returns the scores B C of candidates that end, and -inf for the others. `penalty` divides the scores."""
+        """Returns the scores B C of candidates that end, and -inf for all others. `penalty` divides the scores."""
         return (self.log_probability / penalty).masked_fill(self.tokens != EOS, -math.inf)
 
 
@@ -66,8 +66,8 @@ def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
 def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
     """Returns whether no open hypothesis of a sentence can still reach the best finished ones: B, bool.
 
-    `log_probability` is that of the open hypotheses, B R. `largest_penalty` [B] is the largest divisor of their final
-    scores. `threshold` [B] is the score of the worst finished hypothesis that is kept, -inf while fewer are finished.
+    `log_probability` [B, R] belongs to the open hypotheses. `largest_penalty` [B] is the largest divisor of their final
+    scores. `threshold` [B] is the score of the worst kept hypothesis, -inf until enough are finished.
     Log probabilities only fall, so the best score within reach is the current log probability divided by the penalty.
     A greedy search is over as soon as its hypothesis ends.
     """
@@ -84,8 +84,9 @@ def continuations(
     """Returns the `number` largest sums scores + before of each sentence, largest first, and their indices among R x V.
 
     `scores` is B R V, `before` B R; sums are taken in fp64. The result is exact. The largest sums lie in the blocks of
-    columns with the largest maxima, so the other blocks are read only once, for their maximum. With `block_maxima` B R,
-    the maxima of the whole blocks of `BLOCK` columns, they are not read at all, and NaN counts as -inf.
+    columns with the largest maxima, so all other blocks are read only once, for their maximum. `block_maxima` [B, R,
+    blocks] are the maxima of the whole blocks of `BLOCK` columns. With `block_maxima`, the other blocks are not read at
+    all, and NaN counts as -inf.
     """
     sentences, rows, columns = scores.shape
     number = min(number, rows * columns)
@@ -129,7 +130,7 @@ def _without_nan(sums: Tensor, block_maxima: Tensor | None) -> Tensor:
 def block_width(columns: int) -> int:
     """Returns the number of columns of a block: a divisor of `columns` if a suitable one exists.
 
-    A maximum is taken of 32 columns at a time; the last few columns of a block are slow.
+    The maximum is taken over 32 columns at a time, so columns that do not fill such a group are slow.
     """
     widths = [width for width in range(64, 161) if columns % width == 0 and width % 32 <= 8]
     return min(widths, key=lambda width: (width % 32 / width, width), default=BLOCK)

@@ -44,16 +44,16 @@ class RequiredPhrase:
 class Constraints:
     """Constraints on a translation, as target ids without eos.
 
-    An avoided phrase is forbidden as these pieces only; other pieces can spell the same text.
+    An avoided phrase is forbidden only as this sequence of pieces; other pieces can spell the same text.
     """
 
-    prefix: Phrase = ()  # the translation begins with it
-    language_tokens: int = 0  # number of language tokens at the start of the prefix; they do not count in the score
-    required: tuple[RequiredPhrase, ...] = ()  # the translation contains all of them, without overlap
-    avoided: tuple[Phrase, ...] = ()  # the translation contains none of them
+    prefix: Phrase = ()  # the translation begins with this phrase
+    language_tokens: int = 0  # number of language tokens at the start of the prefix; scores exclude them
+    required: tuple[RequiredPhrase, ...] = ()  # the translation contains all these phrases, without overlap
+    avoided: tuple[Phrase, ...] = ()  # the translation contains none of these phrases
 
     def check(self, options: SearchOptions) -> None:
-        """Raises ValueError when the constraints contradict each other or `options`, naming both."""
+        """Raises ValueError when the constraints contradict each other or `options`. The message names both."""
         required = [alternative for phrase in self.required for alternative in phrase.alternatives]
         if any(not phrase for phrase in (*required, *self.avoided)):
             raise ValueError("a required or avoided phrase is empty")
@@ -78,12 +78,12 @@ class ConstraintProcessor:
             len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
             for sentence in constraints
         ]
-        # B: the most tokens of an output, without eos; larger where the constraints need more
+        # B: maximum tokens of an output, without eos, increased if the constraints need more tokens
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)
-        # the same for all sentences, as they share one language
+        # the same for all sentences, since all have the same language
         self.language_tokens = max(sentence.language_tokens for sentence in constraints)
-        self.prefix = torch.tensor(  # B width, NONE after the end of each
+        self.prefix = torch.tensor(  # B width, with NONE after the end of each prefix
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],
             dtype=torch.int64,
         ).view(len(constraints), width)

@@ -1,9 +1,9 @@
 """Continuous batching: waiting sentences take the slots of finished sentences, so a GPU always works with full slots.
 
 The host launches a few steps. While the device runs them, the host encodes waiting sentences, yields results, and reads
-which slots the previous steps finished. It starts copying their results and fills the slots again. So the device always
-has steps to run and never waits for the host. The price is that a finished slot stays idle until the launched steps are
-over.
+which slots the previous steps finished. The host starts copying the results of these slots and fills the slots again.
+So the device always has steps to run and never waits for the host. The price is that a finished slot stays idle until
+the launched steps are over.
 """
 
 from collections import deque
@@ -25,15 +25,15 @@ from nmtkit.search.segments import BatchHypotheses, Hypothesis, Segment, Segment
 
 # B sentences
 
-STEPS_PER_SYNC = 2  # steps between two reads by the host: more leave finished slots idle, fewer take time of the host
-MIN_SLOTS = 16  # a step of a GPU takes as long with one slot
-INSERTION_SHARE = 1 / 16  # share of the slots that must be free for an insertion to pay
+STEPS_PER_SYNC = 2  # steps between two reads by the host: more steps leave slots idle, fewer keep the host busy
+MIN_SLOTS = 16  # with fewer slots, a step on a GPU would take as long
+INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
 MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
 
 
 @dataclass
 class SlotRequest:
-    """A sentence in the search: number `index` of batch `batch`."""
+    """A sentence to be searched: sentence `index` of batch `batch`."""
 
     batch: int
     index: int
@@ -49,7 +49,7 @@ class SlotRequest:
 
 @dataclass
 class EncodedRequests:
-    """Requests with their memories, one for each model. The first `inserted` requests are in slots already."""
+    """Requests with their memories, one for each model. The first `inserted` requests are already in slots."""
 
     requests: list[SlotRequest]
     memories: list[Packed]
@@ -60,7 +60,7 @@ class EncodedRequests:
         return len(self.requests) - self.inserted
 
     def take(self, number: int) -> tuple[list[SlotRequest], list[Packed]]:
-        """Takes up to `number` requests and their memories."""
+        """Returns the next requests, at most `number`, with their memories, and counts them as inserted."""
         start, end = self.inserted, min(self.inserted + number, len(self.requests))
         self.inserted = end
         lengths = [len(request.sentence.ids) for request in self.requests[:end]]
@@ -73,7 +73,7 @@ class EncodedRequests:
 
 
 class AsyncCopy:
-    """A copy of tensors to the host. Starting the copy does not wait; `read` does."""
+    """A copy of tensors to the host. Starting the copy does not wait for the device; `read` waits."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
@@ -105,7 +105,7 @@ class ContinuousBatching:
     ) -> None:
         self.models, self.options, self.fallback, self.device = models, options, fallback, device
         self.backend = backend or ((lambda: CudaGraphs(device)) if device.type == "cuda" else Eager)
-        self.slots = self.affordable = slots  # memory may limit the `affordable` slots
+        self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
         self.asks_between_steps = False  # whether to ask for input between steps after an empty batch: see `decode`
@@ -118,11 +118,11 @@ class ContinuousBatching:
         self.waiting: deque[SlotRequest] = deque()
         self.encoded = EncodedRequests([], [])
         self.in_slots: dict[int, SlotRequest] = {}
-        # slots that the latest steps finished, and the requests that were in the slots
+        # the slots that finished in the latest steps, and their requests
         self.flags: tuple[AsyncCopy, dict[int, SlotRequest]] | None = None
         self.finished: deque[tuple[list[SlotRequest], AsyncCopy]] = deque()
         self.partial: dict[int, BatchHypotheses] = {}  # hypotheses of batches that are not complete
-        self.missing: dict[int, int] = {}  # number of missing sentences of each such batch
+        self.missing: dict[int, int] = {}  # number of missing sentences of each incomplete batch
         if self.search is not None:
             self.search.reset()
 
@@ -200,7 +200,7 @@ class ContinuousBatching:
         return search is not None and lengths.target <= search.capacity and lengths.source <= search.source_capacity
 
     def grow(self) -> None:
-        """Makes a search for the waiting requests that is at least as large as the last one."""
+        """Creates a search for the waiting requests, at least as large as the last search."""
         capacity = source = slots = 0
         if self.search is not None:
             capacity, source, slots = self.search.capacity, self.search.source_capacity, self.search.slots
@@ -233,7 +233,7 @@ class ContinuousBatching:
             self.in_slots.update(zip(slots, requests, strict=True))
 
     def encode(self) -> None:
-        """Encodes as many waiting requests as there are slots, unless encoded requests are left."""
+        """Encodes waiting requests, at most one for each slot, unless encoded requests are still waiting."""
         if self.encoded.remaining or self.search is None:
             return
         requests: list[SlotRequest] = []
@@ -276,7 +276,7 @@ class ContinuousBatching:
         self.finished.append((requests, AsyncCopy(*results)))
 
     def collect_results(self) -> list[tuple[int, BatchHypotheses]]:
-        """Reads all copied results; returns the number and the hypotheses of the batches that they complete."""
+        """Reads all copied results; returns the number and the hypotheses of each batch that is now complete."""
         complete = []
         while self.finished:
             requests, results = self.finished.popleft()
@@ -290,7 +290,7 @@ class ContinuousBatching:
 
 
 def rounded(number: int) -> int:
-    """Returns the smallest 2^n or 3/2 2^n from `number` on, at least 16, so that few different shapes occur."""
+    """Rounds `number` up to 2^n or 3/2 x 2^n, at least 16, so that few different shapes occur."""
     size = 16
     while size < number:
         size += size // 2 if size & (size - 1) == 0 else size // 3

@@ -21,9 +21,9 @@ from nmtkit.search.sampling import Sampling
 from nmtkit.search.scorer import mean_log_probabilities
 from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
 
-PROJECTED_ROWS = 1024  # tokens whose distributions are in memory at the same time
+PROJECTED_ROWS = 1024  # largest number of tokens whose distributions are in memory at the same time
 
-# B sentences, T target tokens of all, L and M tokens of the longest target and source
+# B sentences, T target tokens of all sentences, L and M tokens of the longest target and source
 
 
 def decode(
@@ -82,7 +82,7 @@ def beam_search(
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
-    Translations of a sentence differ in their pieces, except for samples. `constraints` and `seeds` have one element
+    Translations of a sentence differ in their pieces; samples can be equal. `constraints` and `seeds` have one element
     for each sentence; by default the seed of its samples is the index of the sentence. `edges` of the target pieces are
     needed for required phrases of whole words. If all hypotheses of a sentence overflow, a warning is logged and its
     only translation is empty with score -inf.
@@ -104,7 +104,7 @@ def score_references(
 ) -> list[Hypothesis]:
     """Returns each reference (ids without eos) with its log probability, eos included, and its score.
 
-    The first `language_tokens` of each reference do not count.
+    The first `language_tokens` tokens of each reference do not count.
     """
     gained = token_log_probabilities(models, source, references)
     totals = [sum(each[free:]) for each, free in zip(gained, language_tokens or [0] * len(references), strict=True)]
@@ -119,11 +119,11 @@ def token_log_probabilities(
 ) -> list[list[float]]:
     """Returns the log probability of each token of the outputs (ids without eos), and of eos.
 
-    There is one output for each sentence of `source`. All tokens are computed in one pass. Several models contribute
-    their mean probabilities.
+    There is one output for each sentence of `source`. All tokens are computed in one pass. The probabilities of
+    several models are averaged.
     """
     inputs, targets = _packed([[BOS, *ids] for ids in outputs], source), [[*ids, EOS] for ids in outputs]
-    features = [model(source, inputs) for model in models]  # T D of each
+    features = [model(source, inputs) for model in models]  # one [T, D] for each model
     target = _packed(targets, source).values[:, None]
     parts = []
     for start in range(0, len(target), PROJECTED_ROWS):
@@ -153,7 +153,7 @@ def with_token_log_probabilities(
 def align(models: Sequence[Architecture], source: Packed, results: BatchHypotheses) -> BatchHypotheses:
     """Adds `attention` to the hypotheses of each sentence: the mean cross-attention of heads and models.
 
-    The layer is the one of `layer_index(None, …)`, whose attention follows words best. Raises ValueError for an
+    The weights are those of layer `layer_index(None, …)`, which aligns words best. Raises ValueError for an
     architecture without attention.
     """
     owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
@@ -170,7 +170,7 @@ def align(models: Sequence[Architecture], source: Packed, results: BatchHypothes
 
 
 def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Tensor:
-    """Returns the attention weights to align by, B L M, in fp32."""
+    """Returns the attention weights from which words are aligned: B L M, in fp32."""
     layers = model.attention_weights(source, inputs).get("cross")
     if not layers:
         raise ValueError(f"{type(model).__name__} has no cross-attention to align by")

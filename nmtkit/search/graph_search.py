@@ -1,6 +1,6 @@
 """Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
 
-`GraphBeamSearch.step` does the same as `beam_search.BeamSearch` between two tokens: both use the functions of
+`GraphBeamSearch.step` does the same as one step of `beam_search.BeamSearch`: both use the functions of
 `candidates`, in 64 bits. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each
 shape. From time to time the host reads `done`, takes results out and inserts new sentences.
 """
@@ -25,7 +25,7 @@ from nmtkit.search.scorer import mean_log_probabilities
 # B slots (or inserted sentences), R hypotheses of each, N = B x R rows, P positions (`CacheLengths.target` of them are
 # in use), V target vocabulary, C candidates
 
-# options that this search implements or that do not concern it; `decoding.beam_search` implements the others
+# options that this search implements, or can ignore; `decoding.beam_search` implements all other options
 SUPPORTED = {"beam", "nbest", "lenpen", "max_len_a", "max_len_b", "min_len", "mbr"}
 
 
@@ -80,7 +80,7 @@ class GraphBeamSearch:
             state.insert(slots, memory)
         self.tokens.index_fill_(0, slots, BOS)
         self.log_probability.index_fill_(0, slots, -math.inf)
-        self.log_probability[:, 0].index_fill_(0, slots, 0.0)  # the others would be copies of the same hypothesis
+        self.log_probability[:, 0].index_fill_(0, slots, 0.0)  # other rows would be copies of row 0
         self.length.index_fill_(0, slots, 0)
         self.max_length.index_copy_(0, slots, max_length)
         self.finished_score.index_fill_(0, slots, -math.inf)
@@ -137,12 +137,12 @@ class GraphBeamSearch:
         return scores, normalizer, maxima
 
     def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> Candidates:
-        """Returns the 2R best continuations of each sentence, best first. Of a full sentence, only eos continues it."""
+        """Returns the 2R best continuations of each sentence, best first. At its maximum length, only eos follows."""
         slots, beam = self.tokens.shape
         columns = scores.shape[1]
         scores = scores.view(slots, beam, columns)
         normalizer = normalizer.view(slots, beam).double()
-        # the model overflowed where the normaliser is not finite
+        # a normaliser that is not finite means that the model overflowed
         before = (self.log_probability - normalizer).masked_fill_(~normalizer.isfinite(), -math.inf)
         if maxima is None:
             maxima = block_maxima(scores)
@@ -160,11 +160,11 @@ class GraphBeamSearch:
         )
 
     def _finish(self, candidates: Candidates, lengths: CacheLengths) -> None:
-        """Keeps the candidates [B, R] that end and are among the best of their sentence."""
+        """Stores the candidates [B, R] that end, if they are among the `nbest` of their sentence."""
         score = candidates.final_scores(length_penalty(self.length + 1, self.options.lenpen)[:, None])
         output = self.history[:, :, : lengths.target].gather(1, _expanded(candidates.beam_index, lengths.target))
         merged = torch.cat([self.finished_score, score], 1)
-        # stable: the older one of two hypotheses with the same score stays
+        # a stable sort: of two hypotheses with the same score, the older hypothesis comes first
         order = merged.sort(dim=1, descending=True, stable=True).indices[:, : self.options.nbest]
         kept = self.finished_tokens[:, :, : lengths.target]
         kept.copy_(torch.cat([kept, output], 1).gather(1, _expanded(order, lengths.target)))
@@ -211,7 +211,7 @@ Work = Callable[[], None]
 
 
 class Eager:
-    """Runs work without recording it: on a CPU, and to compare with recorded graphs."""
+    """Runs work without recording it: used on a CPU, and to compare results with recorded graphs."""
 
     def warm_up(self, work: Work) -> None:
         """Runs the work once before it is recorded, so that one-time set-up is not recorded."""

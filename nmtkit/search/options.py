@@ -5,7 +5,7 @@ from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 
-LONGEST = 10_000  # pieces; the limit of every search
+LONGEST = 10_000  # pieces; no search has a longer output
 
 SEARCH_RULES = (
     FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
@@ -33,7 +33,7 @@ SEARCH_RULES = (
     ),
 )
 
-# CTranslate2 masks forbidden tokens before the softmax, and lacks our prefixes, constraints and samples.
+# CTranslate2 masks forbidden tokens before the softmax, and does not have nmtkit's prefixes, constraints and samples.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -61,7 +61,7 @@ CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-
 class SearchOptions(Config):
     """Settings of a search. Lengths of sources and outputs are in pieces without eos.
 
-    Raises ValueError for a value out of range, and for an option that has no effect with the others.
+    Raises ValueError for a value out of range, and for an option that the other options make ineffective.
     """
 
     beam: int = option(4, "open hypotheses per sentence; 1 is greedy search", min=1, max=1000)

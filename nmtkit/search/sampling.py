@@ -20,10 +20,10 @@ from nmtkit.search.options import SearchOptions
 
 
 class Sampling(BeamSearch):
-    """Draws `options.nbest` samples for each sentence. They are sorted by score, and two can be equal.
+    """Draws `options.nbest` samples for each sentence. Samples are sorted by score, and two samples can be equal.
 
-    Each sentence, sample and step uses one random number. It depends only on `options.seed` and on the seed of the
-    sentence.
+    Each step of each sample uses one random number. The random numbers depend only on `options.seed` and on the seed of
+    the sentence.
     """
 
     distinct = False
@@ -61,7 +61,7 @@ class Sampling(BeamSearch):
 
 
 def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:
-    """Draws a token for each row of `log_probs` [N, V] by inversion of `uniform` [N], numbers in [0, 1)."""
+    """Draws a token for each row of `log_probs` [N, V] by inverse transform of the numbers `uniform` [N] in [0, 1)."""
     scaled = log_probs.double() / options.temperature
     if options.top_k:
         scaled, columns = scaled.topk(min(options.top_k, scaled.shape[1]), dim=1)

@@ -14,8 +14,8 @@ from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorStat
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary
 
 SOFTMAX_ROWS = 32  # rows normalised together on a CPU
-EXP_ROWS = 16  # rows whose exponentials a CPU takes together
-POSITIVE = 1e-4  # above this, a log probability is not the result of rounding
+EXP_ROWS = 16  # rows whose exponentials a CPU computes together
+POSITIVE = 1e-4  # a log probability above this limit is not a rounding error
 LOG2_E = 1 / math.log(2)
 
 
@@ -41,8 +41,8 @@ def mean_log_probabilities(logits: Sequence[Tensor]) -> Tensor:
 def logsumexp(logits: Tensor) -> Tensor:
     """Returns the logarithm of the sum of exponentials of each row of `logits` [N, V] in fp32: N.
 
-    The result is not finite where a sum overflows. Powers of two of a few rows at a time, which stay in the processor's
-    cache, take half the time of a log-softmax.
+    The result is not finite where a sum overflows. The exponentials are powers of two, computed for a few rows at a
+    time, which stay in the processor's cache. This takes half the time of a log-softmax.
     """
     space = torch.empty_like(logits[:EXP_ROWS])
     sums = [torch.mul(x, LOG2_E, out=space[: x.shape[0]]).exp2_().sum(1) for x in logits.split(EXP_ROWS)]
@@ -50,9 +50,9 @@ def logsumexp(logits: Tensor) -> Tensor:
 
 
 class Scorer:
-    """Scores continuations with one model, or with the mean probabilities of several, and keeps their decoder states.
+    """Scores continuations with one model, or with the mean probabilities of several models. Keeps decoder states.
 
-    `processors` change the log probabilities, in their order. `max_length` [B] is the most tokens of an output.
+    `processors` change the log probabilities one after the other. `max_length` [B] is the maximum length of an output.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Scorer:
 
     def log_probabilities(self, logits: Sequence[Tensor]) -> Tensor:
         mean = mean_log_probabilities(logits)
-        if math.isnan(mean[:, 0].sum().item()):  # one NaN spoils its whole row
+        if math.isnan(mean[:, 0].sum().item()):  # a NaN makes all numbers of its row NaN
             mean.masked_fill_(mean[:, :1].isnan(), -math.inf)
         return mean
 

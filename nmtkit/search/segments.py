@@ -11,11 +11,11 @@ from nmtkit.text.quality import Quality
 
 @dataclass(frozen=True)
 class Segment:
-    """The ids that the model reads at once, with the constraints on their translation; a batch is a list of them."""
+    """Ids that the model reads as one sentence, with constraints on the translation. A batch is a list of segments."""
 
     ids: list[int]  # eos last
     constraints: Constraints = NO_CONSTRAINTS
-    seed: int = 0  # of the random numbers, if the search samples
+    seed: int = 0  # seed of the random numbers, if the search draws samples
     reference: list[int] | None = None  # without eos; SearchOptions.score_reference scores it
 
 
@@ -24,7 +24,7 @@ class Hypothesis:
     """One translation. A search fills the fields up to `token_log_probabilities`, `translation/` fills the others.
 
     For a line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted
-    by `score`, or by `utility` where that is computed.
+    by `score`, or by `utility` if `utility` is computed.
     """
 
     tokens: list[int]  # target ids without eos
@@ -33,8 +33,8 @@ class Hypothesis:
     attention: list[list[float]] | None = None  # if requested: for each token the weights of all source tokens and eos
     token_log_probabilities: list[float] | None = None  # if requested: natural logarithms of each token and of eos
     text: str = ""
-    pieces: list[str] = field(default_factory=list)  # of the target vocabulary, without eos
-    links: list[Link] = field(default_factory=list)  # between the words of the source and of `text`
+    pieces: list[str] = field(default_factory=list)  # pieces of the target vocabulary, without eos
+    links: list[Link] = field(default_factory=list)  # links between the words of the source and of `text`
     # hard: pairs of a source and a target piece. soft: for each target piece the weights of all source pieces and eos.
     # words: first and last + 1 character of a source word (the source is in Unicode's normal form NFC), then those of
     # the target word that attends to it most.
