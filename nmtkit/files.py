@@ -1,4 +1,4 @@
-"""Files and folders that appear completely or not at all, and survive a power cut. Imports no torch."""
+"""Writes files and folders completely or not at all, also during a power cut. Does not import torch."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _RecordingFile(io.FileIO):
-    """A file that keeps the error of a failed write, which writers such as torch.save replace by an obscure error."""
+    """A file that keeps the OSError of a failed write, because torch.save replaces this error by an unclear error."""
 
     error: OSError | None = None
 
@@ -31,9 +31,9 @@ class _RecordingFile(io.FileIO):
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Yields a new file to write to. At the end, the file is synced and replaces `path`.
 
-    In every case, `path` has either its old contents or all of the new contents. Raises OSError if the file cannot be
-    written, for example on a full disk, and removes the new file. Also raises OSError, before anything is written, if
-    `path` is a folder or a device such as /dev/null, which a file could replace.
+    In every case, `path` has either its old contents or all of the new contents. If the file cannot be written, for
+    example on a full disk, the new file is removed and OSError is raised. If `path` is a folder or a device, OSError is
+    raised before anything is written, so that the new file does not replace a device such as /dev/null.
     """
     if path.exists() and not path.is_file():
         kind = "a folder" if path.is_dir() else "not a regular file"
@@ -56,14 +56,14 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             os.replace(temporary, path)
             sync_folder(path.parent)
     finally:
-        with suppress(OSError):  # A failed write fails again.
+        with suppress(OSError):  # After a failed write, close() fails too.
             file.close()
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """The context in which the message of an OSError gets the name of the file to write."""
+    """Adds the name of the file to the message of an OSError that occurs inside the context."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | None]) -> None:
-    """Raises ValueError if an output would overwrite one of the inputs, or another output. Keys are flags."""
+    """Raises ValueError if an output would overwrite an input or another output. The keys of `outputs` are flags."""
     taken = {os.path.realpath(path): "which this command reads" for path in inputs if path is not None}
     for flag, path in outputs.items():
         if path is None:
@@ -82,9 +82,9 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path | No
 
 
 def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
-    """Fills a new folder beside `destination` and renames it.
+    """Creates a new folder beside `destination`, fills the new folder and renames it to `destination`.
 
-    Raises ValueError if `destination` exists already, and OSError if the disk is full.
+    Raises ValueError if `destination` exists and is not an empty folder, and OSError if the disk is full.
     """
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ValueError(f"{destination} exists already; remove it or choose another name")
@@ -103,14 +103,14 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _disk_full(error: Exception) -> str | None:
-    """Returns the reason if an error reports a full disk. Libraries in Rust report it in the text of other errors."""
+    """Returns the reason if `error` reports a full disk. Rust libraries put the reason in the text of other errors."""
     numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
     number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)
     return None if number is None else os.strerror(number)
 
 
 def sync_folder(folder: Path) -> None:
-    """Writes the names in a folder to disk, so that they survive a power cut."""
+    """Syncs a folder to disk, so that the names of its files survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

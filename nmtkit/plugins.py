@@ -19,16 +19,16 @@ log = logging.getLogger("nmtkit")
 PACKAGE = str(Path(__file__).parent) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
-_roots: list[str] = []  # files of plug-ins, and folders of plug-ins that are packages, with a slash
+_roots: list[str] = []  # files of plug-ins; if a plug-in is a package, its folder with a final slash
 _digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
 
 class PluginError(Exception):
-    """An error of a plug-in in another process. The message is that of `plugin_message` in that process."""
+    """An error of a plug-in in another process. The message comes from `plugin_message` in the other process."""
 
 
 def load_plugins(names: Sequence[str]) -> None:
-    """Imports the plug-ins of installed packages (entry point `nmtkit.plugins`), then each of `names`."""
+    """Imports the plug-ins of installed packages (entry point `nmtkit.plugins`), then all plug-ins in `names`."""
     for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins"):
         _import(entry_point.module, f"the plug-in {entry_point.name} of an installed package")
         entry_point.load()
@@ -39,8 +39,8 @@ def load_plugins(names: Sequence[str]) -> None:
 def load_plugin(name: str) -> None:
     """Imports a plug-in once: a Python file, or a module by its dotted name. The import registers its components.
 
-    Warns if the source has changed since this process imported it. Raises FileNotFoundError or ModuleNotFoundError
-    naming the plug-in, and any exception of the import.
+    Warns if the source has changed since this process imported the plug-in. Raises FileNotFoundError or
+    ModuleNotFoundError naming the plug-in, and any exception that occurs during the import.
     """
     module_name = plugin_module(name)
     if name.endswith(".py"):
@@ -93,14 +93,14 @@ def _import(name: str, title: str) -> None:
 
 
 def plugin_module(name: str) -> str:
-    """Returns the name of the module of a plug-in in `sys.modules`."""
+    """Returns the module name under which `sys.modules` holds a plug-in."""
     if not name.endswith(".py"):
         return name
     return "nmtkit_plugin_" + "".join(c if c.isalnum() else "_" for c in str(Path(name).resolve()))
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-ins that a registered name needs: its own plug-in, or all plug-ins if its own is not known."""
+    """Returns the plug-in that defines `entry`, all plug-ins if none defines it, or [] for nmtkit's own entries."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
     own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
@@ -111,10 +111,10 @@ def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
 
 
 def source_digests(names: Sequence[str]) -> dict[str, str]:
-    """Returns a digest of the source of each loaded plug-in, by name. A file is named without its folder.
+    """Returns a digest of the source of each loaded plug-in, by name. The name of a file has no folder.
 
-    The digest is that of the source that was imported. It covers the files of the plug-in's package, and no other
-    module that a plug-in imports.
+    The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all files
+    of the package. It does not cover other modules that the plug-in imports.
     """
     digests = {Path(name).name if name.endswith(".py") else name: _digests[plugin_module(name)] for name in names}
     installed = {entry_point.module for entry_point in importlib.metadata.entry_points(group="nmtkit.plugins")}
@@ -122,7 +122,7 @@ def source_digests(names: Sequence[str]) -> dict[str, str]:
 
 
 def _source_digest(module_name: str) -> str:
-    """Returns 12 hexadecimal digits of the SHA-256 of the files of a module, with all files of its package."""
+    """Returns 12 hexadecimal digits of the SHA-256 of the module's file, or of all .py files if it is a package."""
     module = sys.modules[module_name]
     folders = [Path(folder) for folder in getattr(module, "__path__", ())]
     origin = getattr(module, "__file__", None)
@@ -143,7 +143,7 @@ def is_own(factory: Callable[..., Any]) -> bool:
 
 
 def plugin_message(error: BaseException) -> str | None:
-    """Returns a message with file, line and code if the code of a plug-in has caused `error`, else None.
+    """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
 
     Frames of other packages are ignored. The plug-in is blamed if the innermost remaining frame is its own. While a
     plug-in is imported, the plug-in is blamed for every error.
@@ -160,7 +160,7 @@ def plugin_message(error: BaseException) -> str | None:
     below = frames[plugin_frames[-1] + 1 :]
     has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
     if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
-        return None  # a mistake of the user, which our own message explains
+        return None  # a mistake of the user; the message of nmtkit explains the mistake
     inner = [
         frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
     ]  # modules of the user
@@ -168,7 +168,7 @@ def plugin_message(error: BaseException) -> str | None:
 
 
 def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> str:
-    """Returns the error, such as `AttributeError: …`, its frames, and the flag that shows the whole traceback."""
+    """Returns a text with the error (`AttributeError: …`), the frames, and the flag that shows the whole traceback."""
     *lines_before, message = (
         traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
     )

@@ -1,4 +1,4 @@
-"""Registries of components. A registered name has a factory and a preset config."""
+"""Registries of components. Each registered name has a factory and a preset config."""
 
 import dataclasses
 import sys
@@ -24,8 +24,8 @@ class Entry(Generic[T]):
 class Registry(Generic[T]):
     """The registered names of one kind of component, such as optimizers.
 
-    `kind` is the word for messages, and `flag` the command-line flag that selects a name. A job has one component of
-    each kind; with `several`, it has a list of components: `--metrics bleu,chrf`.
+    `kind` is the word for this kind in messages, and `flag` is the command-line flag that selects a name. By default, a
+    job has one component of this kind. With `several`, a job has a list of components: `--metrics bleu,chrf`.
 
     >>> @ARCHITECTURES.register("transformer_base", TransformerConfig())
     ... class Transformer(Architecture): ...
@@ -38,7 +38,7 @@ class Registry(Generic[T]):
         self.entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-        """Decorator that registers a factory under `name`. A factory with several presets has several decorators.
+        """Decorator that registers a factory under `name`. A factory with several presets needs several decorators.
 
         A new definition with the same module and qualified name replaces the old factory, for instance when a cell of
         a notebook runs again. Raises ValueError if another factory has the name, and TypeError if the preset is not a

@@ -1,4 +1,4 @@
-"""Declares the fields of configs, with default, help text, limits, flag and TOML key in one place."""
+"""Declares config fields. A single declaration sets the default, help text, limits, flag and TOML key."""
 
 import dataclasses
 import operator
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LARGEST = 10**12  # limit of numbers without a declared limit; products of larger sizes overflow 64 bits
+LARGEST = 10**12  # limit for fields that declare no limit; products of larger numbers can overflow 64 bits
 LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "min": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -65,7 +65,7 @@ def check_limits(config: Any) -> None:
             declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}
             lower = {} if "above" in declared else {"min": -LARGEST}
             limits = lower | ({} if "below" in declared else {"max": LARGEST}) | declared
-            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN meets no limit
+            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN fails all
             if unmet:
                 named = [name for name in LIMITS if name in declared or name in unmet]
                 words = " and ".join(f"{LIMITS[name][0]} {limits[name]:,}" for name in named)

@@ -47,7 +47,7 @@ def convert(value: Any, hint: Any, text: bool = False) -> Any:
             return hint(value)
         except (ValueError, OverflowError):
             pass
-    elif type(value) is hint:  # not isinstance, which takes True for an int
+    elif type(value) is hint:  # isinstance would accept True as an int
         return value
     raise ValueError(f"{reprlib.repr(value)} is not {_expected(hint)}")
 
@@ -81,11 +81,11 @@ def derive(config: T, changes: Mapping[str, Any], origin: str) -> T: ...
 
 
 def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
-    """Returns a copy of `config` with `changes`, by field name. A class stands for a config with default values.
+    """Returns a copy of `config` with `changes`, a dict by field name. If `config` is a class, copies its defaults.
 
-    Dashes in names are read as underscores. `origin` says in errors where the changes come from: a TOML table, a
-    checkpoint or `COMMAND_LINE`. Raises ValueError for an unknown field, a value of the wrong type, and a value
-    outside its limits.
+    Dashes in names are read as underscores. Error messages name `origin`, the source of the changes: a TOML table, a
+    checkpoint or `COMMAND_LINE`. Raises ValueError for an unknown field, a value of the wrong type, or a value outside
+    the limits of its field.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
     checked = {}
@@ -99,17 +99,17 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
             raise ValueError(f"{origin}: {key}: {error}") from None
     try:
         result = config(**checked) if isinstance(config, type) else dataclasses.replace(config, **checked)  # type: ignore[type-var]
-        check_limits(result)  # again, because configs of plug-ins may not derive from Config
+        check_limits(result)  # needed because a config of a plug-in might not derive from Config
     except ValueError as error:
         raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
     return result
 
 
 def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str, Any]]:
-    """Splits settings over config classes: returns the fields of each class, and last the settings of no class.
+    """Splits settings by config class. Returns one dict for each class, then a dict of the settings of no class.
 
-    A setting has the name of its field or of its flag, with dashes or underscores. If two classes have the name, the
-    first class gets the setting.
+    The name of a setting is the name of its field or of its flag, with dashes or underscores. If two classes have this
+    name, the first class gets the setting.
     """
     owners: dict[str, tuple[int, str]] = {}
     for index, cls in enumerate(classes):

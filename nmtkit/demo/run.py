@@ -23,7 +23,7 @@ from nmtkit.scoring.metrics import score
 Corpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
 
 CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
-RECORD = "demo.json"  # marks a folder of the demo; has the seconds of training and of the whole demo
+RECORD = "demo.json"  # marks a folder of the demo; holds the seconds of the training and of the whole demo
 WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)  # --overwrite deletes only these
 SHOWN = 6  # number of translations in the final table
 
@@ -140,7 +140,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def call(step: Step) -> None:
-    """Runs a command with the standard output and error of this process. Raises ValueError if the command fails."""
+    """Runs a command, which writes to the stdout and stderr of this process. Raises ValueError if the command fails."""
     arguments = [sys.executable, "-m", "nmtkit", *step.arguments]
     if step.output:
         with step.output.open("wb") as file:
@@ -231,7 +231,7 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
 def show_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
 ) -> None:
-    """Shows the first translations that fit the screen. Up to two translations differ from their reference."""
+    """Shows the first translations that fit the screen. At most two of them differ from their reference."""
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]
@@ -264,8 +264,8 @@ def marked(text: str, other: str, style: str) -> Text:
 def nearest_translations(sources: Sequence[str], known: Sequence[tuple[str, str]]) -> list[str]:
     """Returns, for each source, the translation of the most similar source among the `known` pairs.
 
-    Similarity is the F1 score of the words and word bigrams in common. If several sources are equally similar, the
-    first is chosen.
+    The similarity of two sentences is the F1 score of their common words and word bigrams. If several sources are
+    equally similar, the first source is chosen.
     """
     postings: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)  # n-gram -> (sentence, count), …
     sizes = []

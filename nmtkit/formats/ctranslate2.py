@@ -13,20 +13,21 @@ from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.layers.feed_forward import GATED
 
-# Settings that CTranslate2's models have too.
+# Settings that models of CTranslate2 also have.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
-POSITIONS = 4096  # rows of the table of sinusoids, which CTranslate2 reads from the model
+POSITIONS = 4096  # number of positions in the table of sinusoids; the exported model holds this table
 
 
 def save(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
 
-    The translator reads and writes SentencePiece pieces; the folder holds the SentencePiece models too. By default
-    CTranslate2 sorts hypotheses by log probability / pieces; `length_penalty` of its `translate_batch` changes that.
+    The translator reads and writes SentencePiece pieces, so the folder also holds the SentencePiece models. By default,
+    CTranslate2 sorts hypotheses by log probability / pieces. The argument `length_penalty` of `translate_batch` changes
+    this order.
 
-    Raises ValueError naming the option of the architecture that CTranslate2 does not have.
+    Raises ValueError naming an option of the architecture that CTranslate2 does not have.
     """
     require()
     model, tokenizer = models.from_checkpoint(source)
@@ -43,13 +44,13 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
 
 
 def require() -> None:
-    """Raises ImportError, saying what to install, if the package ctranslate2 is missing."""
+    """Raises ImportError with an installation command if the package ctranslate2 is missing."""
     if importlib.util.find_spec("ctranslate2") is None:
         raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'")
 
 
 def specification(model: Transformer, source_pieces: list[str], target_pieces: list[str]) -> Any:
-    """Returns the specification of a model in CTranslate2. Its method `save` writes the files.
+    """Returns CTranslate2's specification of a model. The method `save` of the specification writes the files.
 
     `source_pieces` and `target_pieces` are the vocabularies by id.
     """

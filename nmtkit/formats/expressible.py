@@ -1,4 +1,4 @@
-"""Checks that another program can compute the same as a model of nmtkit."""
+"""Checks that another program can reproduce the computation of a model of nmtkit."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +9,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.architectures.transformer import Transformer, TransformerConfig
 from nmtkit.config import flag_of
 
-# Settings that change training alone.
+# Settings that affect only training.
 TRAINING = {"dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop"}
 TRAINING |= {"gradient_checkpointing"}
 
@@ -17,10 +17,11 @@ TRAINING |= {"gradient_checkpointing"}
 def check_expressible(
     model: Architecture, source: Path, program: str, same: Collection[str], allowed: Mapping[str, Sequence[Any]]
 ) -> Transformer:
-    """Returns `model`, the model of the checkpoint `source`. Raises ValueError unless `program` can compute the same.
+    """Returns `model`, the model of the checkpoint `source`. Raises ValueError if `program` cannot reproduce `model`.
 
-    `same` are settings that models of the program have too. `allowed` are the values that other settings may have;
-    settings in neither must have their default. Subclasses are refused, because they may compute anything.
+    `same` are settings that models of the program also have. `allowed` are the permitted values of other settings. A
+    setting that is in neither must have its default value. Subclasses of Transformer are refused, because their
+    computation can be different.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(
@@ -47,7 +48,7 @@ def check_expressible(
 
 
 def as_flag(field: dataclasses.Field[Any], values: Sequence[Any]) -> str:
-    """Returns the flag of `train` for a setting, with the values that the setting may have."""
+    """Returns the flag of `train` for a setting, followed by the permitted values."""
     flag = flag_of(field)
     if isinstance(field.default, bool):
         return flag if values[0] else f"--no-{flag[2:]}"

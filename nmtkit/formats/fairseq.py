@@ -1,7 +1,8 @@
-"""Imports models of fairseq (Ott et al. 2019), of type transformer, whose text SentencePiece divides into pieces.
+"""Imports Transformer models of fairseq (Ott et al. 2019) that use SentencePiece to divide text into pieces.
 
-A folder holds a checkpoint (checkpoint_best.pt), the dictionaries (dict.en.txt and dict.de.txt) and one SentencePiece
-model, or one for each side. The package fairseq is not needed, and no code of the checkpoint is run.
+A folder holds a checkpoint (checkpoint_best.pt), the dictionaries (dict.en.txt and dict.de.txt), and either one
+SentencePiece model for both sides or two models, one for each side. The import does not need the package fairseq and
+does not run code from the checkpoint.
 """
 
 import re
@@ -23,9 +24,9 @@ from nmtkit.formats.transformer_names import stacks
 from nmtkit.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
 
-NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the first that a folder has is read
+NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the import reads the first existing file
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first entries of every vocabulary
-PADDING = 1  # id; positions are counted from PADDING + 1
+PADDING = 1  # id of the padding; the first position is PADDING + 1
 # fairseq's defaults (fairseq/models/transformer/transformer_legacy.py)
 DEFAULTS: dict[str, Any] = {
     "encoder_embed_dim": 512, "encoder_ffn_embed_dim": 2048, "encoder_layers": 6, "encoder_attention_heads": 8,
@@ -54,7 +55,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer_align": {},
     "transformer_wmt_en_de_big_align": BIG | {"attention_dropout": 0.1},
 }  # fmt: skip
-# Settings that change the computation in ways that nmtkit's Transformer does not have, unless they are off.
+# Settings that must be off, because nmtkit's Transformer cannot compute what they add.
 OFF = (
     "adaptive_input", "adaptive_softmax_cutoff", "base_layers", "char_inputs", "cross_self_attention",
     "decoder_layers_to_keep", "decoder_xformers_att_config", "encoder_layers_to_keep", "encoder_xformers_att_config",
@@ -62,7 +63,7 @@ OFF = (
     "scale_heads", "scale_resids",
 )  # fmt: skip
 TASKS = ("translation", "translation_multi_simple_epoch")
-# Tensors that are not weights: versions, tables of sinusoids, and second copies of the weights of encoder layers.
+# Tensors that the import skips: versions, tables of sinusoids, and duplicates of the weights of encoder layers.
 IGNORED = re.compile(
     r"(en|de)coder\.(version|embed_positions\.(_float_tensor|weights))"
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
@@ -75,9 +76,10 @@ def is_model(source: Path) -> bool:
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of the model in `source`, a file, or a folder with one.
+    """Returns the checkpoint of the model in `source`, which is a checkpoint file or a folder with a checkpoint file.
 
-    Raises FileNotFoundError or ValueError naming the file, and the setting, that is missing, damaged or not supported.
+    Raises FileNotFoundError or ValueError if a file or a setting is missing, damaged or not supported. The message
+    names the file and the setting.
     """
     path = source if source.is_file() else checkpoint_file(source)
     contents = pickles.load(path)
@@ -98,10 +100,11 @@ def load(source: Path) -> Checkpoint:
 
 
 def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
-    """Returns the settings of model and task by the names of fairseq's flags, with the defaults of the architecture.
+    """Returns the settings of the model and the task, under the names of fairseq's flags.
 
-    A checkpoint holds the settings in a Namespace under `args`, or since fairseq 0.10 in a config under `cfg`, with
-    parts for the model and the task. Raises ValueError for an architecture or a task that is not supported.
+    Missing settings get the defaults of the architecture. Checkpoints hold the settings in a Namespace under `args`.
+    Since fairseq 0.10, they hold a config under `cfg`, with separate parts for the model and the task. Raises
+    ValueError for an architecture or a task that is not supported.
     """
     found = pickles.to_plain(contents.get("args"))
     if not isinstance(found, dict):
@@ -113,7 +116,7 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
         found = {**task, "task": task.get("_name"), **model}
         found["arch"] = model.get("arch") or model.get("_name")
         found["task"] = model.get("task") or task.get("task") or task.get("_name")
-    for side in ("encoder", "decoder"):  # newer models have a part for each stack
+    for side in ("encoder", "decoder"):  # newer checkpoints have separate parts for the encoder and the decoder
         if isinstance(found.get(side), dict):
             found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
     arch, task = found.get("arch"), found.get("task") or TASKS[0]
@@ -126,7 +129,7 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming the setting that nmtkit's Transformer does not have."""
+    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
     path = settings.path
     for name in OFF:
         if settings.values.get(name):
@@ -151,7 +154,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         "pre_norm": settings.same_flag("encoder_normalize_before", "decoder_normalize_before"),
         "activation": activation,
         "attention_bias": True,
-        "output_bias": True,  # hides entries that the original does not have
+        "output_bias": True,  # hides entries that the original model does not have
         "positions": "learned" if learned else "sinusoidal_fairseq",
         "position_offset": 0 if learned else PADDING + 1,
         "max_positions": settings.same(*longest) if learned else settings.integer(longest[0]),
@@ -172,7 +175,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 
 
 def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Table, Table, Tokenizer]:
-    """Returns the tables of source and target and the tokenizer, from files in the folder of a checkpoint."""
+    """Returns the source table, the target table and the tokenizer. Reads files in the folder of the checkpoint."""
     folder = path.parent
     files = dictionary_files(path, settings)
     models = tokenizer_files(folder, [file.name.split(".")[1] for file in files])
@@ -210,7 +213,7 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
 
 
 def dictionary(path: Path) -> dict[int, str]:
-    """Returns the entries of a dict.txt by id, with the special entries first. Raises ValueError naming a line."""
+    """Returns the entries of a dict.txt by id, with the special entries first. Raises ValueError for a wrong line."""
     by_id = dict(enumerate(SPECIAL))
     known = set(SPECIAL)
     lines = read_text(path).split("\n")
@@ -221,7 +224,7 @@ def dictionary(path: Path) -> dict[int, str]:
         overwrites = line.rstrip().endswith(" #fairseq:overwrite")
         if not word or not count.lstrip("-").isdigit() or (word in known and not overwrites):
             raise ValueError(f"{path}, line {number}: {line[:60]!r} is not a word and its count, or repeats a word")
-        if word in known:  # the earlier entry keeps its row, but text never produces it
+        if word in known:  # the earlier entry keeps its row, but gets a name that text never produces
             by_id |= {id: unused(id) for id, piece in by_id.items() if piece == word}
         known.add(word)
         by_id[len(by_id)] = word
@@ -229,10 +232,11 @@ def dictionary(path: Path) -> dict[int, str]:
 
 
 def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
-    """Returns the language tokens in the order in which fairseq appends them, each with its name in nmtkit.
+    """Returns a dict from fairseq's language tokens, in the order of their ids, to nmtkit's language tokens.
 
-    A model begins the source and the target with the token of its language (M2M-100), or the source with the token of
-    the target language. Raises ValueError for another arrangement.
+    Two arrangements are supported: the source begins with the token of the source language and the target with the
+    token of the target language (M2M-100), or only the source begins with a token, that of the target language. Raises
+    ValueError for any other arrangement.
     """
     values = settings.values
     main = (values.get("langtoks") or {}).get("main")
@@ -258,7 +262,7 @@ def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
 
 
 def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights under the names of fairseq 0.12, without tensors that are not weights."""
+    """Returns the weights under the names of fairseq 0.12. Leaves out tensors that are not weights."""
     norms = {
         "encoder": ["self_attn_layer_norm", "final_layer_norm"],
         "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
@@ -280,7 +284,7 @@ def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. Rows of embeddings are in the order of the tables."""
+    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "decoder.output_projection.weight")
     if config.share_embeddings:
         weights.check_equal(embeddings[:2], "share_all_embeddings")
@@ -301,7 +305,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """Returns the checkpoint in a folder. Raises FileNotFoundError if there is none, ValueError if it is ambiguous."""
+    """Returns the checkpoint file in a folder. Raises FileNotFoundError if there is none, ValueError for several."""
     found = sorted(folder.glob("*.pt"))
     for name in NAMES:
         if folder / name in found:
@@ -314,10 +318,11 @@ def checkpoint_file(folder: Path) -> Path:
 
 
 def dictionary_files(path: Path, settings: Settings) -> list[Path]:
-    """Returns the dictionaries of source and target in the folder of a checkpoint.
+    """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
-    The checkpoint names the languages of source and target. Otherwise the name of its dataset (wmt14.en-de) does, or
-    the files are named after the sides. Raises FileNotFoundError or ValueError with what to do.
+    The checkpoint names the source language and the target language. Otherwise, the languages come from the name of
+    the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. The messages of FileNotFoundError
+    and ValueError tell the user what to do.
     """
     files = {file.name.split(".")[1]: file for file in sorted(path.parent.glob("dict.*.txt"))}
     if len(files) < 2 and (path.parent / "dict.txt").is_file():
@@ -346,7 +351,7 @@ def dictionary_files(path: Path, settings: Settings) -> list[Path]:
 
 
 def tokenizer_files(folder: Path, languages: Sequence[str]) -> list[bytes]:
-    """Returns the SentencePiece models of source and target. Raises FileNotFoundError or ValueError."""
+    """Returns the SentencePiece models of the source and the target. Raises FileNotFoundError or ValueError."""
     files = sorted(file for file in folder.iterdir() if file.suffix in (".model", ".spm"))
     if len(files) == 1:
         return [read_model(files[0])] * 2

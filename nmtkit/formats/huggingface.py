@@ -1,7 +1,8 @@
 """Imports models of Hugging Face's transformers: Marian (OPUS-MT), M2M-100, NLLB and mBART-50.
 
-A folder holds config.json, the weights (model.safetensors or pytorch_model.bin, whole or in parts) and the tokenizer's
-SentencePiece models with a table of ids. No code of the files is run. The package transformers is not needed.
+A folder holds config.json, the weights, and the SentencePiece models of the tokenizer with a table of ids. The weights
+are in model.safetensors or pytorch_model.bin, as one file or in parts. The import does not run code from the files and
+does not need the package transformers.
 """
 
 import logging
@@ -36,19 +37,19 @@ CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.
 TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"  # tables of sinusoids, zeros
-# The values that transformers takes for settings that config.json does not have, where they are not the same for all.
+# Defaults of transformers for settings that config.json leaves out, if the defaults depend on the model type.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "marian": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
     "m2m_100": {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "layerdrop": 0.05},
     "mbart": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
 }
-# Settings that follow from the model type alone.
+# Settings that depend only on the model type.
 FIXED: dict[str, dict[str, Any]] = {
     "marian": {"positions": "sinusoidal_halves", "output_bias": True},
     "m2m_100": {"positions": "sinusoidal_fairseq", "pre_norm": True},
     "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
 }
-# Settings of the search in generation_config.json, or in config.json of older models, and values that change nothing.
+# Search settings -> values that change nothing. They are in generation_config.json; older models use config.json.
 SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,), "length_penalty": (1.0,), "no_repeat_ngram_size": (0,), "repetition_penalty": (1.0,),
     "min_length": (0,), "num_beam_groups": (1,), "diversity_penalty": (0.0,), "do_sample": (False,),
@@ -61,8 +62,9 @@ log = logging.getLogger("nmtkit")
 def load(folder: Path) -> Checkpoint:
     """Returns the checkpoint of the model in `folder`.
 
-    Raises FileNotFoundError or ValueError, naming the file, if a file is missing, damaged or not supported, and
-    ImportError if weights are in safetensors and that package is missing. Warns of what the import leaves out.
+    Raises FileNotFoundError or ValueError naming the file if a file is missing, damaged or not supported. Raises
+    ImportError if the weights need the package safetensors and the package is missing. Warns about search settings and
+    added tokens, which are not imported.
     """
     settings = Settings(read_json(folder / CONFIG_FILE, "a folder of transformers has one"), folder / CONFIG_FILE)
     kind = settings.value("model_type")
@@ -83,7 +85,7 @@ def load(folder: Path) -> Checkpoint:
 
 
 def config_of(settings: Settings, kind: str) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming the setting that nmtkit's Transformer does not have."""
+    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
     defaults = DEFAULTS[kind]
     activation = settings.text("activation_function", defaults["activation_function"])
     if activation not in ACTIVATIONS:
@@ -107,14 +109,16 @@ def config_of(settings: Settings, kind: str) -> TransformerConfig:
         "scale_embeddings": settings.flag("scale_embedding", defaults["scale_embedding"]),
         "tie_output": settings.flag("tie_word_embeddings", True),
     }
-    if kind == "m2m_100":  # positions are counted from the one after the id of padding
+    if kind == "m2m_100":  # the first position is the id of the padding + 1
         changes["position_offset"] = settings.integer("pad_token_id", 1) + 1
     return derive(BASE, changes | FIXED[kind], str(settings.path))
 
 
 def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
-    """Returns the entries of the vocabularies of source and target. Raises ValueError unless the embeddings have as
-    many rows."""
+    """Returns the sizes of the source vocabulary and the target vocabulary.
+
+    Raises ValueError if the number of rows of the embeddings differs from the size.
+    """
     source = settings.integer("vocab_size")
     sizes = source, source
     if not settings.flag("share_encoder_decoder_embeddings", True):
@@ -127,7 +131,7 @@ def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
 
 
 def warn_of_search_settings(folder: Path, settings: Settings) -> None:
-    """Warns of settings of the search, which a checkpoint does not hold."""
+    """Warns if the model has search settings, because a checkpoint of nmtkit does not hold search settings."""
     path = folder / GENERATION_FILE
     values = {**settings.values, **(read_json(path) if path.exists() else {})}
     asked = [
@@ -146,13 +150,13 @@ def warn_of_search_settings(folder: Path, settings: Settings) -> None:
 
 
 def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
-    """Reads two SentencePiece models, and one table of ids for both or one for each."""
+    """Reads two SentencePiece models, and either one table of ids for both models or one table for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
     starts: list[int | None]
     if settings.flag("share_encoder_decoder_embeddings", True):
         paths, sides, starts = [folder / VOCAB_FILE], [models], [start]
-    else:  # the decoder's first token is an entry of its own table
+    else:  # the decoder's first token is an entry of the target table
         paths, sides = [folder / VOCAB_FILE, folder / "target_vocab.json"], [models[:1], models[1:]]
         starts = [None, start]
     tables = []
@@ -166,7 +170,7 @@ def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -
 
 
 MBART_50 = "MBart50Tokenizer"
-# The languages of M2M-100 in the order of their tokens, which transformers 5 does not write.
+# The languages of M2M-100 in the order of their tokens. transformers 5 does not write these tokens to a file.
 M2M_100 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
     "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
@@ -175,7 +179,7 @@ M2M_100 = (
 
 
 def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
-    """Reads one SentencePiece model, and ids from vocab.json (M2M-100) or ids as fairseq assigns them."""
+    """Reads one SentencePiece model. The ids are those of vocab.json (M2M-100), or follow the numbering of fairseq."""
     about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else {}
     if settings.value("model_type") == "mbart" and MBART_50 not in (
         settings.values.get("tokenizer_class"),
@@ -221,9 +225,10 @@ LOADERS: dict[str, Callable[[Path, Settings, tuple[int, int]], tuple[Table, Tabl
 
 
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
-    """Returns the tokens that are not pieces of the table, by id, from the files of each release of transformers.
+    """Returns the added tokens by id. Releases of transformers write these tokens to different files.
 
-    The oldest releases write only the names in order: the first name has the id `size`, and <mask> is not among them.
+    The oldest releases write a list of names without ids. The first name has the id `size`, and the list does not
+    contain <mask>.
     """
     found: dict[int, str] = {}
     for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
@@ -245,7 +250,7 @@ def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, 
 
 
 def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None:
-    """Warns of tokens that transformers takes out of the text before it is divided into pieces."""
+    """Warns of tokens that transformers removes from the text before SentencePiece divides the text into pieces."""
     tokens = sorted(added - known - SPECIAL)
     if tokens:
         more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
@@ -256,14 +261,14 @@ def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None
 
 
 def check_id(id: Any, path: Path) -> int:
-    """Returns an id of a table of pieces, perhaps written as text, as a number."""
+    """Returns `id`, a number or text, as a number. Raises ValueError naming the path if `id` is not a valid id."""
     if isinstance(id, bool) or not isinstance(id, int | str) or not str(id).isascii() or not str(id).isdigit():
         raise ValueError(f"{path}: {str(id)[:40]!r} is not an id of a piece; ids are whole numbers from 0")
     return int(id)
 
 
 def pieces_by_id(path: Path) -> dict[int, str]:
-    """Reads a table from piece to id. Raises ValueError if it is empty, and for ids that are negative or repeated."""
+    """Reads a table from piece to id. Raises ValueError for an empty table, a negative id or a repeated id."""
     contents = read_json(path)
     by_id = {check_id(id, path): piece for piece, id in contents.items()}
     if not by_id or len(by_id) < len(contents):
@@ -275,13 +280,13 @@ def pieces_by_id(path: Path) -> dict[int, str]:
 
 
 def embedding_names(stack: str) -> tuple[str, str]:
-    """Returns the names that the embeddings of the encoder or decoder may have in a file."""
+    """Returns the possible names of the embeddings of the encoder or decoder in a file, the preferred name first."""
     own = f"model.{stack}.embed_tokens.weight"
     return ("model.shared.weight", own) if stack == "encoder" else (own, "model.shared.weight")
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. Rows of embeddings are in the order of the tables."""
+    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     encoder, decoder = embedding_names("encoder"), embedding_names("decoder")
     if config.share_embeddings:
         weights.check_equal([*encoder, decoder[0]], "share_encoder_decoder_embeddings")
@@ -305,7 +310,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns all tensors by name, from one file or from the parts that an index names."""
+    """Returns all tensors by name. Reads a single file, or all files that an index lists."""
     weights: dict[str, Tensor] = {}
     for name, read in (("model.safetensors", load_safetensors), ("pytorch_model.bin", pickles.load)):
         index = folder / f"{name}.index.json"
@@ -319,7 +324,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def part_names(index: Path) -> list[str]:
-    """Returns the names of the files with the parts of the weights. They are in the folder of the index."""
+    """Returns the names of the weight files that an index lists. The files are in the folder of the index."""
     parts = read_json(index).get("weight_map")
     if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
         raise ValueError(f"{index}: weight_map is not a table from weights to files")

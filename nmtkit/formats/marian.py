@@ -1,11 +1,11 @@
-"""Imports models of Marian (Junczys-Dowmunt et al. 2018), of type transformer.
+"""Imports Transformer models of Marian (Junczys-Dowmunt et al. 2018).
 
-A model is an .npz file with decoder.yml beside it. decoder.yml names the vocabularies: SentencePiece models (.spm), or
-lists of pieces (.yml) with the SentencePiece models source.spm and target.spm beside them, as in OPUS-MT. The package
-pymarian is not needed.
+A model is an .npz file, with a decoder.yml in the same folder. decoder.yml names the vocabularies. A vocabulary is a
+SentencePiece model (.spm) or a list of pieces (.yml). With lists, as in OPUS-MT, the folder also holds the
+SentencePiece models source.spm and target.spm. The import does not need the package pymarian.
 
-YAML is parsed here because PyYAML refuses what Marian writes: a plain scalar that begins with a comma, such as the
-entry of the comma in the vocabularies of OPUS-MT.
+This module parses YAML itself, because PyYAML refuses plain scalars that begin with a comma. Marian writes such
+scalars: the entry of the comma in the vocabularies of OPUS-MT is an example.
 """
 
 import json
@@ -28,12 +28,12 @@ from nmtkit.formats.reading import Settings, read_text
 from nmtkit.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of
 from nmtkit.formats.weights import Weights, transformer_checkpoint
 
-SETTINGS = "special:model.yml"  # the name of a tensor whose bytes are YAML
+SETTINGS = "special:model.yml"  # the name of the tensor that holds the settings as YAML text
 ACTIVATIONS = ("relu", "swish", "gelu")
 NORM_EPS = 1e-6
 POSITIONS = "sinusoidal_fairseq"
 SIDES = ("source", "target")
-# The values of settings with which nmtkit's Transformer computes the same as Marian.
+# Setting -> the values that nmtkit's Transformer supports. The first value is the default.
 FIXED: dict[str, tuple[str, ...]] = {
     "type": ("transformer",),
     "input-types": ("", "sequence"),
@@ -56,9 +56,10 @@ FIXED: dict[str, tuple[str, ...]] = {
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of the model in `source`, an .npz, or a folder with one and its decoder.yml.
+    """Returns the checkpoint of the model in `source`, which is an .npz file or a folder with a decoder.yml.
 
-    Raises FileNotFoundError or ValueError naming the file, and the setting, that is missing, damaged or not supported.
+    Raises FileNotFoundError or ValueError if a file or a setting is missing, damaged or not supported. The message
+    names the file and the setting.
     """
     decoder = decoder_file(source)
     facts = parse(read_text(decoder), decoder)
@@ -79,7 +80,7 @@ def load(source: Path) -> Checkpoint:
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming the setting that nmtkit's Transformer does not have."""
+    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
     path = settings.path
     for name, allowed in FIXED.items():
         value = settings.value(name, allowed[0])
@@ -118,11 +119,11 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 
 
 def embeddings_are_normalised(settings: Settings) -> bool:
-    """Returns whether a norm follows the embeddings. Raises ValueError for norms elsewhere than after each layer.
+    """Returns whether a norm follows the embeddings. Raises ValueError unless the other norms follow the layers.
 
-    Marian describes the operations around a layer in letters: d dropout, a the residual sum, n the norm. A norm before
-    a layer differs from nmtkit's pre-norm: Marian computes the keys and values of self-attention from the input before
-    the norm.
+    Marian describes the operations around a layer with letters: d is dropout, a is the residual sum, n is the norm.
+    Marian's pre-norm differs from nmtkit's pre-norm, because Marian computes the keys and values of self-attention
+    from the input that is not yet normalised.
     """
     places = [f"transformer-{place}" for place in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")]
     letters = [settings.text(place, "").replace("d", "") for place in places]
@@ -139,9 +140,9 @@ def embeddings_are_normalised(settings: Settings) -> bool:
 
 
 def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
-    """Returns the pieces of a vocabulary by id, its SentencePiece model and its unknown piece.
+    """Returns the pieces of a vocabulary by id, the SentencePiece model, and the piece for unknown text.
 
-    Raises ValueError or FileNotFoundError naming what is missing.
+    Raises ValueError for a wrong file and FileNotFoundError for a missing file. The message names the file.
     """
     if path.suffix == ".spm":
         model = read_model(path, f"decoder.yml names it as the {side} vocabulary")
@@ -165,7 +166,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
-    """Returns the weights under nmtkit's names. Rows of embeddings are in the order of the tables."""
+    """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     output = "decoder_ff_logit_out"
     found = {
         "source_embedding.tokens.weight": weights.rows(source.rows, "Wemb", "encoder_Wemb"),
@@ -181,7 +182,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
         embeddings[BOS] = 0  # Marian's decoder starts from zeros
     if config.tie_output:
         found["output_projection.weight"] = found["target_embedding.tokens.weight"]
-    else:  # older releases write the transpose, under the name without "t"
+    else:  # older releases write the transposed matrix, and its name has no "t" at the end
         old = f"{output}_W" in weights.tensors
         matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
         found["output_projection.weight"] = weights.select(matrix, target.rows, output)
@@ -194,7 +195,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
-    """Returns the name of each weight of the layers in nmtkit, with the names of its parts in Marian."""
+    """Returns, for each weight of the layers, its name in nmtkit and the names of its parts in Marian."""
     names: list[tuple[str, list[str]]] = []
 
     def linear(ours: str, prefix: str, parts: str) -> None:
@@ -231,7 +232,7 @@ def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
 
 
 def decoder_files(source: Path) -> list[Path]:
-    """Returns the files with Marian's settings of the search that belong to a model file, or are in a folder."""
+    """Returns the files with Marian's search settings for `source`, which is a model file or a folder."""
     if source.is_dir():
         candidates = [source / "decoder.yml", *sorted(source.glob("*.npz.decoder.yml"))]
     else:
@@ -240,7 +241,7 @@ def decoder_files(source: Path) -> list[Path]:
 
 
 def decoder_file(source: Path) -> Path:
-    """Returns the decoder.yml of a model. Raises FileNotFoundError with the name that it should have."""
+    """Returns the decoder.yml of a model. Raises FileNotFoundError with the expected name of the file."""
     for candidate in decoder_files(source):
         return candidate
     raise FileNotFoundError(
@@ -249,13 +250,13 @@ def decoder_file(source: Path) -> Path:
 
 
 def beside(decoder: Path, name: str) -> Path:
-    """Returns the path of a file that decoder.yml names: relative to decoder.yml, or by its last part in its folder."""
+    """Returns the path of `name` relative to decoder.yml. If this file does not exist, drops the folders of `name`."""
     path = decoder.parent / name
     return path if path.is_file() else decoder.parent / Path(name).name
 
 
 def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[str]:
-    """Returns the file names in an entry of decoder.yml. Raises ValueError for another count."""
+    """Returns the file names in an entry of decoder.yml. Raises ValueError unless there are `count` names."""
     values = facts.get(entry)
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"{path}: {entry} is {str(values)[:60]!r}, not a list of {count}; nmtkit reads single models")
@@ -263,7 +264,7 @@ def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[
 
 
 def read_weights(path: Path) -> Weights:
-    """Returns all tensors by name. Runs no code of the file."""
+    """Returns all tensors by name. Does not run code from the file."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; decoder.yml names it as the model")
     if not path.is_file():
@@ -276,7 +277,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def settings_of(weights: Weights, path: Path) -> Settings:
-    """Returns the settings of the model, which are one of its tensors."""
+    """Returns the settings of the model. The tensor SETTINGS holds them as text."""
     if SETTINGS not in weights.tensors:
         raise ValueError(f"{path} does not hold {SETTINGS}, in which Marian keeps the settings of a model")
     try:
@@ -291,9 +292,9 @@ ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def parse(text: str, path: Path) -> dict[str, Any]:
-    """Returns keys with strings or lists of strings, from the part of YAML that Marian writes.
+    """Parses the subset of YAML that Marian writes. Returns a dict whose values are strings or lists of strings.
 
-    Raises ValueError naming path and line for other text.
+    Raises ValueError naming path and line for text outside this subset.
     """
     found: dict[str, Any] = {}
     key = ""
@@ -314,7 +315,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
                 found[key] = []
             else:
                 raise ValueError("neither a pair nor an element of a list")
-        except (ValueError, OverflowError) as error:  # escapes of characters that do not exist, among others
+        except (ValueError, OverflowError) as error:  # for example, an escape of a character that does not exist
             raise ValueError(
                 f"{path}, line {number}: {stripped[:60]!r} is not YAML as Marian writes it: {error}"
             ) from error
@@ -322,7 +323,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def scalar(text: str) -> str:
-    """Returns the text of a scalar of YAML, without quotes and escapes."""
+    """Returns the text of a YAML scalar. Removes quotes and resolves escapes."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1].replace("''", "'")

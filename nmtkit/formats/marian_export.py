@@ -1,9 +1,9 @@
-"""Exports a Transformer as a folder that Marian translates with: model.npz, SentencePiece models and decoder.yml.
+"""Exports a Transformer for Marian, as a folder with model.npz, SentencePiece models and decoder.yml.
 
-Marian's decoder starts from zeros, nmtkit's decoder from the embedding of bos. The export therefore subtracts b, the
-embedding of bos, from all embeddings. The input of the first layer changes from x to x - b, and biases restore the
-difference: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
-projection, all logits change by the same number, which leaves the probabilities as they are.
+Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
+subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
+change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
+projection, all logits change by the same number, so the probabilities do not change.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
@@ -24,10 +24,10 @@ from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
 from nmtkit.formats.model_card import model_card
 
-# Settings that Marian's models have too, and the values of other settings with which Marian computes the same.
+# SAME are settings that Marian's models also have. ALLOWED are the values of other settings that Marian supports.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
-# Marian's norms add 1e-6 to the variance. Adding the usual 1e-5 changes log probabilities by a share of about 1e-5.
+# Marian's norms add 1e-6 to the variance. With the usual 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 MODEL = "model.npz"
 USAGE = [
@@ -41,7 +41,7 @@ USAGE = [
 def save(source: Path, destination: Path) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that Marian reads.
 
-    Raises ValueError naming the options of the architecture, or of the tokenizer, that Marian does not have.
+    Raises ValueError if Marian does not support the architecture or the tokenizer. The message names the reason.
     """
     contents = checkpoint.load(source)
     model, tokenizer = models.from_checkpoint(source)
@@ -76,7 +76,7 @@ def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
 
 
 def vocabularies(tokenizer: Tokenizer) -> dict[str, bytes]:
-    """Returns the SentencePiece models by the names of their files."""
+    """Returns the SentencePiece models by file name."""
     if tokenizer.one_model:
         return {"vocab.spm": tokenizer.source_model}
     return {"source.spm": tokenizer.source_model, "target.spm": tokenizer.target_model}
@@ -114,7 +114,7 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
 
 
 def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns nmtkit's default search for Marian, whose length penalty is length ** normalize."""
+    """Returns Marian's settings for nmtkit's default search. Marian's length penalty is length ** normalize."""
     names = list(vocabularies(tokenizer))
     files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
     batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
@@ -129,7 +129,7 @@ def as_yaml(settings: Mapping[str, str]) -> str:
 
 
 def to_marian(model: Transformer) -> dict[str, Tensor]:
-    """Returns the weights, in fp32, under Marian's names. Raises ValueError if the embedding of bos cannot be zero."""
+    """Returns the weights in fp32 under Marian's names. Raises ValueError if bos cannot get the embedding 0."""
     shift_bos_to_zero(model)
     config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     found: dict[str, Tensor] = {}
@@ -149,7 +149,7 @@ def to_marian(model: Transformer) -> dict[str, Tensor]:
 
 
 def shift_bos_to_zero(model: Transformer) -> None:
-    """Changes the weights in place so that the embedding of bos is zero and the model computes the same."""
+    """Changes the weights in place: the embedding of bos becomes zero, and the probabilities stay the same."""
     add_biases(model)
     bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
     if not bos.any():
@@ -172,7 +172,7 @@ def shift_bos_to_zero(model: Transformer) -> None:
 
 
 def add_biases(model: Transformer) -> None:
-    """Adds biases of zero to the projections of attention that have no bias."""
+    """Gives a bias of zeros to each linear layer without a bias, except the output projection."""
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.bias is None and module is not model.output_projection:
             module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

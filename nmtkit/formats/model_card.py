@@ -11,7 +11,7 @@ def model_card(
 ) -> str:
     """Returns the text of README.md for a checkpoint.
 
-    `metadata` are lines of YAML for the Hugging Face Hub, `usage` lines of Markdown that show how to translate.
+    `metadata` are lines of YAML for the Hugging Face Hub. `usage` are lines of Markdown that show how to translate.
     """
     run = contents.get("run", {})
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}

@@ -1,7 +1,7 @@
-"""Reads pickles of other toolkits without running code of the file: tensors, plain containers, and settings as dicts.
+"""Reads tensors, plain containers and settings from pickles of other toolkits. Does not run code from the file.
 
-torch.load(weights_only=True) builds tensors and plain containers only. The settings are objects of argparse and, in
-newer files, of omegaconf and fairseq. `PickledObject` takes the place of these classes.
+torch.load(weights_only=True) builds only tensors and plain containers. The settings are objects of argparse or, in
+newer files, of omegaconf and fairseq. `PickledObject` replaces the classes of these objects.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-# Classes, and packages of classes, for which `PickledObject` stands. None of them is imported or called.
+# `PickledObject` replaces these classes and all classes of PACKAGES, so none of these classes is imported or called.
 HARMLESS = ["argparse.Namespace", "collections.defaultdict", "typing.Any", "pathlib.PosixPath", "pathlib.PurePosixPath"]
 HARMLESS += [f"builtins.{name}" for name in ("dict", "list", "int", "str", "float", "bool", "tuple")]
 PACKAGES = ("omegaconf", "fairseq")
@@ -38,9 +38,9 @@ class PickledObject:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Returns the dict that torch.save wrote.
+    """Returns the dict in a file that torch.save wrote.
 
-    Raises FileNotFoundError, and ValueError for a file that is damaged or would run code.
+    Raises FileNotFoundError for a missing file, and ValueError for a file that is damaged or would run code.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
@@ -67,7 +67,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Converts objects to dicts of their attributes, omegaconf's containers to dicts and lists, and enums to values."""
+    """Converts objects to dicts of attributes, omegaconf containers to dicts and lists, and enum members to values."""
     if isinstance(value, dict):
         return {key: to_plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Reads the files of other toolkits' models. Every error is a ValueError or OSError that names file and entry."""
+"""Reads model files of other toolkits. Every error is a ValueError or OSError that names the file and the entry."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_bytes(path: Path, purpose: str = "") -> bytes:
-    """Returns the contents of a regular file. `purpose` follows the message of a missing file."""
+    """Returns the contents of a regular file. If the file is missing, the message ends with `purpose`."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
     if not path.is_file():  # reading a named pipe would wait forever
@@ -36,7 +36,7 @@ def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns the errors of reading a structure that is not as expected into a ValueError that names `path`."""
+    """Turns errors such as KeyError, from contents with a wrong structure, into a ValueError that names `path`."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -53,7 +53,7 @@ class Settings:
         return self.values.get(name) is not None
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Returns a value of any type. A missing value is an error if there is no default."""
+        """Returns a value of any type. Raises ValueError if the value is missing and there is no default."""
         value = self.values.get(name)
         value = default if value is None else value
         if value is None:
@@ -66,7 +66,7 @@ class Settings:
     def integer(self, name: str, default: int | None = None) -> int:
         value = self.value(name, default)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-            value = int(value)  # settings of Marian are text
+            value = int(value)  # Marian writes numbers as text
         if type(value) is not int or not 0 <= value < 1 << 31:
             raise self.wrong(name, "a whole number")
         return value
@@ -90,11 +90,11 @@ class Settings:
         return value
 
     def same_flag(self, *names: str) -> bool:
-        """Returns the value that all flags in `names` have; a missing flag is false."""
+        """Returns the common value of the flags in `names`. A missing flag counts as false."""
         return self._same(names, [self.flag(name, False) for name in names])
 
     def same(self, *names: str, default: int | None = None) -> int:
-        """Returns the whole number that all settings in `names` have."""
+        """Returns the common value of the settings in `names`, a whole number."""
         return self._same(names, [self.integer(name, default) for name in names])
 
     def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:

@@ -1,7 +1,8 @@
-"""tokenizer.json of the package tokenizers, as transformers 5 saves it in place of a SentencePiece model, turned back.
+"""Converts a tokenizer.json back into a SentencePiece model.
 
-What was converted from a SentencePiece model says all that it did: its pieces by id, scores (unigram) or the order of
-merges (BPE), and the table of its normaliser.
+transformers 5 saves a tokenizer.json of the package tokenizers instead of a SentencePiece model. A tokenizer.json that
+was converted from a SentencePiece model still holds everything that the model needs: the pieces by id, the scores
+(unigram) or the order of the merges (BPE), and the table of the normaliser.
 """
 
 import base64
@@ -12,12 +13,15 @@ from typing import Any
 from nmtkit.data.spm_model import Piece, new_model
 from nmtkit.data.tokenizer import SPACE_SYMBOL
 
-SEVERAL_SPACES = {"Regex": " {2,}"}  # are made one by SentencePiece, too
+SEVERAL_SPACES = {"Regex": " {2,}"}  # SentencePiece also replaces several spaces by one space
 
 
 def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes, dict[int, str]]:
-    """Returns a model that segments text as `contents` of `path` say, and all pieces by id. Raises ValueError naming
-    what SentencePiece has not."""
+    """Returns a SentencePiece model that divides text like the tokenizer in `contents`, and all pieces by id.
+
+    `contents` is the JSON object in the file `path`. Raises ValueError for a tokenizer that SentencePiece cannot
+    reproduce; the message names the reason.
+    """
     model = contents["model"]
     kind = model.get("type")
     if kind not in ("BPE", "Unigram") or model.get("byte_fallback") or not splits_at_spaces(contents):
@@ -40,13 +44,13 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
 
 
 def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of what a merge makes: two pieces, or in older files a text with a space between them."""
+    """Returns the id of the piece that a merge makes. A merge is two pieces, in older files separated by a space."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return ids[left + right]
 
 
 def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
-    """Returns whether each word begins with SentencePiece's sign of a space, the first one too."""
+    """Returns whether every word, including the first word, begins with SentencePiece's symbol for a space."""
     outer = contents.get("pre_tokenizer") or {}
     parts = [part for part in outer.get("pretokenizers", [outer]) if part.get("type") != "WhitespaceSplit"]
     if len(parts) != 1 or parts[0].get("type") != "Metaspace" or parts[0].get("replacement") != SPACE_SYMBOL:
@@ -56,7 +60,7 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 
 
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the table of the normaliser, empty for none. Raises ValueError for another kind of normaliser."""
+    """Returns the table of the normaliser, or b"" without a table. Raises ValueError for other kinds of normalisers."""
     outer = contents.get("normalizer") or {"normalizers": []}
     found = b""
     for part in outer.get("normalizers", [outer]):

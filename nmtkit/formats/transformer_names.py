@@ -1,11 +1,11 @@
-"""Names of layers in nmtkit's Transformer and in fairseq's, which transformers uses too."""
+"""Names of layers in nmtkit's Transformer and in fairseq. transformers uses the names of fairseq."""
 
 from torch import Tensor
 
 from nmtkit.architectures.transformer import TransformerConfig
 from nmtkit.formats.weights import Weights
 
-# One layer of nmtkit holds the weights of several layers of fairseq end to end.
+# A layer of nmtkit -> the layers of fairseq whose weights it concatenates.
 LAYER = {
     "self_attention.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attention.out_proj": ("self_attn.out_proj",),
@@ -28,13 +28,13 @@ def layer_names(stack: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def stacks(weights: Weights, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
-    """Returns encoder and decoder under nmtkit's names, without token embeddings and output projection."""
+    """Returns the encoder and decoder weights under nmtkit's names, without token embeddings and output projection."""
     found: dict[str, Tensor] = {}
     for side, stack, depth in (
         ("source", "encoder", config.encoder_layers),
         ("target", "decoder", config.decoder_layers),
     ):
-        if config.positions == "learned":  # the table begins with rows that padding and earlier ids would have
+        if config.positions == "learned":  # the first rows, up to the id of the padding, are not positions of tokens
             table = weights.matrix(f"{prefix}{stack}.embed_positions.weight")
             found[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
         if config.embedding_norm:

@@ -1,4 +1,4 @@
-"""Vocabularies of other toolkits: the row of the original embeddings for each id of nmtkit."""
+"""Converts vocabularies of other toolkits. A table maps each id of nmtkit to a row of the original embeddings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.formats.reading import read_bytes
 
-HIDDEN = -1e4  # the output bias of an entry that the original model does not have: its probability is 0
+HIDDEN = -1e4  # the output bias that gives probability 0 to entries that the original model does not have
 SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 
 
@@ -18,8 +18,8 @@ SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 class Table:
     """The vocabulary of one side: pieces by id, with <unk>, the decoder's first token and </s> at 0, 1 and 2.
 
-    `rows` has the row of the original embeddings for each id. `hidden` are ids that the original model does not have.
-    `control` are pieces that text never produces.
+    `rows` maps each id to a row of the original embeddings. `hidden` lists the ids that the original model does not
+    have. `control` is the set of pieces that text never produces.
     """
 
     pieces: list[str]
@@ -33,7 +33,7 @@ class Table:
 
 
 def tokenizer_of(tables: Sequence[Table], models: Sequence[bytes]) -> Tokenizer:
-    """Returns the tokenizer of the SentencePiece models of source and target, with the ids of their tables."""
+    """Returns a tokenizer made of the source and target SentencePiece models, with the ids of the tables."""
     source, target = (table.renumber(model) for table, model in zip(tables, models, strict=True))
     return Tokenizer(source, None if source == target else target)
 
@@ -56,11 +56,12 @@ def table_of(
     eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
 ) -> Table:
-    """Returns the table of a vocabulary of `size` entries in the file `path` whose tokenizers are `models`.
+    """Returns the table of the vocabulary in the file `path`. The vocabulary has `size` entries; `models` divide text.
 
-    The decoder starts from the entry `start`. None means that it starts from eos: the row of eos then has a second id,
-    and an entry <s> counts as unused, since <s> is the decoder's first token in nmtkit. Pieces that only the tokenizer
-    has are entries with the row of <unk>. Raises ValueError naming the path for an entry that is missing.
+    The decoder starts from the entry `start`. None means that the decoder starts from eos. Then <s>, the decoder's
+    first token in nmtkit, gets the row of eos, and an entry <s> of the original vocabulary counts as unused. Pieces
+    that are in `models` but not in the vocabulary get the row of <unk>. Raises ValueError naming the path if an entry
+    is missing.
     """
     if max(by_id) >= size:
         raise ValueError(f"{path} has ids up to {max(by_id)}, and the model has {size} entries")
@@ -92,7 +93,7 @@ def table_of(
 
 
 def unused(id: int) -> str:
-    """Returns the name of an entry of the embeddings that stands for no piece."""
+    """Returns the name of an entry whose row of the embeddings belongs to no piece."""
     return f"<unused {id}>"
 
 

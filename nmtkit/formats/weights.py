@@ -1,4 +1,4 @@
-"""The weights of an imported model: each is taken once, and a checkpoint is made of them."""
+"""Collects the weights of an imported model and makes a checkpoint of these weights."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from nmtkit.checkpoint import Checkpoint
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of
 
-ARCHITECTURE = "transformer_base"  # the entry of ARCHITECTURES whose preset the settings of an imported model override
+ARCHITECTURE = "transformer_base"  # name in ARCHITECTURES; the settings of an imported model override this preset
 
 
 class Weights:
-    """Tensors of a file by name. A tensor that is taken has one or two dimensions and is in fp32.
+    """Tensors of a file by name. `take` returns a tensor of one or two dimensions in fp32, and records its name.
 
-    Methods raise ValueError naming the file and the tensor that is missing or of another kind.
+    The methods raise ValueError if a tensor is missing or not as expected. The message names the file and the tensor.
     """
 
     def __init__(self, tensors: dict[str, Tensor], path: Path) -> None:
@@ -40,11 +40,11 @@ class Weights:
         return tensor.float()
 
     def first_name(self, *names: str) -> str:
-        """Returns the first of these names that the file has; the first of all if it has none."""
+        """Returns the first name of `names` that is in the file. If none is in the file, returns `names[0]`."""
         return next((name for name in names if name in self.tensors), names[0])
 
     def matrix(self, *names: str) -> Tensor:
-        """Returns the matrix with the first of these names that the file has."""
+        """Returns the matrix `first_name(*names)`."""
         name = self.first_name(*names)
         matrix = self.take(name)
         if matrix.dim() != 2:
@@ -52,17 +52,17 @@ class Weights:
         return matrix
 
     def rows(self, rows: list[int], *names: str) -> Tensor:
-        """Returns the given rows of the matrix with the first of these names that the file has."""
+        """Returns the given rows of the matrix `first_name(*names)`."""
         return self.select(self.matrix(*names), rows, self.first_name(*names))
 
     def select(self, table: Tensor, rows: list[int], name: str) -> Tensor:
-        """Returns the given rows of a table, which `name` stands for in the error if it has fewer rows."""
+        """Returns the given rows of `table`. Raises ValueError naming `name` if `table` has too few rows."""
         if max(rows) >= len(table):
             raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, and {name} has {len(table)} rows")
         return table[rows]
 
     def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
-        """Returns the output bias `name` of the given rows, or zeros, and `value` for the ids `hidden`."""
+        """Returns the given rows of the output bias `name`, or zeros without a bias. The ids `hidden` get `value`."""
         bias = torch.zeros(len(rows))
         if name is not None and name in self.tensors:
             bias = self.select(self.take(name).flatten(), rows, name)
@@ -70,14 +70,14 @@ class Weights:
         return bias
 
     def check_equal(self, names: Sequence[str], setting: str) -> None:
-        """Raises ValueError if tensors that `setting` declares to be one parameter are different."""
+        """Raises ValueError if tensors differ although `setting` declares that they are the same parameter."""
         present = [name for name in names if name in self.tensors]
         for name in present[1:]:
             if not torch.equal(self.take(present[0]), self.take(name)):
                 raise ValueError(f"{self.path} has {setting}, and weights that differ: {present[0]} and {name}")
 
     def check_all_taken(self, ignored: str = "") -> None:
-        """Raises ValueError naming a tensor that was not taken, unless its whole name matches `ignored`."""
+        """Raises ValueError if a tensor was not taken. Skips tensors whose whole name matches the pattern `ignored`."""
         rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(ignored, name))
         if rest:
             more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
@@ -86,12 +86,12 @@ class Weights:
             )
 
     def stack(self, found: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Stores weights and biases of the layers `theirs`, end to end, as the layer `ours`."""
+        """Stores the concatenated weights and biases of the layers `theirs` in `found`, as the layer `ours`."""
         for kind in ("weight", "bias"):
             found[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
 
     def joined(self, names: Sequence[str]) -> Tensor:
-        """Returns tensors end to end."""
+        """Returns the concatenation of the tensors `names` along the first dimension."""
         parts = [self.take(name) for name in names]
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
@@ -102,8 +102,8 @@ class Weights:
 def transformer_checkpoint(
     config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
 ) -> Checkpoint:
-    """Returns the checkpoint of a Transformer. Raises ValueError naming a weight of another shape, or not finite."""
-    with torch.device("meta"):  # the shapes, without the memory
+    """Returns the checkpoint of a Transformer. Raises ValueError naming weights of a wrong shape or not finite."""
+    with torch.device("meta"):  # gives the shapes without allocating memory
         expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
@@ -132,7 +132,7 @@ def _package() -> Any:
 
 
 def check_safetensors() -> None:
-    """Raises ImportError, saying what to install, if the package safetensors is missing."""
+    """Raises ImportError with an installation command if the package safetensors is missing."""
     _package()
 
 
@@ -149,7 +149,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors to a file. Raises OSError naming the file, for a full disk among other reasons."""
+    """Writes tensors to a file. Raises OSError naming the file if writing fails, for example on a full disk."""
     package = _package()
     try:
         package.torch.save_file(dict(weights), path, metadata=metadata)
