@@ -1,4 +1,4 @@
-"""The encoding of a file: taken from its byte order mark or its declaration, kept when writing, and never guessed."""
+"""The encoding of a file: read from the byte order mark or a declaration, kept when writing, and never guessed."""
 
 import codecs
 import re
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # begins with the mark of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because this mark begins with the mark of UTF-16
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Encodings of text. Python has other codecs too, which compress or escape.
+# Encodings of text. Python also has codecs that compress or escape.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
     r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620"
@@ -23,7 +23,7 @@ _WEB = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312
 
 @dataclass(frozen=True)
 class Encoding:
-    """A codec of Python, and the byte order mark of the file."""
+    """A codec of Python, and the byte order mark that the file has."""
 
     codec: str = "utf-8"
     mark: bytes = b""
@@ -33,7 +33,7 @@ class Encoding:
 
 
 def codec_of(name: str) -> str:
-    """Returns the name that Python has for an encoding. Raises ValueError for an unknown encoding."""
+    """Returns Python's name of an encoding. Raises ValueError for an unknown encoding."""
     try:
         codec = codecs.lookup(name).name
     except (LookupError, ValueError):
@@ -44,11 +44,11 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
-    """Returns the text and the encoding of a file: by its byte order mark, else as `declared`, else UTF-8.
+    """Returns the text and the encoding of a file: from its byte order mark, else `declared`, else UTF-8.
 
-    With `web`, names mean the encodings that browsers read them as, and a file without a declaration is in
-    Windows-1252 if it is not in UTF-8. Raises ValueError, with the line, for bytes that are invalid or that would
-    change when they are written again.
+    With `web`, names of encodings are read as in browsers, and a file that has no declaration and is not in UTF-8 is
+    read as Windows-1252. Raises ValueError with the line for bytes that are invalid or that would change when the text
+    is written again.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:
@@ -56,7 +56,7 @@ def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple
         codec = _WEB.get(codec, codec) if web else codec
     codecs_to_try = [codec]
     if web and not mark and (not declared or codec == "cp1252"):
-        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 has control characters for the gaps of Windows-1252
+        codecs_to_try += ["cp1252", "latin-1"]  # Latin-1 fills the gaps of Windows-1252 with control characters
     body = data[len(mark) :]
     text, codec = _first_that_decodes(body, codecs_to_try)
     if text.encode(codec) != body:

@@ -1,14 +1,15 @@
 """Catalogues of gettext: PO files, and their templates (POT).
 
-polib wraps every entry anew, and loses blank lines, the order of comments and unknown lines. Here an untranslated entry
-gets its msgstr and the flag fuzzy, and no other line changes.
+polib wraps every entry again, and loses blank lines, the order of comments and unknown lines. This module only fills
+the msgstr of untranslated entries and flags them as fuzzy; no other line changes.
 
 - Translated, partly translated and fuzzy entries stay, unless `overwrite` is on. Obsolete entries always stay.
-- The header says the number of plural forms (Plural-Forms). A header without that line gets the rule of the target
-  language. The form for the number 1 alone is the translation of msgid, and the other forms of msgid_plural.
-- If the placeholders of a printf format are in another order in a translation, they get their numbers, as in %2$d %1$s.
-  Formats without such numbers, such as python-format, leave the entry untranslated.
-- The lines of a text in which a sentence continues are translated together and wrapped again.
+- The line Plural-Forms of the header gives the number of plural forms. A header without this line gets the rule of the
+  target language. The form for only the number 1 is the translation of msgid; all other forms are translations of
+  msgid_plural.
+- If a translation changes the order of the placeholders of a printf format, the placeholders are numbered, as in
+  %2$d %1$s. In formats without numbered placeholders, such as python-format, the entry stays untranslated.
+- Consecutive lines of a text that hold one sentence are translated together and wrapped again.
 """
 
 import html
@@ -23,7 +24,7 @@ from nmtkit.documents.interface import Document, Edit, ReadOptions, line_of, lin
 from nmtkit.documents.lines import continues, words_of, wrapped
 from nmtkit.documents.plural_forms import Plurals, plural_rule
 
-WIDTH = 80  # columns of a line of the file, as the programs of gettext wrap lines
+WIDTH = 80  # maximum width of a line of the file, the same as in the programs of gettext
 
 _CHARSET = re.compile(rb"charset=([\w:.-]+)")
 _KEYWORD = re.compile(r"[ \t]*+(msgctxt|msgid_plural|msgid|msgstr)(?:\[(\d+)\])?[ \t]*+(?=\")")
@@ -36,16 +37,16 @@ _CONVERSION = re.compile(
 _PLACEHOLDER = re.compile(
     r"%(?:\(\w+\)|\d{1,2}\$)?[-+ #0]{0,6}+(?:\d{1,9}+|\*)?+(?:\.\d{1,9}+)?+[a-zA-Z]|%\d|\{[^{}]*+\}"
 )
-_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # without no-c-format and possible-c-format
+_FORMAT = re.compile(r"(?<![\w-])(\w+(?:-printf)?)-format\b")  # does not match no-c-format and possible-c-format
 _NUMBERED = frozenset(["c", "objc", "php", "perl", "tcl", "boost", "java-printf"])
-_UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats whose placeholders keep their order
+_UNNUMBERED = frozenset(["python", "lua", "awk"])  # formats without numbered placeholders
 
 logger = logging.getLogger("nmtkit")
 
 
 @dataclass
 class Message:
-    """A string of an entry: its position, from the keyword to the end of its last line, and its text."""
+    """A string of an entry: its text, and its position from the keyword to the end of the last line."""
 
     start: int
     end: int
@@ -55,7 +56,7 @@ class Message:
 
 @dataclass
 class Entry:
-    """An entry: the position of its first keyword, and of its line of flags."""
+    """An entry: the position of its first keyword, and the position of its line of flags."""
 
     start: int
     messages: dict[str, Message] = field(default_factory=dict)  # by keyword, such as msgstr[0]
@@ -84,7 +85,7 @@ def escaped(text: str) -> str:
 
 
 def entries_of(text: str) -> Iterator[Entry]:
-    """Yields the entries of a catalogue except obsolete entries. Raises ValueError, with the line."""
+    """Yields all entries of a catalogue that are not obsolete. Raises ValueError with the line."""
     entry: Entry | None = None
     flags: tuple[int, int] | None = None
     message: Message | None = None
@@ -187,7 +188,7 @@ def parts_of(text: str) -> Iterator[Part]:
 
 
 def in_order(source: str, target: str, formats: set[str]) -> str | None:
-    """Returns a translation whose placeholders take the right arguments, or None if its format cannot say which.
+    """Returns a translation whose placeholders take the right arguments, or None if the format cannot number them.
 
     If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s.
     """
@@ -228,7 +229,7 @@ class Catalogue(Document):
             (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
         )
         self.entries = []
-        self.parts: list[dict[str, list[Part]]] = []  # of each entry, by msgid and msgid_plural
+        self.parts: list[dict[str, list[Part]]] = []  # for each entry: the parts of its msgid and msgid_plural
         for entry in entries:
             if entry is self.header or (not options.overwrite and any(form.text for form in entry.forms.values())):
                 continue
@@ -302,7 +303,7 @@ class Catalogue(Document):
         yield min(spans)[0], max(spans)[1], self.newline.join(lines)
 
     def message(self, keyword: str, text: str, source: Message) -> str:
-        """Returns keyword and string, wrapped like gettext wraps them, unless the source is one long line."""
+        """Returns keyword and string, wrapped in the same way as gettext does, unless the source is one long line."""
         lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
         wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
         if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):
@@ -323,7 +324,7 @@ class Catalogue(Document):
         return [(start + 2, start + 2, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:
-        """Returns the file in its encoding, or in UTF-8 if its encoding lacks a character; then the header says so."""
+        """Returns the file in its encoding. Uses UTF-8, also in the header, if the encoding lacks a character."""
         if "charset=CHARSET" in self.text:
             text = text.replace("charset=CHARSET", "charset=UTF-8", 1)
         try:
@@ -344,7 +345,7 @@ def _folded(line: str) -> Iterator[str]:
 
 
 def _previous_comments(text: str, position: int) -> int:
-    """Returns the start of the comments `#| msgid …` before the line at `position`, or `position` without them."""
+    """Returns the start of the comments `#| msgid …` before the line at `position`, or `position` if there are none."""
     while position:
         start = text.rfind("\n", 0, position - 1) + 1
         if not text.startswith("#|", start):

@@ -19,16 +19,16 @@ class ReadOptions:
     """Settings of reading and writing a document."""
 
     target_language: str | None = None  # a code, such as de or deu_Latn
-    overwrite: bool = False  # replace existing translations, in formats that hold both languages
+    overwrite: bool = False  # replace existing translations, in formats with source and target texts
 
 
 class Document(ABC):
-    """A file of a format: extracts its translatable text, and writes the file with that text replaced.
+    """A file of a format: extracts the translatable text, and writes the file with translated text.
 
-    `segments` are lines of HTML with stand-ins for inline codes. A translator turns each of them into a translation.
+    `segments` are lines of HTML with placeholders for inline codes. A translator translates each segment.
     """
 
-    protects: ClassVar[bool] = False  # whether files of the format usually hold placeholders, such as %s
+    protects: ClassVar[bool] = False  # whether files of the format usually contain placeholders such as %s
 
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         self.text, self.encoding, self.options = text, encoding, options
@@ -37,14 +37,14 @@ class Document(ABC):
     @classmethod
     @abstractmethod
     def read(cls, data: bytes, options: ReadOptions) -> "Document":
-        """Reads a file. Raises ValueError, with the line first, for a file that is not of the format."""
+        """Reads a file. Raises ValueError, beginning with the line, if the file is not in the format."""
 
     @abstractmethod
     def edits(self, translations: Sequence[str]) -> list[Edit]:
-        """Returns the changes of the text."""
+        """Returns the edits that put the translations into the text."""
 
     def render(self, translations: Sequence[str]) -> str:
-        """Returns the text with a translation in place of each segment, in order. The rest stays as it is."""
+        """Returns the text with each segment replaced by its translation. `translations` have the same order."""
         assert len(translations) == len(self.segments)
         return spliced(self.text, sorted(self.edits(translations)))
 
@@ -54,7 +54,7 @@ class Document(ABC):
 
 
 def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = None) -> str:
-    """Returns the text from `start` to `end` with the edits in that part. The edits are sorted and disjoint."""
+    """Returns the text from `start` to `end` with the edits of this range. The edits are sorted and disjoint."""
     end = len(text) if end is None else end
     parts, cursor = [], start
     for index in range(bisect_left(edits, (start, start, "")), len(edits)):
@@ -68,7 +68,7 @@ def spliced(text: str, edits: Sequence[Edit], start: int = 0, end: int | None = 
 
 
 def line_of(text: str, position: int) -> int:
-    """Returns the number of the line, from 1, of a character."""
+    """Returns the number of the line that contains a character, counted from 1."""
     return text.count("\n", 0, position) + 1
 
 
@@ -91,6 +91,6 @@ def newline_of(text: str) -> str:
 
 
 def without_white_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the part of a text without white space at its ends. A no-break space is not white space here."""
+    """Returns the range of a text without white space at both ends. A no-break space does not count as white space."""
     part = text[start:end]
     return start + len(part) - len(part.lstrip(" \t\r\n\f")), end - (len(part) - len(part.rstrip(" \t\r\n\f")))

@@ -1,4 +1,4 @@
-"""Sentences that run over several lines: which lines belong together, and how a translation is divided into lines."""
+"""Sentences that continue over several lines: finds these lines, and divides a translation into lines."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ from nmtkit.documents.inline import Piece
 _ENDS = ".!?…:。！？؟।։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
-_NEAR = 3  # words by which a division may move to come after punctuation
+_NEAR = 3  # maximum number of words by which a division moves to come after punctuation
 
 
 def ends_sentence(text: str) -> bool:
@@ -20,22 +20,22 @@ def ends_sentence(text: str) -> bool:
 
 
 def continues(before: str, after: str) -> bool:
-    """Returns whether a sentence continues in `after`, which begins with a small letter or comes after a comma."""
+    """Returns whether a sentence continues in `after`: `after` begins with a small letter or comes after a comma."""
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 
 
 @dataclass
 class Word:
-    """A part without a line break: a word with its codes, or a character of a script without spaces."""
+    """A unit without a line break inside: a word with its codes, or a character of a script without spaces."""
 
-    raw: str = ""  # as it is in the file
-    text: str = ""  # without codes
-    space: bool = False  # before the word
+    raw: str = ""  # text of the word as in the file
+    text: str = ""  # text of the word without codes
+    space: bool = False  # whether a space comes before the word
 
     @property
     def width(self) -> int:
-        """The number of columns, with the space before the word. A Chinese character takes two columns."""
+        """The number of columns, including the space before the word. A Chinese character takes two columns."""
         return self.space + sum(
             0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
             for char in self.text
@@ -43,7 +43,7 @@ class Word:
 
 
 def words_of(pieces: Sequence[Piece], escape: Callable[[str], str]) -> list[Word]:
-    """Returns the words of a translation. A code belongs to the word that it touches."""
+    """Returns the words of a translation. A code belongs to the word next to it."""
     words = [Word()]
     for piece in pieces:
         if piece.role != "text":
@@ -74,7 +74,7 @@ def _breaks(before: str, after: str) -> bool:
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
     """Divides words into one part for each weight, in proportion. Each part has a word if there are enough words.
 
-    A part preferably ends after punctuation within three words, if the parts then fit into `limit` columns.
+    A part preferably ends after punctuation, at most three words away, if all parts then fit into `limit` columns.
     """
     ends = [0, *accumulate(word.width for word in words)]
     shares = list(accumulate(weights))
@@ -100,12 +100,12 @@ def divided(words: Sequence[Word], weights: Sequence[float], limit: float = floa
 
 
 def joined(words: Sequence[Word]) -> str:
-    """Returns the words as one line of the file."""
+    """Returns the words as one line in the form of the file."""
     return "".join((" " if word.space and index else "") + word.raw for index, word in enumerate(words))
 
 
 def wrapped(words: Sequence[Word], lines: int, limit: int) -> list[str]:
-    """Returns the words in that many lines of about equal width, or in more lines if they exceed `limit` columns."""
+    """Returns the words in `lines` lines of about equal width, or in more lines if they exceed `limit` columns."""
     width = sum(word.width for word in words)
     lines = max(1, min(len(words), max(lines, -(-width // limit))))
     return [joined(part) for part in divided(words, [1.0] * lines, limit)]

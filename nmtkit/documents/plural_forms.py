@@ -1,13 +1,13 @@
-"""Plural forms of languages in catalogues of gettext."""
+"""Plural forms of languages in gettext catalogues."""
 
 import gettext
 import re
 from collections.abc import Callable
 
-MAX_FORMS = 10  # of a plural; Arabic has 6
+MAX_FORMS = 10  # maximum number of plural forms; Arabic has 6
 
 _SLAVIC = "n%10>=2 && n%10<=4 && (n%100<12 || n%100>14) ? 1 : 2"
-# Number of forms, rule and languages, from the table of Unicode CLDR. Other languages have n != 1, like English.
+# Number of forms, rule and languages, from the table of Unicode CLDR. All other languages have n != 1, as in English.
 _RULES = (
     (1, "0", "ja jpn ko kor zh zho cmn vi vie th tha id ind ms msa zsm lo lao my mya km khm jv jav yo yor bo bod"),
     (2, "n > 1", "fr fra pt_br hi hin fa fas pes bn ben gu guj kn kan am amh zu zul hy hye pa pan as asm oc oci mg mlg "
@@ -31,14 +31,14 @@ _BY_LANGUAGE = {language: (count, rule) for count, rule, languages in _RULES for
 
 
 def plural_rule(language: str | None) -> str:
-    """Returns the value of Plural-Forms for the code of a language, such as ru, rus_Cyrl or pt-BR."""
+    """Returns the value of Plural-Forms for a language code, such as ru, rus_Cyrl or pt-BR."""
     code = (language or "").lower().replace("-", "_")
     count, rule = _BY_LANGUAGE.get(code) or _BY_LANGUAGE.get(code.split("_")[0]) or (2, "n != 1")
     return f"nplurals={count}; plural=({rule});"
 
 
 class Plurals:
-    """The plural forms by the Plural-Forms of a header: their number, and the numbers that each form is for.
+    """The plural forms by the Plural-Forms of a header: the count of forms, and the numbers that use each form.
 
     `count` is None if the header has no valid rule.
     """
@@ -46,7 +46,7 @@ class Plurals:
     def __init__(self, header: str) -> None:
         match = re.search(r"Plural-Forms:\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=([^;\n]{1,500});?", header)
         self.count = int(match[1]) if match and 0 < int(match[1]) <= MAX_FORMS else None
-        self.numbers: dict[int, set[int]] = {}  # of each form
+        self.numbers: dict[int, set[int]] = {}  # form -> the numbers that use it
         try:
             rule: Callable[[int], int] = gettext.c2py(match[2]) if match else int
             for number in range(201):
@@ -55,9 +55,10 @@ class Plurals:
             self.count = None
 
     def is_singular(self, form: int, same_placeholders: bool) -> bool:
-        """Returns whether a form is the translation of msgid, and not of msgid_plural.
+        """Returns whether a form is the translation of msgid instead of msgid_plural.
 
-        A form for 1 and other numbers, such as 21 in Russian, is so if both texts have the same placeholders.
+        A form for 1 and other numbers, such as 21 in Russian, is singular only if both texts have the same
+        placeholders.
         """
         numbers = self.numbers.get(form, set())
         if 1 not in numbers or self.count == 1:

@@ -1,10 +1,10 @@
-"""Recognition of files that are not text, and of formats that have no reader here."""
+"""Recognition of files that are not text, and of formats that nmtkit cannot read."""
 
 import codecs
 import re
 from pathlib import PurePath
 
-HEAD = 4096  # bytes of a file that are looked at
+HEAD = 4096  # bytes at the start of a file that are checked
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # text files may be compressed
 
 _SIGNATURES = (
@@ -26,7 +26,7 @@ _SIGNATURES = (
 )
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)  # BOM_UTF32_LE begins with BOM_UTF16_LE
 
-# Formats of text that are not translated as such, by extension.
+# Structured formats, which should not be translated as lines of text, by extension.
 STRUCTURED = {
     ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".arb": "JSON", ".ipynb": "Jupyter", ".xml": "XML",
     ".resx": "XML", ".ts": "Qt or TypeScript", ".tmx": "TMX", ".ttml": "TTML", ".dfxp": "TTML", ".svg": "SVG",
@@ -36,7 +36,7 @@ STRUCTURED = {
     ".sub": "SUB", ".php": "PHP", ".vue": "Vue", ".py": "Python", ".js": "JavaScript", ".css": "CSS",
 }  # fmt: skip
 
-# Formats with a reader, by their first characters.
+# Formats that nmtkit can read, by their first characters.
 _KNOWN = (
     (r"\s*(?:<!--.*?-->\s*)?<(?:!doctype html|html)\b", "html"),
     (r"WEBVTT(?:\s|$)", "vtt"),
@@ -48,7 +48,7 @@ _STRUCTURED = ((r"\s*[\[{]\s*(?:[\[{\"]|\Z)", "JSON"), (r"\s*<\?xml\b", "XML"))
 
 
 def check_text(data: bytes, name: str) -> None:
-    """Raises ValueError, with the kind of the file, if its first bytes are not text."""
+    """Raises ValueError, naming the kind of file, if the first bytes of the file are not text."""
     head = data[:HEAD]
     kind = next((kind for pattern, kind in _SIGNATURES if re.match(pattern, head, re.DOTALL)), None)
     if kind is None and b"\0" in head and not head.startswith(_MARKS):
@@ -58,7 +58,7 @@ def check_text(data: bytes, name: str) -> None:
 
 
 def notice(data: bytes, name: str) -> str | None:
-    """Returns a notice for a file that is read as lines of text and looks like another format, or None."""
+    """Returns a notice if a file that is read as lines of text looks like a different format, or None."""
     path = PurePath(name)
     suffix = path.with_suffix("").suffix if path.suffix.lower() in COMPRESSIONS else path.suffix
     text = data[:HEAD].decode(errors="replace").removeprefix("\ufeff").replace("\r\n", "\n")

@@ -1,11 +1,11 @@
 """Subtitles: SubRip (.srt) and WebVTT (.vtt, W3C).
 
-The libraries srt, webvtt-py and pysubs2 write cues anew, with other numbers, times, line ends and blank lines, or
-without notes, styles and tags. Here only the lines of text change.
+The libraries srt, webvtt-py and pysubs2 write all cues again. They change numbers, times, line ends and blank lines, or
+drop notes, styles and tags. This module changes only the lines of text.
 
-A line break within a cue, or the end of a cue, is seldom the end of a sentence. So the lines of a cue are translated
-together, and so are the cues of one sentence. The translation is divided among the cues in proportion to the characters
-that each cue had, and each part is divided into lines.
+The end of a line or of a cue is seldom the end of a sentence. So the lines of a cue are translated together, and the
+cues of one sentence are also translated together. The translation is divided among the cues in proportion to the
+characters of each cue, and the text of each cue is divided into lines.
 """
 
 import html
@@ -27,9 +27,9 @@ from nmtkit.documents.interface import (
 from nmtkit.documents.lines import Word, continues, divided, ends_sentence, words_of, wrapped
 from nmtkit.text.alignment import UNSPACED, Span
 
-WIDTH = 42  # columns of a line, as most guides for subtitles require, unless a line of the source is wider
-MAX_CUES = 6  # cues of one sentence
-MAX_GAP = 2000  # milliseconds between cues; no sentence continues after a longer gap
+WIDTH = 42  # maximum columns of a line, from common guides for subtitles; a wider line in the source raises it
+MAX_CUES = 6  # maximum number of cues of one sentence
+MAX_GAP = 2000  # maximum milliseconds between two cues of one sentence
 
 _CLOCK = r"(?:(\d{1,9}):)?(\d{1,2}):(\d{1,2})[,.](\d{1,3})"
 _TIMING = re.compile(rf"[ \t]*+{_CLOCK}[ \t]*+-->[ \t]*+{_CLOCK}(?:[ \t].*)?")
@@ -50,15 +50,15 @@ class Cue:
 
 @dataclass
 class Block:
-    """Lines of a cue that are translated together. `pieces` are without the codes at both ends."""
+    """Lines of a cue that are translated together. `pieces` do not include the codes at the start and the end."""
 
     cue: int
-    start: int  # position in the file of the part that changes
+    start: int  # start of the replaced part of the file
     end: int
     lines: int
     width: int  # columns of the longest line
     pieces: list[Piece]
-    first: bool = False  # in its cue
+    first: bool = False  # whether this is the first block of its cue
     last: bool = False
 
     @property
@@ -110,7 +110,7 @@ class Subtitles(Document):
         self.segments = [inline.markup for inline in self.inlines]
 
     def read_cues(self) -> Iterator[Cue]:
-        """Yields the cues. A cue goes to the next line of times, without the number before that line."""
+        """Yields the cues. A cue ends before the next line of times, or before the number above that line."""
         lines = line_spans(self.text)
         times = [(index, each) for index, line in enumerate(lines) if (each := timing(self.text, *line)) is not None]
         for (index, (start, end)), following in zip(times, [*times[1:], None], strict=False):
@@ -120,11 +120,11 @@ class Subtitles(Document):
             yield Cue(start, end, self.text_lines(lines[index + 1 : last]))
 
     def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
-        """Returns whether the line before the line of times at `index` is the number of the cue."""
+        """Returns whether the line before the line of times at `index` is the number of that cue."""
         return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
 
     def text_lines(self, lines: Sequence[Span]) -> list[Span]:
-        """Returns the lines of text, from the lines between the times of a cue and the next cue."""
+        """Returns the lines that are not blank. `lines` are the lines from the times of a cue to the next cue."""
         return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -152,7 +152,7 @@ class Subtitles(Document):
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
             if groups and len(line_spans(self.text[groups[-1][-1][1] : start])) > 2:
-                before = ""  # a blank line
+                before = ""  # the previous line is blank
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
@@ -179,7 +179,7 @@ class Subtitles(Document):
         return Block(number, start, end, len(within), width, pieces)
 
     def chains_of(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
-        """Yields chains of blocks that hold one sentence. A block with codes inside is a chain of its own."""
+        """Yields chains of blocks that together hold one sentence. A block with inner codes is a chain of its own."""
         chain: list[Block] = []
         for block in blocks:
             if chain and self.follows(chain[-1], block) and len(chain) < MAX_CUES:
@@ -220,13 +220,13 @@ class Subtitles(Document):
             for block, share in zip(chain, shares, strict=True):
                 text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
                 if "-->" not in inline.text:
-                    text = text.replace("-->", "→")  # players read --> as times
+                    text = text.replace("-->", "→")  # players would read --> as a line of times
                 edits.append((block.start, block.end, text))
         return edits
 
 
 class SubRip(Subtitles):
-    """Cues of SubRip: a number, times, and lines of text, with a blank line after them or within them."""
+    """Cues of SubRip: a number, times, and lines of text. Blank lines may follow the text or be part of it."""
 
     code = _SRT_CODE
 
@@ -247,8 +247,8 @@ class WebVTT(Subtitles):
     def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
         """Returns whether the line before the line of times at `index` is an identifier.
 
-        Text of the previous cue may come directly before the times. Then only a number after a blank line is read as
-        an identifier.
+        The text of the previous cue may come directly before the times. In this case, a line counts as an identifier
+        only if it is a number after a blank line.
         """
         blank = index > 1 and not self.text[slice(*lines[index - 2])].strip()
         return super().has_identifier(lines, index) and blank
@@ -265,7 +265,7 @@ class WebVTT(Subtitles):
 
 
 def _code(match: re.Match[str]) -> Piece:
-    """Returns a code. A tag such as <i.loud>, <v Mary> or <font color=…> finds its partner by its name."""
+    """Returns a code. Tags such as <i.loud>, <v Mary> or <font color=…> are paired by their name."""
     raw = match[0]
     name = re.match(r"</?([A-Za-z]+)", raw)
     role = "alone" if name is None else "closing" if raw.startswith("</") else "opening"
@@ -274,7 +274,7 @@ def _code(match: re.Match[str]) -> Piece:
 
 
 def _without_dash(pieces: list[Piece]) -> list[Piece]:
-    """Returns the pieces after the dash of a speaker."""
+    """Returns the pieces without the dash that marks a new speaker."""
     for index, piece in enumerate(pieces):
         if piece.role == "text" and piece.text.strip():
             dash = _DASH.match(piece.text)

@@ -23,33 +23,33 @@ from nmtkit.documents.encoding import Encoding, decode
 from nmtkit.documents.inline import Inline, Piece, has_words, is_markup, split_markup, trimmed
 from nmtkit.documents.interface import Document, Edit, ReadOptions, newline_of, spliced, without_white_space
 
-MAX_DEPTH = 200  # elements within each other
+MAX_DEPTH = 200  # maximum depth of nested elements
 NAMESPACE = re.compile(r"urn:oasis:names:tc:xliff:document:(1\.[12]|2\.\d)")
-UNTRANSLATED = ("new", "initial", "needs-translation")  # states of targets without a translation
+UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target that has no translation yet
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
            2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip
-NESTED = ("g", "pc", "mrk")  # inline elements that hold text; other inline elements are codes with their content
-STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # the attribute that identifies the pair of a code
+NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline element is one code with its content
+STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that links an opening code to its closing code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
 _DECLARED = re.compile(rb"<\?xml[^<>]*?encoding\s*=\s*[\"']([\w:.-]+)")
-_CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")  # of XML, as it is in the file
+_CHARACTER = re.compile(r"&[^;\s]{1,10}+;|\r\n|(?s:.)")  # one character of the text, as XML writes it in the file
 _INVALID = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass
 class Node:
-    """An element: its name without a prefix, and the positions of its tags in the file. Ends are exclusive."""
+    """An element: its name without the prefix, and the positions of its tags in the file. Ends are exclusive."""
 
     name: str
     attributes: dict[str, str]
-    xliff: bool  # in the namespace of XLIFF, or in none
+    xliff: bool  # whether the element is in a namespace of XLIFF or in no namespace
     start: int
     inner: int = 0  # start of the content
     inner_end: int = 0
     end: int = 0
-    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)  # elements; texts with start and end
+    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)  # elements, and (start, end, text)
     parent: "Node | None" = field(default=None, repr=False)
 
     def children(self, *names: str) -> list["Node"]:
@@ -65,12 +65,12 @@ class Node:
 
 
 def parse(text: str) -> Node:
-    """Returns the root element. Raises ValueError, beginning with the line."""
+    """Returns the root element. Raises ValueError with a message that begins with the line."""
     return _Reader(text).read()
 
 
 class _Reader:
-    """Makes nodes from the events of expat. An event has a start, and ends at the start of the next event."""
+    """Makes nodes from the events of expat. An event lasts from its start to the start of the next event."""
 
     def __init__(self, text: str) -> None:
         self.text, self.data = text, text.encode()
@@ -79,7 +79,7 @@ class _Reader:
         self.open: list[Node] = []
         self.waiting: list[tuple[Node, str]] = []  # fields that get the position of the next event
         self.characters: tuple[int, list[str]] | None = None  # start and parts of a text that ends at the next event
-        self.cdata: tuple[int, list[str]] | None = None  # start of a section, and its texts
+        self.cdata: tuple[int, list[str]] | None = None  # start of a CDATA section, and its texts
         parser: Any = expat.ParserCreate("utf-8", "\n")
         parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
         parser.CharacterDataHandler = self.text_found
@@ -98,7 +98,7 @@ class _Reader:
         return self.root
 
     def position(self) -> int:
-        """Returns the position of the event, and sets the fields that wait for it."""
+        """Returns the position of the current event, and sets the fields that wait for this position."""
         here = self.character(self.parser.CurrentByteIndex)
         self.settle(here)
         return here
@@ -132,13 +132,13 @@ class _Reader:
         here = self.position()
         node = self.open.pop()
         node.inner_end = node.end = here
-        if not self.text.endswith("/>", 0, node.inner):  # otherwise expat reports the end after the only tag
+        if not self.text.endswith("/>", 0, node.inner):  # expat reports the end of <x/> after the tag
             self.waiting.append((node, "end"))
 
     def text_found(self, text: str) -> None:
         if self.cdata is not None:
             self.cdata[1].append(text)
-        elif self.characters is not None:  # an entity or a line end separates the parts of a text
+        elif self.characters is not None:  # expat splits a text at entities and line ends
             self.characters[1].append(text)
         else:
             here = self.position()
@@ -173,11 +173,11 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _byte_to_character(text: str) -> Any:
-    """Returns a function from the index of a byte of the text in UTF-8 to the index of its character."""
+    """Returns a function that maps the index of a byte of the text in UTF-8 to the index of its character."""
     if text.isascii():
         return lambda byte: byte
     step = 4096
-    starts = [0]  # byte of every 4096th character
+    starts = [0]  # index of the first byte of every 4096th character
     for first in range(0, len(text), step):
         starts.append(starts[-1] + len(text[first : first + step].encode()))
 
@@ -191,7 +191,7 @@ def _byte_to_character(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a source that is translated. With `markup`, its text is escaped HTML."""
+    """A part of a source that is translated. If `markup` is true, the text of the part is escaped HTML."""
 
     start: int
     end: int
@@ -199,7 +199,7 @@ class Part:
     markup: bool
 
     def written(self, piece: Piece) -> str:
-        """Returns a piece of the translation as XML."""
+        """Returns a piece of the translation, written as XML."""
         if piece.role != "text":
             return piece.raw
         return written(escape(piece.text, quote=False) if self.markup else piece.text)
@@ -207,7 +207,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source to translate. The target gets the content of the element `content`, with translated `parts`."""
+    """A source to translate. The target is a copy of the content of the element `content`, with translated `parts`."""
 
     source: Node
     content: Node
@@ -265,7 +265,7 @@ class Xliff(Document):
     def part(self, container: Node) -> Part | None:
         markup = is_markup("".join(_texts(container)))
         pieces = list(self.pieces(container, markup))
-        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:  # a section is written as a whole
+        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:  # a CDATA section is written as a whole
             first, last = trimmed(pieces)
             pieces = pieces[first:last]
         if not has_words(pieces):
@@ -291,7 +291,7 @@ class Xliff(Document):
             yield self.code(role, child.start, child.end, name)
 
     def text_pieces(self, start: int, end: int, text: str, markup: bool) -> Iterator[Piece]:
-        """Yields the pieces of a text. Tags in it, which are escaped in the file, are codes."""
+        """Yields the pieces of a text. Tags that are escaped in the file become codes."""
         section = self.text.startswith("<![CDATA[", start)
         offsets = [start + match.start() for match in _CHARACTER.finditer(self.text[start:end])] + [end]
         split = split_markup(text) if section or len(offsets) == len(text) + 1 else [("text", 0, len(text), "")]
@@ -329,7 +329,7 @@ class Xliff(Document):
         return edits
 
     def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
-        """Yields the edits that write a target, with its state, or insert a new target."""
+        """Yields the edits that write the target of a unit and its state. Inserts a target if the unit has none."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
         if self.version == 2:
@@ -367,5 +367,5 @@ class Xliff(Document):
 
 
 def written(text: str) -> str:
-    """Returns a text as XML, without the characters that XML does not have."""
+    """Returns a text as XML, without characters that are not allowed in XML."""
     return escape(_INVALID.sub("", text), quote=False)

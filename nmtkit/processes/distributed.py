@@ -1,4 +1,4 @@
-"""Process groups: rank and world size, collectives, a watchdog, and the launcher. This module knows no model.
+"""Process groups: rank and world size, collectives, a watchdog, and the launcher. This module is independent of models.
 
 A launcher (torchrun, or `launch` here) starts the processes and describes them in the environment: RANK, WORLD_SIZE,
 LOCAL_RANK, MASTER_ADDR, … Collectives are no-ops in a single process.
@@ -23,13 +23,13 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._python_dispatch import TorchDispatchMode
 
-GRACE_SECONDS = 5.0  # after one process has failed, the time in which the others can print their errors and end
-LONG_OPERATION_SECONDS = 3600.0  # limit of an operation without heartbeats
-TOLD_SECONDS = 2.0  # time in which all watchdogs read that a process has failed
+GRACE_SECONDS = 5.0  # after one process has failed, time for the other processes to print their errors and end
+LONG_OPERATION_SECONDS = 3600.0  # time limit of a long operation, which sends no heartbeats
+TOLD_SECONDS = 2.0  # time in which all watchdogs notice that a process has failed
 
 
 class PeerError(RuntimeError):
-    """Another process has failed at its share of some work, and prints why."""
+    """Another process has failed in work that the processes share. The other process prints the reason."""
 
 
 def launched() -> bool:
@@ -65,7 +65,7 @@ def init_process_group(device: torch.device, timeout_minutes: float) -> None:
         return
     store, own_rank, ranks = next(rendezvous("env://"))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # The limit of a collective is longer than all limits of the watchdog, which can name the process that hangs.
+    # Collectives have a longer time limit than the watchdog, because the watchdog can name the process that hangs.
     limit = datetime.timedelta(minutes=timeout_minutes + 1, seconds=LONG_OPERATION_SECONDS)
     dist.init_process_group(backend, store=store, rank=own_rank, world_size=ranks, timeout=limit)
     _watchdog = Watchdog(store, timeout_minutes * 60)
@@ -84,15 +84,15 @@ def destroy_process_group() -> None:
 
 
 def heartbeat(update: int | None = None) -> None:
-    """Tells the watchdog that this process is alive and, after an update, how many updates are made."""
+    """Tells the watchdog that this process is alive and, if `update` is given, how many updates it has made."""
     if _watchdog:
         _watchdog.beat(update)
 
 
 def advance() -> None:
-    """Tells the watchdog that this process has made a further step of its update, such as a forward pass.
+    """Tells the watchdog that this process has finished another step of its update, such as a forward pass.
 
-    All processes make the same steps. A process that has made fewer steps than the others is the process they wait for.
+    All processes make the same steps. The other processes wait for the process that has made the fewest steps.
     """
     if _watchdog:
         _watchdog.advance()
@@ -100,7 +100,7 @@ def advance() -> None:
 
 @contextlib.contextmanager
 def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
-    """The context of work without heartbeats, such as compiling or writing a file. The watchdog waits that long."""
+    """The context of work without heartbeats, such as compiling or writing a file. The watchdog allows this time."""
     if _watchdog is None:
         yield
         return
@@ -130,7 +130,7 @@ def abort(message: str) -> None:
 
 @contextlib.contextmanager
 def _waiting() -> Iterator[None]:
-    """The context of a collective: this process waits for the others and does not hang itself."""
+    """The context of a collective: tells the watchdog that this process waits for the others and does not hang."""
     if _watchdog is None:
         yield
         return
@@ -170,21 +170,21 @@ def all_gather_object(value: Any) -> list[Any]:
     """Returns the values of all ranks, plain Python objects in order of rank, on every rank."""
     if world_size() == 1:
         return [value]
-    # Under NCCL, all_gather_object of torch goes through the GPU. A broadcast from each rank does not.
+    # With NCCL, all_gather_object of torch copies the values to the GPU. A broadcast from each rank avoids the copy.
     return [_broadcast_from(source, value if source == rank() else None) for source in range(world_size())]
 
 
 class AsyncMax:
-    """The maximum of a few integers over all ranks, available one call later, so that no rank waits for another."""
+    """The maximum of a few integers over all ranks. The result comes one call later, so no rank waits."""
 
     def __init__(self) -> None:
         self.pending: Tensor | None = None
         self.work: Any = None
 
     def maximum(self, *values: int) -> list[int]:
-        """Returns the maxima of the values of the previous call (zeros at the first call), equal on every rank.
+        """Returns the maxima of the values of the previous call, the same on every rank. The first call returns zeros.
 
-        A single process gets the values of this call.
+        In a single process, returns the values of the current call.
         """
         if world_size() == 1:
             return list(values)
@@ -199,9 +199,10 @@ class AsyncMax:
 
 
 class RefuseSharded(TorchDispatchMode):
-    """While entered, an operation on a sharded tensor (FSDP) raises RuntimeError, because only this process makes it.
+    """Inside this context, an operation on a sharded tensor (FSDP) raises RuntimeError.
 
-    The operation would start a collective, for which the other processes do not wait, or see only a part of the tensor.
+    Only this process makes the operation. The operation would start a collective that the other processes do not join,
+    or would see only a part of the tensor.
     """
 
     def __init__(self, caller: str) -> None:
@@ -234,12 +235,12 @@ class Watchdog:
         self.store = store
         self.timeout = timeout
         self.updates = 0
-        self.steps = 0  # of the current update
-        self.waiting = False  # in a collective
+        self.steps = 0  # steps made in the current update
+        self.waiting = False  # whether this process is in a collective
         self.beats = 0
-        self.busy_until = 0.0  # until then, the process counts as alive without heartbeats
+        self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> its last message and the time of arrival
+        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> its last message, and when the message arrived
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
@@ -256,7 +257,7 @@ class Watchdog:
     def failed(self, message: str) -> None:
         self.closed.set()
         self.store.set("failed", message)
-        if is_rank_zero():  # The store ends with this process, and torch would print a C++ stack in the others.
+        if is_rank_zero():  # The store ends with rank 0, and torch would then print a C++ stack in the other processes.
             time.sleep(TOLD_SECONDS)
 
     def close(self) -> None:
@@ -270,10 +271,10 @@ class Watchdog:
             try:
                 self.store.set(f"beat {rank()}", f"{self.updates} {self.steps} {int(self.waiting)} {self.beats}")
                 if self.store.check(["failed"]):
-                    os._exit(1)  # The rank that failed has printed why.
+                    os._exit(1)  # The rank that failed has printed the reason.
                 hanging = self._hanging() if is_rank_zero() else None
             except (RuntimeError, dist.DistError):
-                os._exit(1)  # The store ended with its process, which has printed why.
+                os._exit(1)  # The store ended together with rank 0, which has printed the reason.
             if hanging:
                 print(f"nmtkit: error: {hanging}", file=sys.stderr, flush=True)
                 self.failed(hanging)
@@ -282,7 +283,7 @@ class Watchdog:
                 os._exit(1)  # The launcher has ended.
 
     def _hanging(self) -> str | None:
-        """Returns an error message if ranks with the least progress have not changed their message for too long."""
+        """Returns an error message if the ranks with the least progress have sent the same message for too long."""
         now = time.monotonic()
         progress: dict[int, tuple[int, ...]] = {}  # rank -> updates, steps, waiting
         stuck = set()

@@ -1,4 +1,4 @@
-"""The lock of the folder of a run: only one process writes to the folder, and other processes can see which."""
+"""The lock of the folder of a run: only one process writes to the folder, and other processes can see which process."""
 
 import fcntl
 import json
@@ -13,9 +13,9 @@ from typing import IO, Any
 log = logging.getLogger("nmtkit")
 
 NAME = ".lock"
-TOUCH_SECONDS = 10.0  # time between two signs of life of the process with the lock
-WATCHED_SECONDS = 30.0  # time without a sign of life after which a process on another machine counts as dead
-TRIES = 10  # attempts in a second, because `holder_of` takes the lock for a moment
+TOUCH_SECONDS = 10.0  # time between two updates of the file by the process with the lock
+WATCHED_SECONDS = 30.0  # a process on another machine counts as dead after this time without an update of the file
+TRIES = 10  # attempts within one second; `holder_of` may hold the lock for a moment
 
 
 class FolderLock:
@@ -33,7 +33,7 @@ class FolderLock:
         self.released = threading.Event()
 
     def acquire(self) -> None:
-        """Takes the lock. Raises ValueError if another process has it, and names the process."""
+        """Takes the lock. Raises ValueError, which names the other process, if another process has the lock."""
         file = self.path.open("a+", encoding="utf-8")
         try:
             if not self._lock(file):
@@ -76,14 +76,14 @@ class FolderLock:
         return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
-        """Returns whether the time of the file changes. The clocks of the machines need not agree."""
+        """Returns whether the time of the file changes. The clocks of the machines may differ."""
         log.info(
             "%s was last used by %s; waiting %g s for a sign of life", self.folder, described(holder), WATCHED_SECONDS
         )
         before, end = self.path.stat().st_mtime_ns, time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < end:
             time.sleep(WATCHED_SECONDS / 30)
-            with self.path.open("rb") as file:  # a network file system refreshes the time when the file is opened
+            with self.path.open("rb") as file:  # opening the file makes a network file system refresh the time
                 if os.fstat(file.fileno()).st_mtime_ns != before:
                     return True
         return False
@@ -101,7 +101,7 @@ def _touch(path: Path, released: threading.Event) -> None:
 
 
 def read_holder(path: Path) -> dict[str, Any] | None:
-    """Returns "process", "host" and "since" of the last process with the lock, or None if it was released."""
+    """Returns "process", "host" and "since" of the process that last had the lock, or None if it released the lock."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -114,7 +114,7 @@ def described(holder: dict[str, Any] | None) -> str:
 
 
 def holder_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the process that has locked a folder, like `read_holder`, or None. Does not change the folder."""
+    """Returns the process that has locked a folder, as `read_holder` does, or None. Does not change the folder."""
     path = folder / NAME
     holder = read_holder(path)
     if holder is None:
@@ -126,6 +126,6 @@ def holder_of(folder: Path) -> dict[str, Any] | None:
         return holder
     except OSError:
         pass
-    # The lock of a process on another machine might not be visible here.
+    # A lock of a process on another machine might not be visible on this machine.
     fresh = holder["host"] != platform.node() and time.time() - path.stat().st_mtime < WATCHED_SECONDS
     return holder if fresh else None

@@ -1,14 +1,14 @@
-"""Stops OpenMP threads from spinning while other processes need the cores. Linux and GNU's libgomp only.
+"""Stops OpenMP threads from spinning while other processes need the cores. Only for Linux and GNU's libgomp.
 
-OpenMP threads wait for each other after every operation. By default libgomp threads spin for milliseconds while they
+OpenMP threads wait for each other after every operation. By default, libgomp threads spin for milliseconds while they
 wait. On idle cores, spinning is fastest: transformer_tiny on two threads trains at half the speed if its threads sleep
-at once. On cores that other processes need, spinning is slowest: training takes 2.7 times and decoding 3.4 times as
-long as with 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and libgomp reads its
-setting only once, when torch is loaded.
+immediately instead. On cores that other processes need, spinning is slowest: training takes 2.7 times and decoding 3.4
+times as long as with a limit of 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and
+libgomp reads the setting only once, when torch is loaded.
 
-libgomp, however, switches to 1,000 spins while it has more threads than there are cores. While other processes need the
-cores, `watch_load` therefore keeps a team of additional threads that sleep. Results do not change in a single bit,
-because the number of threads that compute stays the same.
+However, libgomp limits spinning to 1,000 spins while it has more threads than there are cores. Therefore, while other
+processes need the cores, `watch_load` runs a team of additional threads that sleep. Results stay bit-identical, because
+the number of computing threads does not change.
 """
 
 import ctypes
@@ -21,14 +21,14 @@ from pathlib import Path
 import torch
 
 INTERVAL = 1.0  # seconds between two measurements of the load
-TOLERATED_LOAD = 0.25  # cores that other processes may use in addition to those that this process leaves free
-VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")  # set: the user has chosen
+TOLERATED_LOAD = 0.25  # cores that other processes may use beyond the cores that this process leaves free
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")  # if any is set, the user has chosen
 
 _started = False
 
 
 def start() -> None:
-    """Starts `watch_load` on a background thread, unless the user has set how OpenMP threads wait.
+    """Starts `watch_load` on a background thread, unless the user has configured how OpenMP threads wait.
 
     Ranks of one run compete with each other, so the launcher decides for them. Call this function after the last fork.
     """
@@ -39,7 +39,7 @@ def start() -> None:
 
 
 def watch_load(team: "IdleThreads") -> None:
-    """Keeps the idle threads running while other processes need the cores. Returns if the kernel shows no load."""
+    """Runs the idle threads while other processes need the cores. Returns if the kernel does not report the load."""
     cores = os.sched_getaffinity(0)
     before = cpu_time_of_others(cores)
     while before is not None:
@@ -51,7 +51,7 @@ def watch_load(team: "IdleThreads") -> None:
         before = now
         threads = torch.get_num_threads()
         if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
-            team.start(len(cores) - threads + 2)  # together with the computing threads one more than the cores
+            team.start(len(cores) - threads + 2)  # in total, one thread more than cores
         else:
             team.stop()
 
@@ -86,7 +86,7 @@ class IdleThreads:
 
     def stop(self) -> None:
         if self._stopped is not None:
-            self._stopped.set()  # libgomp ends a team together with the thread that created the team
+            self._stopped.set()  # a team of libgomp ends when the thread that created the team ends
             self._stopped = None
 
     def _run(self, threads: int, stopped: threading.Event) -> None:
@@ -97,6 +97,6 @@ class IdleThreads:
 
 
 def libgomp_copies() -> list[str]:
-    """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each bring their own."""
+    """Returns the paths of all copies of libgomp in this process. torch and sentencepiece each include a copy."""
     lines = Path("/proc/self/maps").read_text().split("\n")
     return sorted({line.split()[-1] for line in lines if "libgomp" in line})

@@ -1,4 +1,4 @@
-"""Work of the host on its own threads, beside the thread that runs the model or launches the kernels of a GPU."""
+"""Work of the host on separate threads, next to the thread that runs the model or launches the kernels of a GPU."""
 
 import contextlib
 import queue
@@ -11,15 +11,15 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Seconds until a waiting thread gets Python's lock. Python's default of 5 ms is as long as several steps of a search.
+# Seconds until a waiting thread gets the lock of Python (GIL). The default, 5 ms, is as long as several search steps.
 SWITCH_INTERVAL = 2e-4
-POLL = 0.1  # seconds between two checks of a full queue for the end of its reader
-MAX_CALLS = 64  # calls under way, after which results are waited for
+POLL = 0.1  # seconds between two checks whether the reader of a full queue has ended
+MAX_CALLS = 64  # if more calls are unfinished, `results` waits
 
 
 @contextlib.contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """While entered, a thread that waits for Python's lock gets it soon."""
+    """Inside this context, a thread that waits for the lock of Python gets the lock soon."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_INTERVAL, before))
     try:
@@ -29,9 +29,9 @@ def short_switch_interval() -> Iterator[None]:
 
 
 class Prefetched(Iterator[T]):
-    """Iterates over `items`, of which a thread makes up to `size` in advance. An error of the thread is raised here.
+    """Iterates over `items`. A thread prepares up to `size` items in advance. Errors of the thread are raised here.
 
-    The thread ends with the items, or after `close`, when the item that it is making is ready.
+    The thread ends after the last item. After `close`, the thread ends when its current item is ready.
     """
 
     def __init__(self, items: Iterable[T], size: int, name: str = "prefetch") -> None:
@@ -85,7 +85,7 @@ class OrderedCalls(Generic[T]):
         self.calls.append(self.pool.submit(function, *arguments))
 
     def results(self, wait: bool) -> Iterator[T]:
-        """Yields the results that are ready, or all results with `wait`. Raises the error of a call."""
+        """Yields the results that are ready, or if `wait` is true, all results. Raises the error of a failed call."""
         while self.calls and (wait or len(self.calls) > MAX_CALLS or self.calls[0].done()):
             yield self.calls.popleft().result()
 

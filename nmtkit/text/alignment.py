@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-Span = tuple[int, int]  # first character, and the one after the last
+Span = tuple[int, int]  # first character, and the character after the last
 
-# Scripts without spaces between words: Thai, Lao, Myanmar, Khmer, kana, Han. Each of their characters counts as a word.
+# Scripts without spaces: Thai, Lao, Myanmar, Khmer, kana, Han. Each character of these scripts counts as a word.
 UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003ffff]")
-JOINERS = "'’-"  # between two letters they belong to the word
+JOINERS = "'’-"  # signs that belong to a word if they stand between two of its letters
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -19,7 +19,7 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 @dataclass(frozen=True)
 class Link:
-    """A word of a translation and the source word that it translates. Positions are characters; ends are exclusive."""
+    """A word of a translation, and the source word that it translates. Positions are in characters, ends exclusive."""
 
     source_start: int
     source_end: int
@@ -56,7 +56,7 @@ def words(text: str) -> list[Span]:
     ["It's", '5', "o'clock", ',', "isn't", 'it', '?']
     """
     spans: list[Span] = []
-    last = ""  # the character of the current word that decides whether the next one belongs to it
+    last = ""  # last character of the current word that is not a format character
     for index, char in enumerate(text):
         if char.isspace():
             last = ""
@@ -66,7 +66,7 @@ def words(text: str) -> list[Span]:
         if last and (attached or text[index - 1] == ZERO_WIDTH_JOINER):
             last = last if category == "Cf" else char
         elif last and char in JOINERS and _joins(text, index, last):
-            pass  # the next character is a letter, which the letter before the joiner takes on
+            pass  # the joiner belongs to the current word, and so does the next letter
         elif last and is_letter(char) and is_letter(last) and not (UNSPACED.match(char) or UNSPACED.match(last)):
             last = char
         else:
@@ -86,8 +86,8 @@ def _joins(text: str, index: int, before: str) -> bool:
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
     """Returns the positions in a text of the pieces of its SentencePiece encoding.
 
-    The byte pieces of one character share its position. A piece that is not in the text, such as a byte of an invalid
-    sequence, has an empty span.
+    The byte pieces of one character share the position of the character. A piece that is not in the text, such as a
+    byte of an invalid sequence, has an empty span.
     """
     spans: list[Span] = []
     cursor = index = 0
@@ -113,8 +113,8 @@ def word_links(
 ) -> list[Link]:  # fmt: skip
     """Returns a link from each word of `target` to the source word that it attends to most.
 
-    `weights` has a row for each target piece, with a weight for each source piece. The weight between two words is
-    the sum over their pieces. A word without any weight has no link.
+    `weights` has a row for each target piece, with a weight for each source piece. The weight between two words is the
+    sum of the weights between their pieces. A word without any weight has no link.
     """
     source_words, target_words = words(source), words(target)
     columns = _overlaps(source_words, source_pieces)
@@ -174,10 +174,11 @@ class PositionMap:
     def target_position(self, position: int) -> int:
         """Returns the position in the translation for a position at the edge of a source word.
 
-        It is the end of the translation of the word before `position`, or else the start of the translation of the
-        word after it, or the edge of the nearest word that has a translation. The start of the source maps to the
-        start of the translation. The end of the source maps to the position before the last punctuation, or after it
-        if `position` is after the last punctuation of the source.
+        The result is the end of the translation of the word before `position`. If this word has no translation, it is
+        the start of the translation of the next word, or else the edge of the nearest word with a translation. The
+        start of the source maps to the start of the translation. The end of the source maps to the position before the
+        last punctuation of the translation, or to the position after this punctuation if `position` is after the last
+        punctuation of the source.
         """
         if position <= self.first_letter:
             return self.start

@@ -1,4 +1,4 @@
-"""Lines in capitals: a model reads them as sentences, and their translations are put in capitals again."""
+"""Lines in capitals: a model reads them in sentence case, and their translations are converted to capitals."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -17,16 +17,16 @@ def in_capitals(text: str) -> bool:
 
 
 def sentence_case(text: str) -> str:
-    """Returns a text in small letters except its first letter. Every character keeps its position."""
+    """Returns a text in small letters, except the first letter. Every character keeps its position."""
     first = next((index for index, char in enumerate(text) if is_letter(char)), 0)
-    small = text.lower()  # with the final form of a sigma at the end of a Greek word
+    small = text.lower()  # this also gives a sigma at the end of a Greek word its final form
     if len(small) != len(text):
         small = "".join(lower if len(lower := char.lower()) == 1 else char for char in text)
     return text[: first + 1] + small[first + 1 :]
 
 
 def capitals(text: str, links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns a translation in capitals, and its links: ß becomes two letters."""
+    """Returns a translation in capitals, and its adjusted links. Lengths can change: ß becomes two letters."""
     positions = [0, *accumulate(len(char.upper()) for char in text)]
     upper = "".join(char.upper() for char in text)
     return upper, [link.with_target(positions[link.target_start], positions[link.target_end]) for link in links]

@@ -1,4 +1,4 @@
-"""Edits of a translation: parts of it that are replaced or removed, with the links that remain."""
+"""Edits of a translation: parts are replaced or removed, and links to the remaining words are kept."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from nmtkit.text.alignment import UNSPACED, Link, Span
 
-CLOSING = ".,;:!?…\"'-/"  # punctuation without a space before it
-OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation without a space after it
+CLOSING = ".,;:!?…\"'-/"  # punctuation that has no space before it
+OPENING = "([{«“„‘¿¡\"'-/（「"  # punctuation that has no space after it
 
 
 class Edit(NamedTuple):
-    """A part of a translation, its new text, and the span of the source that the new text renders, if any."""
+    """A part of a translation, its new text, and the source span that the new text translates, if any."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class Parts:
         return self.parts[index - 1] if index else (0, 0)
 
     def meet(self, start: int, end: int) -> bool:
-        """Returns whether a part overlaps the part from `start` to `end`, or is a position within it."""
+        """Returns whether any part overlaps the range from `start` to `end`, or is a position inside this range."""
         other = self.before(end)
         return start < other[1] if other[0] < other[1] else start < other[0]
 
@@ -44,12 +44,12 @@ class Parts:
         return index < len(self.parts) and self.parts[index][0] <= end
 
     def outside(self, position: int) -> int:
-        """Returns `position`, or the end of the part that it is within."""
+        """Returns `position`, or if a part contains it, the end of this part."""
         return max(position, self.before(position)[1])
 
 
 def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns `target` with disjoint edits, the links of words that remain, and a link for each span.
+    """Returns `target` with disjoint edits, the links of the remaining words, and a link for each inserted span.
 
     Spans at the same position come in the order of the source. Spaces separate inserted spans from words.
     """
@@ -57,9 +57,9 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
     moved: list[Link] = []
     waiting = deque(sorted(links, key=lambda link: link.target_start))
     length = cursor = 0
-    source_end = -1  # the end in the source of the span that the result ends with
+    source_end = -1  # where in the source the last inserted span ends, if the result ends with it
     span_end = -1
-    before = ""  # the last character so far
+    before = ""  # last character of the result so far
 
     def add(text: str) -> None:
         nonlocal length, before
@@ -98,5 +98,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a space separates a span from the character beside it; `close` are characters without one."""
+    """Returns whether a space separates a span from the adjacent `char`. Characters in `close` need no space."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

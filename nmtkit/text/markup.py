@@ -1,4 +1,4 @@
-"""Inline markup of HTML and XML: removed before translation, and put around the translations of the words it held."""
+"""Inline markup of HTML and XML: removed before translation, then put around the translations of its words."""
 
 import html
 import re
@@ -14,14 +14,14 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A tag after the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is bounded, so that
-# the search takes linear time.
+# A tag as in the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is bounded, so that
+# a search takes linear time.
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
 VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
 )
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
-MAX_TAGS = 200  # of a line; the tags of longer lines keep their order
+MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
 _INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25  # scores of a target word between the tags of an element
 
@@ -29,7 +29,7 @@ Role = Literal["opening", "closing", "alone"]
 
 
 class Tag(NamedTuple):
-    """A tag, comment or declaration of a line, with its position and the name of its element in small letters."""
+    """A tag, comment or declaration of a line, with its position. The name of its element is in small letters."""
 
     role: Role
     start: int
@@ -57,13 +57,13 @@ def tags(line: str) -> Iterator[Tag]:
 
 
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Returns the index of the closing tag for the index of each opening tag that has one, properly nested.
+    """Maps the index of each opening tag that has a closing tag to the index of this tag. Pairs are properly nested.
 
     A closing tag closes the last open element of its name; elements that were opened after it stay without a partner.
     """
     pairs: dict[int, int] = {}
     waiting: list[int] = []
-    names: Counter[str] = Counter()  # of the waiting tags
+    names: Counter[str] = Counter()  # name -> number of open tags
     for index, (role, name) in enumerate(roles_and_names):
         if role == "opening":
             waiting.append(index)
@@ -84,7 +84,7 @@ class Element:
     """A start tag, an end tag and the content between them, or a single tag without content."""
 
     opening: str
-    start: int  # positions in the text without tags
+    start: int  # positions in the text after the tags are removed
     end: int
     closing: str = ""
     children: list["Element"] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Element:
 
 @dataclass(frozen=True)
 class Marked:
-    """A line with markup: its `text`, without tags and entities, and the elements that are not within others."""
+    """A line with markup: its `text` without tags and entities, and the elements that are not inside other elements."""
 
     source: str
     text: str
@@ -102,9 +102,9 @@ class Marked:
     def restore(self, target: str, links: Sequence[Link]) -> str:
         """Returns a translation of `text` with each tag once, nested as in the source, and with entities.
 
-        An element surrounds the run of words that translate most of its own words. If its words are torn apart in the
-        translation, the smaller parts are outside the element. A line with more than 200 tags keeps the order of its
-        tags: each tag follows the translation of the word before it, or the tag before it.
+        An element surrounds the run of words that translate most of the words of the element. If the translation splits
+        these words into several runs, the smaller runs stay outside the element. In a line with more than 200 tags, the
+        tags keep their order: each tag follows the translation of the previous word, or the previous tag.
         """
         if not any(is_letter(char) for char in self.text):
             return self.source
@@ -133,7 +133,7 @@ class Marked:
 
 
 def marked(line: str) -> Marked:
-    """Returns a line without its markup. A tag without a partner in the line stands alone."""
+    """Returns a line without its markup. A tag without a partner in the same line is an element without content."""
     found = list(tags(line))
     pairs = partners([(tag.role, tag.name) for tag in found])
     closing = {end: start for start, end in pairs.items()}
@@ -161,7 +161,7 @@ def marked(line: str) -> Marked:
 
 
 def _before_word(source: str, source_position: int, target: str, position: int) -> int:
-    """Returns `position` without white space after it, if a word begins at the position of the source."""
+    """If a word of the source begins at `source_position`, returns `position` after skipping white space."""
     if source[source_position : source_position + 1].strip():
         while target[position : position + 1].isspace():
             position += 1
@@ -197,7 +197,7 @@ class _Placement:
         self.positions = PositionMap(source, target, links)
 
     def markup(self, elements: Sequence[Element], inside: Span, characters: Span) -> str:
-        """Returns the part of the translation in `characters`, whose words are `inside`, with the elements in it."""
+        """Returns the characters of the translation at `characters`, with elements. `inside` is the range of words."""
         placed: list[tuple[Span, int, Element, Span]] = []
         taken: list[Span] = []
         unplaced: list[tuple[int, Element]] = []
@@ -259,7 +259,7 @@ class _Placement:
         yield start, inside[1]
 
     def nearest(self, element: Element, position: int, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the free word nearest to `position`, for an element with words to which no target word links."""
+        """Returns the free word nearest to `position`, for an element whose words have no links to target words."""
         if not any(is_letter(char) for char in self.source[element.start : element.end]):
             return None
         free = (index for first, last in self.free(inside, taken) for index in range(first, last))

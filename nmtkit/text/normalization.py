@@ -4,7 +4,7 @@ import re
 import unicodedata
 from functools import cache
 
-MAX_MARKS = 30  # combining marks in a row in stream-safe text (UAX #15, definition D4)
+MAX_MARKS = 30  # maximum combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
 _CHECKED_RUN = MAX_MARKS // 2 - 3  # a mark decomposes into at most two marks, a letter into itself and at most three
 
@@ -12,8 +12,8 @@ _CHECKED_RUN = MAX_MARKS // 2 - 3  # a mark decomposes into at most two marks, a
 def normalized(text: str) -> str:
     """Returns `text` in NFC, with a separator in every run of more than 30 combining marks.
 
-    NFC sorts the marks of a run, which takes quadratic time in `unicodedata`. The separator bounds the runs, so that
-    the time grows linearly with the text. No language writes such runs.
+    `unicodedata` sorts the marks of a run in quadratic time. The separator limits the length of the runs, so the time
+    is linear in the length of the text. No language uses such long runs.
     """
     if text.isascii():
         return text
@@ -22,9 +22,9 @@ def normalized(text: str) -> str:
 
 @cache
 def _long_runs() -> re.Pattern[str]:
-    """Returns a pattern for a long run of combining marks and of any characters above U+FFFF.
+    """Returns a pattern for a long run of characters that are combining marks or are above U+FFFF.
 
-    A class is fast if it lists only characters up to U+FFFF.
+    A character class is fast only if all its listed characters are at most U+FFFF.
     """
     marks = (
         char

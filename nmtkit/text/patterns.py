@@ -1,6 +1,6 @@
 """Patterns of text that is not translated (addresses, placeholders, numbers with units), and searches for strings.
 
-Every repetition that can begin at many places of a line is bounded or possessive, so that a search takes linear time.
+Every repetition that can start at many positions of a line is bounded or possessive, so a search takes linear time.
 """
 
 import re
@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 
 from nmtkit.text.alignment import Span, is_joined, is_letter
 
-Edges = tuple[set[str], set[str]]  # letters that may touch an occurrence of a string on its left and on its right
+Edges = tuple[set[str], set[str]]  # letters that may touch a string on the left, and on the right
 
 _UNITS = (
     "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
@@ -54,7 +54,7 @@ PATTERNS = (
     r"%%",
     _NAMED_CONVERSION,
     rf"(?<!\d){CONVERSION}",
-    rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable, not two conversions around text
+    rf"%[A-Za-z_]\w{{1,63}}+(?!%%|{CONVERSION})%",  # a variable such as %name%, but not text between two conversions
     r"(?<![\d%])%(?:L?\d{1,2}|n)(?![\w$%])",  # Qt
     r"\$[A-Za-z_]\w*",
     WEBLATE,
@@ -67,7 +67,7 @@ _TOKEN = re.compile(rf"(?<![^\W\d_])(?<!\d[{_SEPARATORS}])(?:(?<!\w)[{_SIGNS}])?
 def is_message(text: str) -> bool:
     """Returns whether a text holds a plural, select or choice argument of ICU MessageFormat.
 
-    Its branches repeat parts of a sentence, so a model that knows sentences cannot translate such a text.
+    The branches of such an argument repeat parts of a sentence, so a model of sentences cannot translate the text.
     """
     return MESSAGE.search(text) is not None
 
@@ -78,7 +78,7 @@ def numbers(text: str) -> list[tuple[int, int, frozenset[Decimal]]]:
 
 
 def values(number: str) -> frozenset[Decimal]:
-    """Returns the values that a number may have, by how languages write decimals and thousands."""
+    """Returns the values that a number can have. Languages differ in their signs for decimals and thousands."""
     sign = -1 if number[0] in _MINUS else 1
     digits = re.sub(f"[{_SPACES}]", " ", number.lstrip(_SIGNS))
     last = max((index for index, char in enumerate(digits) if not char.isdecimal()), default=-1)
@@ -89,7 +89,7 @@ def values(number: str) -> frozenset[Decimal]:
         readings.append(re.sub(r"\D", "", digits[:last]) + "." + digits[last + 1 :])
     try:
         return frozenset(sign * Decimal(reading) for reading in readings)
-    except InvalidOperation:  # a digit of a script that Decimal does not know
+    except InvalidOperation:  # Decimal does not support the digits of some scripts
         return frozenset()
 
 
@@ -121,11 +121,11 @@ def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
 
 
 def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
-    """Returns the occurrences of the strings in a text as whole words: the first ones, and then the longest.
+    """Returns the occurrences of the strings in a text as whole words: the first, and of equal starts the longest.
 
     Letters may touch an occurrence if they are among its edges, and may follow a printf conversion, as in %dpx.
     """
-    lengths: dict[str, set[int]] = defaultdict(set)  # by first character
+    lengths: dict[str, set[int]] = defaultdict(set)  # lengths of the strings that begin with a character
     for string in strings:
         lengths[string[0]].add(len(string))
     longest_first = {char: sorted(each, reverse=True) for char, each in lengths.items()}

@@ -1,8 +1,9 @@
-"""Protected spans: parts of a source that its translation holds unchanged, such as placeholders and addresses.
+"""Protected spans: parts of a source that its translation must contain unchanged, such as placeholders and addresses.
 
-A span that the vocabulary of the model knows stays in the sentence. Afterwards it is looked for in the translation
-and repaired. A span that the vocabulary does not know would be spelt in rare bytes, so it is cut out of the sentence
-and put back beside the translation of the word before it. Both need cross-attention and no special training.
+A span that the vocabulary of the model knows stays in the sentence; after the search, the span is looked up in the
+translation and repaired. A span that the vocabulary does not know would be spelt in rare bytes. So this span is cut out
+of the sentence, and is inserted next to the translation of the word before it. Both methods need cross-attention and no
+special training.
 
 Numbers with units may take the form of the target language: 5,50 € for €5.50, or 5 Minuten for 5 min.
 """
@@ -23,13 +24,13 @@ from nmtkit.text.patterns import MEASURES, PATTERNS, Edges, is_message, numbers,
 
 __all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "protect", "protected_spans"]
 
-BRACKETS = ("()", "[]", "（）", "«»", "“”", "„“", "「」", '""')  # of a span that was cut out
+BRACKETS = ("()", "[]", "（）", "«»", "“”", "„“", "「」", '""')  # brackets around a span that was cut out
 _SYMBOLS = re.compile(r"(?=.*[A-Za-z])(?=.*[{}%$@<>/\[\]])", re.DOTALL)  # a placeholder with a name
-_MAX_CANDIDATES = 20  # numbers that are compared with a measure
+_MAX_CANDIDATES = 20  # maximum number of numbers that are compared with one measure
 
 
 class ProtectedSpan(NamedTuple):
-    """The start and end of a span. A `measure` is a number with a unit, which the translation may localise."""
+    """The start and end of a span. A `measure` is a number with a unit, whose form the translation may localise."""
 
     start: int
     end: int
@@ -52,10 +53,11 @@ def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def protected_spans(
     text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
 ) -> list[ProtectedSpan]:  # fmt: skip
-    """Returns the matches of the patterns, the spans of `also`, and other whole words that are the same strings.
+    """Returns the matches of the patterns, the spans of `also`, and other whole words with the text of a span.
 
-    Spans do not overlap: the first one is kept, and the longest of those that start together. If the built-in patterns
-    are among `patterns`, a plural or select message of ICU is one span, for half a translation of it is not a message.
+    Spans do not overlap: the first span is kept, and the longest of several spans with the same start. If `patterns`
+    include the built-in patterns, a plural or select message of ICU is one span, because a partly translated message is
+    invalid.
     """
     names = {pattern.pattern for pattern in patterns}
     if names.issuperset(PATTERNS) and is_message(text):
@@ -79,9 +81,9 @@ def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
 
 
 def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
-    """Returns the sentence, with those `spans` cut out of it that are not `known` to the model.
+    """Returns the sentence. The `spans` that the model does not know (`known`) are cut out of it.
 
-    Letters and signs that touch such a span are cut out with it, such as the s of {name}s.
+    Letters and signs that touch a span are cut out together with the span, such as the s of {name}s.
     """
     begins = {index: span.start for span in spans for index in range(span.start, span.end)}
     ends = {index: span.end for span in spans for index in range(span.start, span.end)}
@@ -91,7 +93,7 @@ def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], 
         if known(source[span.start : span.end]):
             kept.append(span)
             continue
-        if cuts and span.end <= cuts[-1].end:  # cut out with the previous span, which it touches
+        if cuts and span.end <= cuts[-1].end:  # this span touches the previous span and was cut out with it
             continue
         start, end = _widened(source, span.start, span.end, begins, ends)
         measure = span.measure and (start, end) == (span.start, span.end)
@@ -112,7 +114,7 @@ def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], 
 def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends: Mapping[int, int]) -> Span:
     """Returns a span together with the letters, signs and other spans that touch it.
 
-    `begins` and `ends` map each position in a span to the start and end of that span.
+    `begins` maps each position in a span to the start of the span, and `ends` maps it to the end of the span.
     """
     touching = any(char.isascii() for char in source[start:end])  # letters do not belong to an emoji or a foreign word
     while start and (start - 1 in begins or (touching and _is_attached(source[start - 1]))):
@@ -130,7 +132,7 @@ def _is_attached(char: str) -> bool:
 class Protected:
     """A sentence with protected spans. The model reads the characters of `source` at the positions `kept`.
 
-    `spans` are disjoint and sorted; a span that was cut out may hold several of the `originals`, and the text that
+    `spans` are disjoint and sorted. A span that was cut out may contain several of the `originals` and the text that
     touches them.
     """
 
@@ -155,17 +157,18 @@ class Protected:
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Returns whether these characters of `text` are adjacent in the source and not protected."""
+        """Returns whether `text` from `start` to `end` is adjacent in the source and not protected."""
         first, last = self.kept[start], self.kept[end - 1]
         index = bisect_right(self.spans, last, key=lambda span: span.start)
         return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
 
     def restore(self, target: str, links: Sequence[Link], fixed: Sequence[Span] = ()) -> tuple[str, list[Link]]:
-        """Returns the translation of `source`, and its links, from the translation of `text`.
+        """Returns the translation of `source`, with its links, made from `target`, the translation of `text`.
 
-        The result holds every span as often as the source. Occurrences in `target` count, and measures in another
-        form. A surplus occurrence is removed, but a surplus measure stays. A missing span replaces the words that
-        attend to it, except words in `fixed`, or is put beside the translation of the word before it.
+        The result contains every span as often as the source does. An occurrence in `target` counts, even if it is a
+        measure in another form. Surplus occurrences are removed, except those of measures. A missing span replaces the
+        words that attend to it, except words in `fixed`. If there are no such words, the span is inserted next to the
+        translation of the word before it.
         """
         if not self.spans:
             return target, list(links)
@@ -174,7 +177,7 @@ class Protected:
         restoration = _Restoration(self, target, links, fixed)
         result, moved = edited(target, restoration.edits(), [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):
-            return self._copy()  # a span together with the text beside it reads as another span
+            return self._copy()  # some span and the text next to it form a different span
         return result, moved
 
     @cached_property
@@ -189,7 +192,7 @@ class Protected:
         return self.source, [Link(start, end, start, end) for start, end in words(self.source)]
 
     def _from_source(self, link: Link) -> Link:
-        """Returns a link from `text` as a link from `source`."""
+        """Converts a link from positions in `text` to positions in `source`."""
         start, end = self.kept[link.source_start], self.kept[link.source_end - 1] + 1
         return Link(start, end, link.target_start, link.target_end)
 
@@ -217,7 +220,7 @@ class _Restoration:
         ends = {edit.span[1]: edit.end for edit in self.found if edit.span is not None}
         for span in sorted([*exact, *measures]):
             part = self._attending_words(span)
-            if part is None and span.start in ends:  # it touches the span before it in the source
+            if part is None and span.start in ends:  # the span touches the previous span in the source
                 part = ends[span.start], ends[span.start]
             if part is None:
                 positions = positions or PositionMap(self.protected.text, self.target, self.links)
@@ -236,7 +239,7 @@ class _Restoration:
     def _matched(
         self, spans: Sequence[ProtectedSpan], matches: Sequence[Span], remove_surplus: bool
     ) -> list[ProtectedSpan]:  # fmt: skip
-        """Matches spans with equal strings of the translation, in order, and returns the other spans."""
+        """Matches spans with equal strings of the translation, in order. Returns the spans without a match."""
         waiting: dict[str, deque[ProtectedSpan]] = defaultdict(deque)
         for span in spans:
             waiting[self.source[span.start : span.end]].append(span)
@@ -251,7 +254,7 @@ class _Restoration:
         return [span for each in waiting.values() for span in each]
 
     def _matched_in_another_case(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
-        """Matches placeholders such as {name} whose case the translation changed, and returns the other spans."""
+        """Matches placeholders whose case differs in the translation, such as {name}. Returns the other spans."""
         named = [span for span in spans if _SYMBOLS.match(self.source[span.start : span.end])]
         lower, target = self.source.lower(), self.target.lower()
         if not named or len(lower) != len(self.source) or len(target) != len(self.target):
@@ -268,7 +271,7 @@ class _Restoration:
         return [span for span in spans if span not in matched]
 
     def _matched_by_value(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
-        """Matches measures with numbers of the same value, and returns the other spans."""
+        """Matches measures with numbers that have the same value. Returns the measures without a match."""
         if not spans:
             return []
         free: dict[Decimal, list[Span]] = defaultdict(list)
@@ -291,10 +294,11 @@ class _Restoration:
         return missing
 
     def _number(self, span: ProtectedSpan, equal: Sequence[Span], others: int) -> Span | None:
-        """Returns the number that translates a measure, from the numbers of its value in the translation.
+        """Returns the number in the translation that translates a measure. `equal` are the numbers with the same value.
 
-        A number that is not linked to the measure may translate one of the `others`, the equal numbers of the source
-        that are not protected. So it counts only if the translation has more numbers.
+        `others` is how many unprotected numbers of the source have this value too. A number without a link to the
+        measure may translate one of these, so it is returned only if the translation has more such numbers than
+        `others`.
         """
         free = [part for part in equal if not self.edited.meet(*part)][:_MAX_CANDIDATES]
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
@@ -302,7 +306,7 @@ class _Restoration:
         return next(iter(near or (free if len(equal) > others else ())), None)
 
     def _links_of(self, span: ProtectedSpan) -> list[Link]:
-        """Returns the links from words that overlap a span, by their position in the translation."""
+        """Returns the links from source words that overlap a span, sorted by position in the translation."""
         start, end = bisect_left(self.protected.kept, span.start), bisect_left(self.protected.kept, span.end)
         if start == end:
             return []
@@ -318,7 +322,7 @@ class _Restoration:
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
         """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
         runs: list[Span] = []
-        signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])  # they do not separate its words
+        signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])  # may stand between the words
         for link in self._links_of(span):
             start, end = link.target_start, link.target_end
             if category(self.target[start])[0] == "P" or self.edited.meet(start, end) or self.fixed.meet(start, end):
@@ -333,7 +337,7 @@ class _Restoration:
         return longest and self._with_signs(span, *longest)
 
     def _with_signs(self, span: ProtectedSpan, start: int, end: int) -> Span:
-        """Returns a part of the translation with the signs around it that the span begins or ends with: {Name}."""
+        """Extends a part of the translation by the signs next to it that the span begins or ends with: {Name}."""
         signs = re.fullmatch(r"(\W*)(?:.*\w)?(\W*)", self.source[span.start : span.end], re.DOTALL)
         assert signs is not None
         for sign in reversed(signs[1]):
@@ -345,7 +349,7 @@ class _Restoration:
         return start, end
 
     def _in_brackets(self, span: ProtectedSpan, position: int) -> int:
-        """Returns the position between the brackets of the translation if a span was cut out of brackets."""
+        """If a span was cut out of brackets, returns the position between these brackets in the translation."""
         brackets = self.source[span.start - 1 : span.start] + self.source[span.end : span.end + 1]
         if brackets in BRACKETS:
             index = self.target.find(brackets, max(0, position - 2), position + 20)

@@ -13,21 +13,21 @@ from nmtkit.text.alignment import words
 
 UNCERTAIN = 0.3  # mean probability of a token below which a translation is flagged
 SHORT, LONG = 0.5, 2.0  # limits of the target pieces per source piece
-FEW_PIECES = 5  # a ratio is not judged if both sides have fewer pieces
+FEW_PIECES = 5  # if both sides have fewer pieces, the ratio is ignored
 COPIED = 0.5  # share of copied words above which a translation is flagged
-FEW_WORDS = 2  # copied words up to this number may be names
-ODD_FACTOR = 0.5  # of the score for each flag except "uncertain"
+FEW_WORDS = 2  # copied words are ignored up to this number, because they may be names
+ODD_FACTOR = 0.5  # factor of the score for each flag except "uncertain"
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Quality figures of a translation. An empty line has no tokens, and the best figures."""
+    """Quality figures of a translation. An empty line has no tokens and gets the best possible figures."""
 
     score: float  # 0 to 1: the mean probability, halved for each flag except "uncertain"
     mean_probability: float  # geometric mean over tokens, eos included
-    min_probability: float  # of the least probable token
+    min_probability: float  # probability of the least probable token
     length_ratio: float  # target pieces per source piece
-    copied: float  # share of the words of the translation that are in the source
+    copied: float  # share of the words of the translation that also occur in the source
     flags: list[str]
 
 
@@ -40,8 +40,8 @@ def assess(
 ) -> Quality:
     """Returns the quality figures of a translation.
 
-    `log_probabilities` has a value for each target token, and `pieces` the numbers of source and target pieces. Words
-    of `protected` texts, which a translation has to copy, do not count as copied.
+    `log_probabilities` has a value for each target token. `pieces` are the numbers of source and target pieces. Words
+    of `protected` texts do not count as copied, because a translation must copy them.
     """
     if not log_probabilities:
         return Quality(1.0, 1.0, 1.0, 1.0, 0.0, [])
@@ -63,6 +63,6 @@ def assess(
 
 
 def lettered(text: str) -> list[str]:
-    """Returns the words of a text that have a letter, in small letters."""
+    """Returns the words of a text that contain a letter, converted to small letters."""
     folded = [text[start:end].casefold() for start, end in words(text)]
     return [word for word in folded if any(char.isalpha() for char in word)]

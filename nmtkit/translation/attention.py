@@ -17,20 +17,20 @@ from nmtkit.translation.requests import Request
 
 # H heads, S source and T target tokens, L queries, M keys; tokens include eos
 
-UNLIMITED = 1_000_000  # pieces of a source: a sentence is shown whole, or refused
+UNLIMITED = 1_000_000  # maximum pieces of a source: no practical limit, because a sentence must not be cut off
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
     """A sentence, its translation, and the weights of every head."""
 
-    source: list[str]  # S pieces, the end of the sentence last
-    target: list[str]  # T pieces, the end last: the output of the decoder at each step
+    source: list[str]  # S pieces, ending with eos
+    target: list[str]  # T pieces, ending with eos: the output of the decoder at each step
     weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
-        """Pairs of a source and a target piece: each target piece with the source piece that it attends to most.
+        """Pairs of a source and a target piece: each target piece is paired with its most attended source piece.
 
         The weights are the mean of the heads of one layer's cross-attention (`layer_index`), as in `nmtkit generate
         --alignment`. The end of the sentence is left out. Raises ValueError for a model without cross-attention.
@@ -51,7 +51,7 @@ def attend(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> Attention:
-    """Returns the attention weights of a model over `source` and `target`, by default the model's own translation.
+    """Returns the attention weights of a model over `source` and `target` (default: the model's translation).
 
     Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
     """

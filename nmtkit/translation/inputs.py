@@ -12,14 +12,14 @@ from nmtkit.data import corpus
 from nmtkit.data.binarized import Split
 from nmtkit.translation.requests import Request
 
-CHUNK = 1 << 16  # bytes of a stream read at once
-TIMEOUT = 0.1  # seconds that a window waits for more lines
+CHUNK = 1 << 16  # bytes of a stream that are read at once
+TIMEOUT = 0.1  # seconds to wait for more lines of a window
 
 
 def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
     """Yields the lines of a file, which may be compressed, `size` lines at a time.
 
-    Raises OSError if the file cannot be read, and ValueError, with file and line, if it is empty or not UTF-8.
+    Raises OSError if the file cannot be read, and ValueError with file and line if it is empty or not UTF-8.
     """
     decoder = corpus.LineDecoder(path)
     with corpus.open_bytes(path) as file:
@@ -33,8 +33,8 @@ def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Yields the lines of a pipe or terminal as they arrive, up to `size` lines at a time.
 
-    If no line arrives for a while, yields the lines so far, or an empty list: the reader may then flush its results. At
-    most a few chunks are read in advance. Raises ValueError as `lines_of_file` does.
+    If no line arrives for a while, yields the lines so far, or an empty list, so that the reader can flush its results.
+    At most a few chunks are read in advance. Raises ValueError in the same cases as `lines_of_file`.
     """
     chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
 
@@ -71,7 +71,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 
 def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
-    """Yields the lines of `stream` (standard input), or of the files one after the other if there is no stream."""
+    """Yields the lines of `stream` (standard input), or if there is no stream, the lines of the files in order."""
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
     else:
@@ -90,7 +90,7 @@ def dataset_requests(split: Split, window: int, with_references: bool) -> Iterat
     """Yields the sentences of a subset of a dataset."""
     try:
         texts: Sequence[str] | None = split.source_lines()
-    except ValueError:  # a dataset does not keep the raw text of its training set
+    except ValueError:  # a dataset does not store the raw text of its training set
         texts = None
     references = split.references() if with_references else None
     for start in range(0, len(split), window):
@@ -104,7 +104,7 @@ def dataset_requests(split: Split, window: int, with_references: bool) -> Iterat
 
 
 def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> Iterator[list[Request]]:
-    """Yields the requests with fields from `files` (field -> file), which have a line for each input line.
+    """Yields the requests with fields from `files` (field -> file). Each file has one line for each input line.
 
     Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines,
     if a file is shorter or longer than the input.

@@ -12,7 +12,7 @@ from nmtkit.translation.requests import Translation
 
 
 class Table:
-    """A tab-separated file with a row of names. It appears when the `with` block ends without an error."""
+    """A tab-separated file with a row of column names. The file appears when `with` ends without an error."""
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         self.path, self.names = path, names
@@ -36,7 +36,7 @@ class Table:
 
 
 class GlossaryReport(Table):
-    """The report on a glossary: a row for each term in a source line, with the target that the translation has."""
+    """The report on a glossary: a row for each term in a source line, with the target found in the translation."""
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path, ("line", "result", "term", "targets", "found"))
@@ -62,7 +62,7 @@ class GlossaryReport(Table):
 
 
 class QualityReport(Table):
-    """The report on quality: a row for the best translation of each line."""
+    """The report on quality: one row per line, for the best translation of the line."""
 
     NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
 

@@ -1,4 +1,4 @@
-"""The innermost steps: text becomes ids that the model can read, and the tokens of a hypothesis become text."""
+"""The innermost steps: they turn text into ids that the model can read, and the tokens of a hypothesis into text."""
 
 import logging
 import re
@@ -31,9 +31,9 @@ logger = logging.getLogger("nmtkit")
 
 
 def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
-    """Sets the ids of segments, all in one call of the tokenizer, except where a dataset has given the ids.
+    """Sets the ids of all segments with one call of the tokenizer. Segments that have ids from a dataset keep them.
 
-    White space that the vocabulary does not have, such as tabs or no-break spaces, is read as spaces.
+    White space that the vocabulary does not contain, such as tabs or no-break spaces, is replaced by spaces.
     """
     new = [segment for segment in segments if segment.ids is None]
     unknown = unknown_white_space(tokenizer)
@@ -46,13 +46,13 @@ def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
 
 @lru_cache(maxsize=8)
 def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Returns a pattern for the white space, except spaces, that the training text of a tokenizer did not have."""
+    """Returns a pattern for white space that the training text of a tokenizer did not contain, except spaces."""
     unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
     return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
 
 
 def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
-    """Returns the constraints of a request as ids."""
+    """Returns the constraints of a request, with texts encoded as ids."""
 
     def target_ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode_target([text]).ids[:-1].tolist())
@@ -65,10 +65,10 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
 
 
 class LengthLimit(Step):
-    """Splits a segment that is too long for the model into parts, or cuts it off, and joins the translations.
+    """Splits a segment that is too long for the model into parts, or cuts it off. Joins the translations of the parts.
 
-    A part has at most `limit` tokens without eos, of which `reserved` are added by later steps. Each part begins with
-    the tags of the segment.
+    A part has at most `limit` tokens, not counting eos. Later steps add `reserved` of these tokens. Each part begins
+    with the tags of the segment.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LengthLimit(Step):
         if len(ids) <= self.limit:
             return [segment.part(segment.text)] if ids else []
         pieces = self.tokenizer.source_encoding(segment.text)
-        if len(pieces) != len(ids):  # a dataset has given ids that its text does not have
+        if len(pieces) != len(ids):  # the ids come from a dataset and do not match the text
             pieces = self.tokenizer.source_pieces(ids)
         tags = self.tags(ids)
         ends = [tags + end for end in part_ends(pieces[tags:], max(1, self.limit - tags))]
@@ -104,7 +104,7 @@ class LengthLimit(Step):
         for (start, end), span in zip(pairwise([0, *ends]), segment.spans, strict=True):
             part = segment.part(segment.text[slice(*span)])
             part.ids, part.pieces = ids[start:end], pieces[start:end]
-            if start:  # only the first part begins the line, and holds the required phrases
+            if start:  # only the first part keeps the prefix and the required phrases
                 part.ids, part.leading = ids[:tags] + part.ids, tags
                 part.constraints = replace(part.constraints, prefix=(), required=())
             parts.append(part)
@@ -130,9 +130,9 @@ class LengthLimit(Step):
 
 
 def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
-    """Returns the end of each part of a line of `pieces`, so that no part exceeds `limit`; the last end is included.
+    """Returns the end of each part of a line of `pieces`, including the last end. No part is longer than `limit`.
 
-    A part ends after the last sentence end within the limit, else before the last word, else anywhere.
+    A part ends after the last end of a sentence within the limit, else before the last word, else anywhere.
     """
     ends: list[int] = []
     start = 0
@@ -162,8 +162,9 @@ def joined_alignment(
 ) -> list[list[int]] | list[list[float]]:
     """Returns the hard or soft alignment of a line from the alignments of its parts.
 
-    `lengths` are the source tokens of the parts without eos. The `shared` tokens that begin every part count in the
-    first part only. The columns of a soft alignment are the parts end to end, the eos of each part included.
+    `lengths` are the numbers of source tokens of the parts, not counting eos. Every part begins with the same `shared`
+    tokens, which count only in the first part. The columns of a soft alignment are the columns of all parts in order,
+    including the eos of each part.
     """
     weights: list[list[float]] = []
     pairs: list[list[int]] = []
@@ -186,7 +187,7 @@ def joined_alignment(
 
 
 class ModelInput(Step):
-    """Makes what the model reads of ids: language tokens, a tag and constraints are added. Decodes its hypotheses.
+    """Adds language tokens, a tag and constraints to the ids, for the model. Decodes the hypotheses of the model.
 
     Raises ValueError for languages and tags that the model does not have.
     """
@@ -205,7 +206,7 @@ class ModelInput(Step):
         ids = segment.ids or []
         part.leading = len(self.first) + segment.leading
         strings = segment.protected.strings if segment.protected is not None else ()
-        # a target that holds a protected text would add one more of that text to the translation
+        # a term with a protected text would repeat that text in the translation
         phrases = [self.phrases.phrase(without(found.term.targets, strings)) for found in segment.terms]
         constraints = replace(
             segment.constraints,
@@ -227,7 +228,7 @@ class ModelInput(Step):
         alignment: list[list[int]] | list[list[float]] | None = None
         links: list[Link] = []
         if weights is not None:
-            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # eos aside
+            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # without eos
             if self.options.replace_unknown and UNK in tokens:
                 text = self.with_source_pieces(part, tokens, best)
             if self.options.alignment == "soft":
@@ -247,7 +248,7 @@ class ModelInput(Step):
         )
 
     def source_pieces(self, part: TextSegment) -> list[str]:
-        """Returns the pieces of the text of a part; an unknown piece is the characters that it stands for."""
+        """Returns the pieces of the text of a part. An unknown piece is shown as the characters that it stands for."""
         return part.pieces or self.tokenizer.source_encoding(part.text)
 
     def links(

@@ -1,4 +1,4 @@
-"""Settings of a translation beside those of the search: text, devices, batches; and which flags go together."""
+"""Settings of a translation except those of the search: text, devices, batches; and rules for combining flags."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from nmtkit.config import Config, FlagRule, changed_flags, option
 from nmtkit.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.text.sentences import is_language
 
-# The terms of a glossary are phrases that the search requires.
+# The search requires the terms of a glossary as phrases.
 GLOSSARY_RULE = FlagRule(
     "--glossary",
     excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram", "--score-reference"),
@@ -16,7 +16,7 @@ GLOSSARY_RULE = FlagRule(
 )
 
 
-# `nmtkit generate` has more flags than a search has options.
+# `nmtkit generate` needs rules for more flags than the options of a search.
 GENERATE_RULES = (
     *SEARCH_RULES,
     FlagRule("--gen-subset", needs=("DATA",)),
@@ -66,7 +66,7 @@ GENERATE_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(Config):
-    """Settings of the treatment of text before and after the search."""
+    """Settings for changes of the text before and after the search."""
 
     split_sentences: str | None = option(
         None,
@@ -129,13 +129,13 @@ class DeviceOptions(Config):
 
     @property
     def named_device(self) -> str:
-        """`device`, with the CPU for an engine that runs nowhere else."""
+        """`device`, or the CPU if the engine runs only on the CPU."""
         return "cpu" if self.engine == "ctranslate2" and self.device == "auto" else self.device
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(Config):
-    """How lines become batches. None of it but the treatment of long lines changes a translation."""
+    """How lines become batches. Only the treatment of long lines changes translations."""
 
     max_source_len: int = option(
         1024, "pieces of the longest line taken whole, if the model can read it; see --long-lines", min=1, max=1_000_000

@@ -1,4 +1,4 @@
-"""Decodes in several processes: forked workers of one thread each, or the ranks that torchrun started, one per GPU."""
+"""Decodes in several processes: forked workers with one thread each, or ranks that torchrun started, one per GPU."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.translation.translator import Translator
 
-PREFETCH = 2  # batches sent to a rank before it answers: one that it decodes, and the next one
+PREFETCH = 2  # maximum batches at a rank: one batch that it decodes, and the next batch
 POLL = 0.005  # seconds between two checks of an empty message queue
 TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as hanging
 
@@ -30,8 +30,8 @@ TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as ha
 def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
     """Starts `count` processes of one thread each, which share the weights in memory, and yields their decoder.
 
-    Start the processes before other threads. The decoder yields results as they are ready. It raises the errors of the
-    workers, and ChildProcessError if a worker was killed.
+    Call this function before other threads start. The decoder yields results when they are ready. It raises the errors
+    of the workers, and raises ChildProcessError if a worker was killed.
     """
 
     def of_one_thread() -> Translator:
@@ -71,7 +71,7 @@ def rank_device(device: str, workers: int) -> str:
 
 @contextmanager
 def process_group() -> Iterator[int]:
-    """Joins the processes that torchrun has started, if any, and yields their number. An error in one ends all."""
+    """Joins the processes that torchrun has started, if any, and yields the size of the group. An error ends all."""
     distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
     try:
         yield distributed.world_size()
@@ -82,7 +82,7 @@ def process_group() -> Iterator[int]:
 
 
 def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
-    """Returns a decoder that distributes batches over all ranks. Ranks other than 0 decode until the end: None."""
+    """Returns a decoder that distributes batches over all ranks. Ranks other than 0 decode, then return None."""
     if distributed.world_size() == 1:
         return decoder
     messages = MessageQueue()
@@ -93,7 +93,7 @@ def distribute(decoder: BatchDecoder) -> BatchDecoder | None:
 
 
 class MessageQueue:
-    """JSON messages between ranks, received in the order of sending. Every rank must create a queue."""
+    """JSON messages between ranks, received in the order in which they were sent. Every rank must create a queue."""
 
     def __init__(self) -> None:
         first = distributed.is_rank_zero()
@@ -101,7 +101,7 @@ class MessageQueue:
         self.store = TCPStore(os.environ["MASTER_ADDR"], port, is_master=first, wait_for_workers=False)
         if first:
             distributed.broadcast(self.store.port)
-        self.count: dict[str, int] = {}  # messages sent or received, by channel
+        self.count: dict[str, int] = {}  # number of messages sent or received, by channel
 
     def send(self, channel: str, message: Any) -> None:
         self.store.set(self._next(channel), json.dumps(message))
@@ -127,7 +127,7 @@ class RankDispatcher:
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
         self.decoder, self.messages = decoder, messages
         self.others = range(1, distributed.world_size())
-        self.in_hand = dict.fromkeys((0, *self.others), 0)  # batches of each rank without a result
+        self.in_hand = dict.fromkeys((0, *self.others), 0)  # rank -> number of unfinished batches
         self.own: list[int] = []  # numbers of the batches that this rank decodes
 
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
@@ -146,7 +146,7 @@ class RankDispatcher:
         for number, batch in enumerate(batches):
             distributed.heartbeat()
             load = {rank: in_hand - (PREFETCH if rank else 0) for rank, in_hand in self.in_hand.items()}
-            rank = min(load, key=load.__getitem__) if batch else 0  # an empty batch asks for what is ready
+            rank = min(load, key=load.__getitem__) if batch else 0  # an empty batch only asks for ready results
             self.in_hand[rank] += 1
             if rank:
                 self.messages.send(f"to {rank}", [number, [asdict(sentence) for sentence in batch]])
@@ -171,7 +171,7 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
         index = 0
         while (message := messages.receive(f"to {rank}")) != "end":
             distributed.heartbeat()
-            if message is None:  # no batch has arrived: the decoder may finish its batches
+            if message is None:  # no batch has arrived, so the decoder can finish its batches
                 time.sleep(POLL)
                 yield []
             else:
@@ -186,7 +186,7 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
 
 
 def segment_from(fields: dict[str, Any]) -> Segment:
-    """Returns a segment from its fields as JSON, which turns tuples into lists."""
+    """Returns a segment from its JSON fields. JSON turns tuples into lists, which are turned back."""
     constraints = fields["constraints"]
     required = tuple(
         RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])

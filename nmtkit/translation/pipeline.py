@@ -27,13 +27,13 @@ from nmtkit.translation.steps import (
 
 
 class Pipeline:
-    """Prepares lines for a search with the options `search`, and makes translations of its hypotheses.
+    """Prepares lines for a search with the options `search`, and turns the hypotheses into translations.
 
     >>> pipeline = translator.pipeline(SearchOptions(), TextOptions(protect_spans=True))
     >>> for translation in translator.run(windows, pipeline): ...
 
-    `source_tag` is a symbol of the vocabulary that begins every line. With `links`, or the option alignment="words",
-    translations have the alignment of words, unless they hold markup.
+    `source_tag` is a symbol of the vocabulary that begins every line. With `links` or the option alignment="words",
+    translations have word alignments, unless the translations contain markup.
 
     Raises ValueError for a pattern that is not a regular expression, for a line of a glossary that is not a term, and
     for a search that cannot require the terms of a glossary; OSError for a glossary that cannot be read; ImportError if
@@ -53,7 +53,7 @@ class Pipeline:
         text = text or TextOptions()
         self.tokenizer, self.text = tokenizer, text
         self.links = (links or search.alignment == "words") and text.markup is None
-        # to put markup and protected text back, the steps need links between words
+        # the steps need links between words to put markup and protected text back
         self.search = replace(search, alignment="words") if links or text.rewriting else search
         terms = None if text.glossary is None else glossary.load(text.glossary)
         if terms is not None:
@@ -77,12 +77,12 @@ class Pipeline:
     # --- before the model ---------------------------------------------------------------------------------------------
 
     def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[TextSegment]:
-        """Returns a segment for each request, whose leaves the model is to read.
+        """Returns a segment for each request. The model is to read the leaves of these segments.
 
         Raises ValueError, with the number of the line, for constraints that cannot be met.
         """
         lines = []
-        encoded: list[TextSegment] = []  # text for the tokenizer
+        encoded: list[TextSegment] = []  # segments that the tokenizer encodes
         for id, request in enumerate(requests, first_id):
             segment = TextSegment(id, request.source)
             try:
@@ -104,11 +104,11 @@ class Pipeline:
         return lines
 
     def source_pieces(self, segment: TextSegment) -> list[str]:
-        """Returns the pieces that the model reads of a line, to which the pairs of a hard alignment refer."""
+        """Returns the pieces of a line that the model reads. The pairs of a hard alignment refer to these pieces."""
         return [piece for leaf in segment.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
 
     def constrain(self, segment: TextSegment, request: Request) -> None:
-        """Gives a segment the constraints and ids of its request. Raises ValueError where they cannot be met."""
+        """Gives a segment the constraints and ids of its request. Raises ValueError if they cannot be met."""
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
                 "split_sentences cannot be combined with a prefix and with required and avoided phrases: these are of "
@@ -125,7 +125,7 @@ class Pipeline:
             segment.ids = request.ids[1:-1] if request.ids[0] in languages else request.ids[:-1]
 
     def applied(self, steps: Sequence[Step], segments: list[TextSegment]) -> list[TextSegment]:
-        """Returns the segments that the last of the steps makes."""
+        """Applies all steps in order, and returns the segments that the last step makes."""
         for step in steps:
             for segment in segments:
                 segment.parts = step.before(segment)
@@ -135,7 +135,7 @@ class Pipeline:
     # --- after the model ----------------------------------------------------------------------------------------------
 
     def translation(self, segment: TextSegment) -> Translation:
-        """Returns the translation of a line whose leaves have their hypotheses."""
+        """Returns the translation of a line. All leaves of the line must have their hypotheses."""
         hypotheses = self.hypotheses(segment, 0)
         if self.links:
             hypotheses = [
@@ -144,13 +144,13 @@ class Pipeline:
         return Translation(segment.id, segment.text, hypotheses)
 
     def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment at this depth of the steps; translation i joins hypothesis i of each
-        part.
+        """Returns the translations of a segment at this depth of the steps. Translation i joins the hypotheses i of all
+        parts.
         """
         if segment.model_input is not None:
             assert segment.hypotheses is not None
             return segment.hypotheses
-        if not segment.parts:  # nothing that a model could translate
+        if not segment.parts:  # the segment has nothing to translate
             return [Hypothesis([], 0.0, 0.0, token_log_probabilities=[] if self.search.quality else None)]
         columns = [self.hypotheses(part, depth + 1) for part in segment.parts]
         step = self.steps[depth]
@@ -173,8 +173,8 @@ def by_utility(hypotheses: Sequence[Hypothesis], metric: Literal["chrf", "bleu"]
 def utilities(texts: Sequence[str], metric: Literal["chrf", "bleu"]) -> list[float]:
     """Returns the mean sentence score, 0 to 100, of each text against all other texts, or 0 if there is only one text.
 
-    The text of largest utility is the translation of minimum Bayes risk (Eikema and Aziz 2020, "Is MAP Decoding All You
-    Need?"). A text that occurs n times counts n times as a reference.
+    The text with the largest utility is the translation with the minimum Bayes risk (Eikema and Aziz 2020, "Is MAP
+    Decoding All You Need?"). A text that occurs n times counts n times as a reference.
     """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF

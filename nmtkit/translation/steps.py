@@ -1,7 +1,7 @@
-"""Steps of the text pipeline: each changes a segment before the model reads it, and its translation afterwards.
+"""Steps of the text pipeline: each changes a segment before the model reads it, and afterwards the translation.
 
-A step turns one segment into the segments that the next step reads: one, or several where it splits text. Afterwards it
-turns one translation for each of these parts into the translation of the segment.
+Before the model, a step turns one segment into the segments that the next step reads: several if the step splits text,
+else one. After the model, the step turns one translation of each of these parts into the translation of the segment.
 """
 
 import re
@@ -22,30 +22,30 @@ from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, prote
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
 
-# Signs that end a sentence without white space after them: of scripts without spaces, and full-width punctuation.
+# Signs that end a sentence without white space after the sign: signs of scripts without spaces, and full-width ones.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
 
 @dataclass(eq=False, slots=True)
 class TextSegment:
-    """A piece of a line on its way to the model, with the state that its step needs to restore the translation."""
+    """A piece of a line on its way to the model. Its state lets the step of this piece restore the translation."""
 
-    id: int  # of the line, counted from 0
+    id: int  # number of the line, counted from 0
     text: str
-    capitals: bool = False  # whether the text is in capitals, apart from what is protected
+    capitals: bool = False  # whether the text is in capitals, not counting protected text
     marked: Marked | None = None  # the markup of the text
-    spans: Sequence[Span] = ()  # sentences of the text
+    spans: Sequence[Span] = ()  # positions of the sentences of the text
     protected: Protected | None = None  # the spans that the translation must hold
-    terms: Sequence[Occurrence] = ()  # of the glossary, in the text that the model reads
-    # from the tokenizer on
-    ids: list[int] | None = None  # of the text, without eos
-    pieces: list[str] = field(default_factory=list)  # of the text; an unknown piece is the characters it stands for
-    leading: int = 0  # tokens before those of the text: the language and the tags that begin each part of a line
+    terms: Sequence[Occurrence] = ()  # terms of the glossary in the text that the model reads
+    # set by the tokenizer and later steps
+    ids: list[int] | None = None  # ids of the text, without eos
+    pieces: list[str] = field(default_factory=list)  # pieces of the text; an unknown piece is shown as its characters
+    leading: int = 0  # number of tokens before the text: the language and the tags that begin each part of a line
     constraints: Constraints = NO_CONSTRAINTS
     reference: list[int] | None = None
-    # the results
-    parts: list["TextSegment"] = field(default_factory=list)  # result of the step for this segment
-    model_input: Segment | None = None  # only of a segment that the model reads
+    # results of the steps and of the search
+    parts: list["TextSegment"] = field(default_factory=list)  # segments that the step made from this segment
+    model_input: Segment | None = None  # set only for a segment that the model reads
     hypotheses: list[Hypothesis] | None = None  # translations of `model_input`, best first
 
     def part(self, text: str) -> "TextSegment":
@@ -88,14 +88,14 @@ class Step(ABC):
 
 
 class Normalization(Step):
-    """Brings a line into Unicode's normal form NFC: no other part of the pipeline does. Links refer to this text."""
+    """Converts a line to the Unicode form NFC. No other step does so. Links refer to the converted text."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(normalized(segment.text))]
 
 
 class Markup(Step):
-    """Removes HTML tags from a line, and puts them around the words that translate the words they stood around."""
+    """Removes HTML tags from a line. Puts the tags around the translations of the words that the tags enclosed."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         segment.marked = marked(segment.text)
@@ -135,7 +135,7 @@ class Sentences(Step):
     """Splits a line into sentences by the rules of a language, and joins their translations with the white space that
     was between the sentences.
 
-    Raises ImportError without the package for it.
+    Raises ImportError if the package for splitting sentences is missing.
     """
 
     def __init__(self, language: str) -> None:
@@ -160,8 +160,8 @@ class Sentences(Step):
 def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
     """Returns the translations of the parts of a text as one translation.
 
-    `starts` are the first characters of the parts in the source. `gaps` are the white space before each part; None
-    stands for a space, unless the script of the translations has no spaces.
+    `starts` are the first characters of the parts in the source. `gaps` are the white space before each part. None
+    means a space, or nothing if the script of the translations has no spaces.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
@@ -196,8 +196,8 @@ def separator(left: str, right: str) -> str:
 class Protection(Step):
     """Removes the spans that the vocabulary does not know, and puts every protected span into the translation.
 
-    `patterns` are regular expressions of spans; with `unknown_words` words and emoji that the vocabulary does not know
-    are spans too. With `casing` the step also tells whether the rest of a segment is in capitals.
+    `patterns` are regular expressions of spans. With `unknown_words`, words and emoji that the vocabulary does not know
+    are spans too. With `casing`, the step also determines whether the rest of a segment is in capitals.
 
     Raises ValueError for a pattern that is not a regular expression.
     """
@@ -217,7 +217,7 @@ class Protection(Step):
         return [segment.part(segment.protected.text if segment.protected.plain else "")]
 
     def unknown(self, text: str) -> list[Span]:
-        """Returns the words and emoji that the model's vocabulary does not know. Punctuation is left to the model."""
+        """Returns the words and emoji that the model's vocabulary does not know. Punctuation is not included."""
         return [
             (start, end)
             for start, end in words(text)
@@ -235,7 +235,7 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary, whose targets the search then requires, and tells which the translation holds."""
+    """Finds the terms of a glossary. The search requires their targets; the step reports which targets it finds."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
@@ -256,7 +256,7 @@ class GlossaryTerms(Step):
 
 
 class Casing(Step):
-    """Lets the model read a segment in capitals as a sentence, and puts its translation in capitals."""
+    """Converts a segment in capitals to sentence case for the model, and converts its translation to capitals."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(sentence_case(segment.text) if segment.capitals else segment.text)]

@@ -1,4 +1,4 @@
-"""Terms of a glossary as phrases that a search requires, in every spelling with pieces of the target vocabulary."""
+"""Terms of a glossary as phrases that a search requires, in every spelling that the target vocabulary allows."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from nmtkit.search.constraints import Phrase, PieceEdges, RequiredPhrase
 from nmtkit.text.alignment import UNSPACED, is_letter
 from nmtkit.text.glossary import forms
 
-# Text before a term: nothing (or a space), a sign without a space after it, and a sign with a space after it, for
-# tokenizers that spell these cases differently.
+# Texts before a term: nothing or a space, a sign without a space after it, and a sign with a space after it. Tokenizers
+# may spell a term differently in each case.
 CONTEXTS = ("", "(", "( ")
 
 
 def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns masks of the target pieces that begin and end with a letter. A byte of a long character is no letter."""
+    """Returns masks of the target pieces that begin and that end with a letter. Single bytes do not count."""
     pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
     for special in SPECIALS:
@@ -40,16 +40,16 @@ def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
 
 
 class TermPhrases:
-    """Makes required phrases of target terms, and keeps them."""
+    """Makes required phrases from target terms, and caches the phrases."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.phrases: dict[tuple[str, ...], RequiredPhrase | None] = {}
-        # the last context is encoded without its space, which belongs to the term
+        # the last context is encoded without its space, because the space belongs to the term
         self.contexts = [ids[:-1].tolist() for ids in tokenizer.encode_target(CONTEXTS).split()]
 
     def phrase(self, targets: Sequence[str]) -> RequiredPhrase | None:
-        """Returns the phrase with these alternatives, or None if the vocabulary can spell none of them."""
+        """Returns the phrase with the alternatives `targets`, or None if the vocabulary can spell none of them."""
         key = tuple(targets)
         if key not in self.phrases:
             texts = [form for target in key for form in forms(target)]

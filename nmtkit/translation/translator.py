@@ -32,13 +32,13 @@ from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.terms import piece_edges
 
-WINDOW = 8192  # lines that are sorted by length together; no more lines of a stream are in memory
-MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # source tokens of a batch
-# A step costs as much as this many segments: measured 0.11 to 0.16 of the time of a step of 64 segments, for tiny and
-# base models in fp32 and int8.
+WINDOW = 8192  # lines that are sorted by length together; at most this many lines of a stream are in memory
+MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in a batch, by type of device
+# The fixed cost of a decoding step, as a number of segments. Measured: the fixed cost is 0.11 to 0.16 of the time of a
+# step with 64 segments, for tiny and base models in fp32 and int8.
 STEP_COST = 8
-PREFETCHED = 1  # windows that are encoded while a GPU decodes the window before
-TOKENS_PER_SLOT = 64  # tokens of `max_tokens` for each slot of a GPU's search
+PREFETCHED = 1  # number of windows that are encoded while a GPU decodes the previous window
+TOKENS_PER_SLOT = 64  # tokens of `max_tokens` for each slot of the search on a GPU
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Engine = Literal["torch", "ctranslate2"]
@@ -47,9 +47,9 @@ Engine = Literal["torch", "ctranslate2"]
 class Translator:
     """Translates with one model, or with an ensemble of models that share a tokenizer. Models are in evaluation mode.
 
-    `options.max_tokens` limits the source tokens of a batch, padding included. It does not change translations. Lines
-    of more than `options.max_source_len` pieces, or of more than a model can read, are split or cut off with a warning.
-    Lines without text become empty lines; the models do not read them.
+    `options.max_tokens` limits the source tokens of a batch, including padding. The limit does not change translations.
+    Lines with more pieces than `options.max_source_len` or than the model can read are split or cut off, with a
+    warning. Lines without text become empty lines, and the models do not read them.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Translator:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
-        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # without eos
+        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # eos not counted
         self.continuous: ContinuousBatching | None = None
-        # on a GPU, other threads than the one that launches kernels encode lines and decode tokens
+        # on a GPU, other threads encode lines and decode tokens, while this thread launches kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
-        self.processor_configs: dict[str, Any] = {}  # of logits processors, by name
+        self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
         self.made_processors: dict[str, LogitsProcessor] = {}
 
     @staticmethod
@@ -80,13 +80,13 @@ class Translator:
         trainable: bool = False,
         **options: Any,
     ) -> "Translator":
-        """Loads a checkpoint, or several of one tokenizer: an ensemble. `options` are fields of TranslatorOptions.
+        """Loads a checkpoint, or an ensemble with one tokenizer. `options` are fields of TranslatorOptions.
 
-        `precision` auto is fp32 on a CPU, bf16 elsewhere; int8 is for CPUs. `engine` "ctranslate2" searches on the CPU
-        with CTranslate2, `workers` batches at a time, where the options of a search allow it. With `trainable`, the
-        modules are those of training, in fp32, with all parameters and hooks.
+        `precision` "auto" is fp32 on a CPU, and bf16 on other devices; int8 is only for CPUs. `engine` "ctranslate2"
+        uses CTranslate2 on the CPU for searches whose options CTranslate2 supports, with `workers` batches at a time.
+        With `trainable`, the modules are the same as in training: in fp32, with all parameters and hooks.
 
-        Raises FileNotFoundError or ValueError, naming the file.
+        Raises FileNotFoundError or ValueError. The message names the file.
         """
         paths = [Path(file) for file in ([path] if isinstance(path, str | Path) else path)]
         loaded = [models.from_checkpoint(file) for file in paths]
@@ -118,7 +118,7 @@ class Translator:
         return list(self.stream(lines, self.pipeline(SearchOptions(**options))))
 
     def stream(self, lines: Iterable[str | Request], pipeline: Pipeline) -> Iterator[Translation]:
-        """Yields the translations of `lines` in order and in bounded memory, a window of lines at a time."""
+        """Yields the translations of `lines` in order. Reads a window of lines at a time to bound memory."""
         requests = (Request(line) if isinstance(line, str) else line for line in lines)
         return self.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline)
 
@@ -126,14 +126,14 @@ class Translator:
         """Returns the decoder of this process: continuous batching on a GPU if possible, else one batch after another.
 
         The slots of a GPU are kept for the next call with the same options. Raises ValueError for options that the
-        engine does not have.
+        engine does not support.
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        search = replace(options, quality=False)  # reports about translations do not concern the search
+        search = replace(options, quality=False)  # the search does not depend on whether quality is reported
         if self.device.type == "cuda" and supports(self.models, search):
             if self.continuous is None or self.continuous.options != search:
-                self.continuous = None  # frees its memory
+                self.continuous = None  # frees the memory of the old slots before new slots are made
                 slots = max(1, self.max_tokens // TOKENS_PER_SLOT)
                 fallback = partial(self.decode, options=search)
                 self.continuous = ContinuousBatching(self.models, search, slots, fallback, self.device)
@@ -152,7 +152,7 @@ class Translator:
         return decode(self.models, batch, options, self.device, edges, self.processors(options))
 
     def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
-        """Returns the logits processors that `options` name. Each is made once, with its config or else its preset."""
+        """Returns the logits processors that `options` name. Each is created once, from its config or preset."""
         for name in options.logits_processors:
             if name not in self.made_processors:
                 entry = LOGITS_PROCESSORS[name]
@@ -163,7 +163,7 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots without required phrases. Segments whose translation lacks a phrase are searched again."""
+        """Searches in slots, without required phrases. A segment whose translation lacks a phrase is searched again."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -194,11 +194,11 @@ class Translator:
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
-        An empty window means that no more requests have come in yet: translations that are ready are yielded. Work is
-        split evenly between the `processes` of `decoder`, which is that of this process by default.
+        An empty window means that no more requests have come in yet: translations that are ready are then yielded. Work
+        is split evenly between the `processes` of `decoder`. The default decoder is the decoder of this process.
         """
-        waiting: deque[TextSegment] = deque()  # lines in order
-        under_way: dict[int, list[TextSegment]] = {}  # leaves of the batches that are being decoded
+        waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
+        under_way: dict[int, list[TextSegment]] = {}  # batch number -> leaves of a batch that is being decoded
 
         def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
             first = 0
@@ -240,9 +240,9 @@ class Translator:
         assert not waiting
 
     def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
-        """Returns the leaves of all segments in batches, longest first.
+        """Returns the leaves of all segments in batches, in descending order of length.
 
-        So the slowest batch is not the last one, and memory is allocated once.
+        With this order, the slowest batch is not the last batch, and memory is allocated only once.
         """
         leaves = [leaf for segment in segments for leaf in segment.leaves()]
         leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))
@@ -275,7 +275,7 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
     low, high = (
         0,
         lengths[0] * (len(lengths) + STEP_COST),
-    )  # bisection for the least cost limit that does not need more batches
+    )  # bisection for the lowest cost limit that needs no additional batch
     while low < high:
         cost = (low + high) // 2
         low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
@@ -289,14 +289,14 @@ def without_required(sentence: Segment) -> Segment:
 
 
 def padded_tokens(sentence: Segment) -> int:
-    """Returns the tokens of the longer side of a segment."""
+    """Returns the number of tokens of the longer side (source or target) of a segment."""
     return max(len(sentence.ids), 0 if sentence.reference is None else len(sentence.reference) + 1)
 
 
 def ctranslate2_engine(
     paths: Sequence[Path], tokenizer: Tokenizer, device: str, precision: Precision, workers: int
 ) -> CTranslate2Engine:
-    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or a precision without support."""
+    """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
     if len(paths) > 1:
         raise ValueError("--engine ctranslate2 decodes with one model; leave it out for an ensemble")
     if not device.startswith("cpu"):
@@ -307,9 +307,9 @@ def ctranslate2_engine(
 
 
 def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:
-    """Returns the model on the device, with weights laid out for inference unless `trainable`.
+    """Returns the model on the device. The weights are laid out for inference, unless `trainable` is true.
 
-    Raises ValueError for int8 off the CPU, and for a device that cannot be used.
+    Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.
     """
     if precision == "int8" and not device.startswith("cpu"):
         raise ValueError(f"--precision int8 is for CPUs; on {device} use bf16 or fp32")
@@ -326,7 +326,7 @@ def prepare(model: Architecture, device: str, precision: Precision, trainable: b
 
 
 def usable_device(name: str) -> torch.device:
-    """Returns the device with this name. Raises ValueError, with the reason, if it cannot be used."""
+    """Returns the device with this name. Raises ValueError with the reason if the device cannot be used."""
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
