@@ -204,7 +204,7 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns which of the flags --valid-tag and --test-tag are missing.
+        """Returns the missing flags among --valid-tag and --test-tag.
 
         A flag is missing if a training corpus has a tag and the valid (or test) sets exist but have no tags.
         """

@@ -29,7 +29,7 @@ class CorpusRows:
     weight: float
 
     def copies(self, rows: int) -> int:
-        """Returns how many rows the fractional part of `weight` adds to an epoch, for a corpus with `rows` rows."""
+        """Returns the number of rows that the fraction of `weight` adds to an epoch, for a corpus of `rows` rows."""
         return int((self.weight - int(self.weight)) * rows + 0.5)
 
     def chunks(self, dropped: Dropped | None) -> Iterator[Rows]:
