@@ -247,5 +247,5 @@ class Worker:
         return checksum(path)
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the number of occurrences of each written id, for both sides. All counts are 0 if `config.report` is not set."""
+        """Returns the count of each written id, for both sides. All counts are 0 if `config.report` is not set."""
         return self._piece_counts
