@@ -193,5 +193,5 @@ def segment_from(fields: dict[str, Any]) -> Segment:
         for phrase in constraints["required"]
     )
     avoided = tuple(map(tuple, constraints["avoided"]))
-    prefix, given = tuple(constraints["prefix"]), constraints["given"]
-    return Segment(**{**fields, "constraints": Constraints(prefix, given, required, avoided)})
+    prefix, language_tokens = tuple(constraints["prefix"]), constraints["language_tokens"]
+    return Segment(**{**fields, "constraints": Constraints(prefix, language_tokens, required, avoided)})

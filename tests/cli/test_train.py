@@ -338,7 +338,7 @@ def test_mistakes_exit_with_2_and_say_what_to_do(
 
 
 def test_a_dataset_that_is_none_is_refused(tmp_path: Path) -> None:
-    for folder, said in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "no nmtkit dataset")):
+    for folder, said in ((tmp_path / "nowhere", "no such folder"), (tmp_path, "is not an nmtkit dataset")):
         result = train(folder, *TINY.split(), "--save-dir", tmp_path / "run")
         assert result.exit_code == 2
         assert said in result.stderr
