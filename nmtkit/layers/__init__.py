@@ -22,7 +22,7 @@ def multiplies_in_bf16() -> bool:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel can be launched. If not, logs the error and the consequence `otherwise`."""
+    """Returns whether a GPU kernel runs. If it fails, logs `otherwise`, the text that says what is used instead."""
     try:
         with torch.random.fork_rng([]):
             kernel()

@@ -206,7 +206,7 @@ class InferenceLinear(nn.Module, ABC):
 
 
 class _NoGradient(torch.autograd.Function):
-    """A layer for inference as an autograd function whose backward pass raises an error instead of returning zeros."""
+    """Runs a layer that has no gradients. A backward pass through the layer raises an error, instead of giving zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:

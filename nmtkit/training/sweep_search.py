@@ -133,7 +133,7 @@ class Search:
         return distributions
 
     def _settings(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the settings of a trial, numbers rounded to three digits as run names show them."""
+        """Returns the settings of a trial. Numbers are rounded to three digits, as in the names of runs."""
         space = self.sweep.space
         return {
             name: (float(f"{value:.3g}") if isinstance(value, float) else value)
