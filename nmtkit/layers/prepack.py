@@ -206,7 +206,7 @@ class InferenceLinear(nn.Module, ABC):
 
 
 class _NoGradient(torch.autograd.Function):
-    """Runs a layer that has no gradients. A backward pass through the layer raises an error, instead of giving zeros."""
+    """Runs a layer that has no gradients. A backward pass through the layer raises an error; zeros would be wrong."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:
