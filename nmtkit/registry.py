@@ -40,9 +40,9 @@ class Registry(Generic[T]):
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Decorator that registers a factory under `name`. A factory with several presets needs several decorators.
 
-        A new definition with the same module and qualified name replaces the old factory, for instance when a cell of
-        a notebook runs again. Raises ValueError if another factory has the name, and TypeError if the preset is not a
-        dataclass of `option` fields.
+        A new definition with the same qualified name in the same file or module replaces the old factory: a cell of a
+        notebook runs again, or a plug-in that a script has imported is loaded by its path as well. Raises ValueError
+        if another factory has the name, and TypeError if the preset is not a dataclass of `option` fields.
         """
         cls = type(preset)
         if not dataclasses.is_dataclass(cls):
@@ -54,7 +54,9 @@ class Registry(Generic[T]):
 
         def keep(factory: Callable[..., T]) -> Callable[..., T]:
             before = self.entries.get(name)
-            if before is not None and (before.factory is factory or full_name(before.factory) != full_name(factory)):
+            if before is not None and (
+                before.factory is factory or _definition(before.factory) != _definition(factory)
+            ):
                 where = full_name(before.factory)
                 raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has this name: choose another one")
             self.entries[name] = Entry(name, factory, preset, module)
@@ -73,6 +75,13 @@ class Registry(Generic[T]):
 
     def names(self) -> list[str]:
         return list(self.entries)
+
+
+def _definition(factory: Callable[..., Any]) -> tuple[str, str]:
+    """Returns the place of a definition: the file, or the module if it has no file, and the qualified name."""
+    named = factory if hasattr(factory, "__qualname__") else type(factory)
+    file = getattr(sys.modules.get(named.__module__), "__file__", None)
+    return file or named.__module__, named.__qualname__
 
 
 def full_name(factory: Callable[..., Any]) -> str:

@@ -1,6 +1,11 @@
 """A dataset that is small enough to train on in a test: sentences of made-up words and their mirror images."""
 
 import os
+
+# Before torch is imported: with pytest-xdist each core has a process of its own, and so one thread is enough.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from pathlib import Path
 
 import pytest
