@@ -135,7 +135,8 @@ def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
         if start < last or char not in longest_first:
             continue
         for length in longest_first[char]:
-            string, end = text[start : start + length], start + length
+            string = text[start : start + length]
+            end = start + len(string)  # the text may end before the longest string would
             if string in strings and _is_whole(text, start, end, strings[string]):
                 spans.append((start, end))
                 last = end

@@ -254,6 +254,13 @@ def random_links(source: str, target: str, draw: random.Random) -> list[Link]:
     return [Link(*draw.choice(sources), *word) for word in words(target) if sources and draw.random() < 0.8]
 
 
+def test_a_span_at_the_end_of_the_text_is_not_longer_than_the_text():
+    source = "dog { dog } {a}"
+    assert strings(source) == ["{ dog }", "{a}"]
+    assert protected_spans(source, BUILT_IN)[-1].end == len(source)
+    assert restored(source, "Hund", known=False) == "Hund { dog } {a}"
+
+
 def test_none_of_a_thousand_placeholders_is_lost():
     draw = random.Random(1)
     for number in range(1000):
