@@ -487,6 +487,7 @@ def flop_of_an_update(tokens, vocabulary, layers, d, ff):
     return 6 * tokens * (encoder + decoder + d * vocabulary)
 
 
+@pytest.mark.slow
 def test_dry_runs_stand_beside_the_papers_figures():
     command = [sys.executable, WMT14 / "dry_run.py"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[2:]

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import nmtkit
 
 ROOT = Path(__file__).parent.parent
@@ -17,6 +19,7 @@ def cells() -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_notebook_runs(tmp_path: Path) -> None:
     code = cells()
     (component,) = [cell for cell in code if "LR_SCHEDULERS.register" in cell]

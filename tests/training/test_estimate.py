@@ -47,6 +47,7 @@ def test_flop_of_a_mixture_are_those_of_the_active_experts() -> None:
     assert expected.flops == transformer_flop(25_000, 64, d, mixture, 6, 37_000)
 
 
+@pytest.mark.slow
 def test_a_model_of_billions_of_parameters_is_not_allocated() -> None:
     expected = estimate.estimate(plan("moe"), PIECES)
     assert sum(expected.parameters.values()) > 8e9

@@ -44,6 +44,7 @@ def assert_alike(one: Path, other: Path) -> None:
         assert b["scores"][name] == pytest.approx(score, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_sharded_and_replicated_runs_go_on_from_each_other(mirror_data: Path, tmp_path: Path) -> None:
     # three micro-batches for two processes: one of them gets a dummy in every update
     features = (
@@ -86,6 +87,7 @@ class Poisoned(CrossEntropy):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
     mirror_data: Path, tmp_path: Path, parallel: str
@@ -99,6 +101,7 @@ def test_a_loss_that_is_infinite_on_one_rank_skips_the_update_on_all(
     assert {float(entries["step"]) for entries in state.values()} == {2.0}
 
 
+@pytest.mark.slow
 def test_composite_optimizers_and_transforms_make_the_same_updates_on_two_processes(
     mirror_data: Path, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def terminate_after(save_dir: Path, updates: int) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+@pytest.mark.slow
 def test_two_ranks_then_one_then_two_equal_one_throughout(mirror_data: Path, tmp_path: Path) -> None:
     terminate_after(tmp_path / "parts", 3)
     assert launch(train_flags(mirror_data, tmp_path / "parts"), 2) == 128 + signal.SIGTERM
@@ -97,6 +98,7 @@ def test_a_rank_that_raises_ends_all_with_its_message(
     assert 'plugin.py", line 12, in forward\n    raise RuntimeError("the seventh seal")\n' in said
 
 
+@pytest.mark.slow
 def test_a_save_folder_that_the_processes_do_not_share_is_refused(mirror_data: Path, tmp_path: Path) -> None:
     ranks = []
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
@@ -159,6 +161,7 @@ class Slow(CrossEntropy):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_signal_ends_a_validation_which_is_made_up_for(mirror_data: Path, tmp_path: Path, processes: int) -> None:
     (tmp_path / "plugin.py").write_text(SLOW)
@@ -195,6 +198,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_validation_that_translates(mirror_data: Path, tmp_path: Path) -> None:
     flags = ("--validate-interval-updates", 3, "--metrics", "bleu", "--max-update", 6)
     command = [sys.executable, "-c", TRANSLATING, *train_flags(mirror_data, tmp_path / "run", *flags)]
@@ -225,6 +229,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_killed_while_saving_and_restarted_equals_uninterrupted_bit_for_bit(mirror_data: Path, tmp_path: Path) -> None:
     flags = ("--max-update", 9, "--save-interval-updates", 2)
     # before a file is whole on disk, before it gets its name, after it has it but no link points at it

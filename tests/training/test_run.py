@@ -520,6 +520,7 @@ def test_a_first_validation_far_above_training_is_told(
 # --- --overfit-batches ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"names": {"criterion": "cross_entropy"}, "dropout": 0.0, "overfit_batches": 2}
     settings |= {"d_model": 32, "validate_interval": 2, "log_interval": 50}

@@ -357,6 +357,7 @@ def test_max_tokens_is_lowered_where_only_the_most_sentences_do_not_fit(
     assert loader.max_tokens == before // 2
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled_once_for_batches_of_many_shapes(
     mirror_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

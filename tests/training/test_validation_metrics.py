@@ -90,6 +90,7 @@ def test_accuracy_is_the_share_of_tokens_that_a_plain_loop_finds_most_probable(
     assert sum(row["sentences"] for row in last["by_length"]) == len(split)
 
 
+@pytest.mark.slow
 def test_two_ranks_score_as_one(mirror_data: Path, trained: Path, tmp_path: Path) -> None:
     assert launch(flags(mirror_data, tmp_path / "run", "--max-update", 10), 2) == 0
     for one, two in zip(valid(trained), valid(tmp_path / "run"), strict=False):

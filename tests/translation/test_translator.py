@@ -345,6 +345,7 @@ def test_constraints_given_as_text_are_met(checkpoint_file):
         Translator.load(checkpoint_file).translate(["a", *requests], sampling=True)
 
 
+@pytest.mark.slow
 def test_a_stream_of_100_000_lines_is_never_held_as_a_whole(checkpoint_file):
     class Instant(Translator):
         def decode(self, batch, options):
