@@ -1,0 +1,137 @@
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from nmtkit.text import ibm_model1
+from nmtkit.text.ibm_model1 import FLOOR, LexicalTable
+
+
+@dataclass
+class Flat:
+    ids: npt.NDArray[np.uint16]
+    lengths: npt.NDArray[np.int32]
+
+
+def flat(sentences: list[list[int]]) -> Flat:
+    ids = [word for sentence in sentences for word in sentence]
+    return Flat(np.array(ids, np.uint16), np.array([len(sentence) for sentence in sentences], np.int32))
+
+
+def reference_table(
+    pairs: list[tuple[list[int], list[int]]], null: int, iterations: int
+) -> dict[tuple[int, int], float]:
+    """EM as in the paper, word by word, in float64."""
+    table = {(e, f): 1.0 for source, target in pairs for e in [null, *source] for f in target}
+    for _ in range(iterations):
+        counts: dict[tuple[int, int], float] = defaultdict(float)
+        totals: dict[int, float] = defaultdict(float)
+        for source, target in pairs:
+            for f in target:
+                sum_of_row = sum(table[e, f] for e in [null, *source])
+                for e in [null, *source]:
+                    counts[e, f] += table[e, f] / sum_of_row
+                    totals[e] += table[e, f] / sum_of_row
+        table = {(e, f): count / totals[e] for (e, f), count in counts.items()}
+    return table
+
+
+def random_pairs(number: int, sources: int, targets: int) -> list[tuple[list[int], list[int]]]:
+    """Pairs with repeated words, with empty sentences on each side, and with one pair of two empty sentences."""
+    draw = random.Random(3)
+    pairs = [
+        (
+            [draw.randrange(sources) for _ in range(draw.randrange(8))],
+            [draw.randrange(targets) for _ in range(draw.randrange(6))],
+        )
+        for _ in range(number)
+    ]
+    return [*pairs, ([], []), ([1, 1], []), ([], [2, 2])]
+
+
+def trained(pairs: list[tuple[list[int], list[int]]], sources: int, targets: int, iterations: int) -> LexicalTable:
+    return LexicalTable.train(
+        flat([source for source, _ in pairs]), flat([target for _, target in pairs]), sources, targets, iterations
+    )
+
+
+@pytest.mark.parametrize("kept", [1 << 28, 300, 0], ids=["all_kept", "some_kept", "none_kept"])
+@pytest.mark.parametrize("block", [1 << 20, 50, 1], ids=["one_block", "small_blocks", "block_per_pair"])
+def test_probabilities_equal_em_word_by_word(monkeypatch: pytest.MonkeyPatch, block: int, kept: int) -> None:
+    monkeypatch.setattr(ibm_model1, "BLOCK_LINKS", block)
+    monkeypatch.setattr(ibm_model1, "KEPT_LINKS", kept)
+    pairs = random_pairs(60, 11, 9)
+    table = trained(pairs, 11, 9, 4)
+    expected = reference_table(pairs, 11, 4)
+    assert table.keys.tolist() == sorted(e * 9 + f for e, f in expected)
+    computed = {(key // 9, key % 9): p for key, p in zip(table.keys.tolist(), table.probabilities, strict=True)}
+    assert computed == pytest.approx(expected, rel=1e-12)
+
+
+def test_words_that_occur_together_find_each_other() -> None:
+    # "das haus", "das buch", "ein buch" of Koehn 2010, figure 4.4: the house (0 1), the book (0 2), a book (3 2)
+    table = trained([([0, 1], [0, 1]), ([0, 2], [0, 2]), ([3, 2], [3, 2])], 4, 4, 60)
+    sources, targets, probabilities = table.best(1)
+    assert list(zip(sources.tolist(), targets.tolist(), strict=True))[:4] == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert (probabilities[:4] > 0.9).all()
+
+
+def test_best_lists_the_most_probable_targets_of_each_source() -> None:
+    pairs = random_pairs(40, 7, 8)
+    table = trained(pairs, 7, 8, 3)
+    expected = []
+    reference = reference_table(pairs, 7, 3)
+    for e in range(8):  # 7 is NULL
+        row = sorted(((-p, f) for (source, f), p in reference.items() if source == e and p >= 0.05))
+        expected += [(e, f, -p) for p, f in row[:3]]
+    rows = list(zip(*(column.tolist() for column in table.best(3, 0.05)), strict=True))
+    assert [row[:1] for row in rows] == [row[:1] for row in expected]
+    assert [row[2] for row in rows] == pytest.approx([row[2] for row in expected])
+
+
+def test_score_is_the_mean_log_probability_of_the_target_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ibm_model1, "BLOCK_LINKS", 40)
+    pairs, others = random_pairs(40, 7, 8), random_pairs(50, 7, 8)[30:]
+    reference = reference_table(pairs, 7, 3)
+    expected = []
+    for source, target in others:
+        logs = [
+            math.log(sum(reference.get((e, f), FLOOR) for e in [7, *source]) / (len(source) + 1)) for f in target
+        ] or [math.log(FLOOR)]
+        expected.append(sum(logs) / len(logs))
+    scores = trained(pairs, 7, 8, 3).score(flat([s for s, _ in others]), flat([t for _, t in others]))
+    assert scores.tolist() == pytest.approx(expected)
+
+
+def test_a_pair_of_unknown_words_has_the_floor_as_its_score() -> None:
+    table = trained([([0], [0])], 3, 3, 2)
+    assert table.score(flat([[2], [0]]), flat([[1], [0]])).tolist() == pytest.approx([math.log(FLOOR), 0.0])
+
+
+def test_without_pairs_the_table_is_empty() -> None:
+    table = trained([], 3, 3, 2)
+    assert len(table.keys) == 0 and [len(column) for column in table.best(4)] == [0, 0, 0]
+    assert table.score(flat([]), flat([])).tolist() == []
+
+
+@pytest.mark.parametrize(
+    "source, target, message",
+    [
+        ([[1]], [[1], [2]], "1 source sentences and 2 target sentences are not pairs"),
+        ([[3]], [[1]], "source ids must be from 0 to 2, not 3 to 3"),
+        ([[1]], [[4]], "target ids must be from 0 to 3, not 4 to 4"),
+    ],
+    ids=["sentences", "source_id", "target_id"],
+)
+def test_wrong_pairs_are_rejected(source: list[list[int]], target: list[list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LexicalTable.train(flat(source), flat(target), 3, 4)
+
+
+def test_wrong_lengths_are_rejected() -> None:
+    with pytest.raises(ValueError, match="the target lengths add up to 3, not to 2 ids"):
+        LexicalTable.train(flat([[1]]), Flat(np.array([1, 2], np.uint16), np.array([3], np.int32)), 3, 4)
