@@ -1,4 +1,5 @@
-"""The encoding of a file: read from the byte order mark or a declaration, kept when writing, and never guessed."""
+"""Finds the encoding of a file from its byte order mark or declaration. Files are written in the encoding that they
+had."""
 
 import codecs
 import re
@@ -6,24 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16, because this mark begins with the mark of UTF-16
+    # listed before UTF-16, because the mark of UTF-32 begins with the mark of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-# Encodings of text. Python also has codecs that compress or escape.
+# Encodings of text. Other codecs of Python compress or escape.
 _KNOWN = re.compile(
     r"utf-8|utf-16-[lb]e|ascii|cp(?:125\d|437|8[56]\d|874|932|949)|iso8859-\d+|koi8-[ru]|gb2312|gbk|gb18030|big5(?:hkscs)?|"
     r"euc_(?:jp|kr)|shift_jis|mac-(?:roman|cyrillic)|tis-620"
 )
-# Browsers read these encodings as a superset: a page that declares ISO 8859-1 is in Windows-1252.
+# Browsers replace these encodings by a superset: they read ISO 8859-1 as Windows-1252.
 _WEB = {"iso8859-1": "cp1252", "ascii": "cp1252", "iso8859-9": "cp1254", "gb2312": "gbk", "utf-16-le": "utf-8"}
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A codec of Python, and the byte order mark that the file has."""
+    """A codec of Python, and the byte order mark of the file."""
 
     codec: str = "utf-8"
     mark: bytes = b""
@@ -44,11 +46,11 @@ def codec_of(name: str) -> str:
 
 
 def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple[str, Encoding]:
-    """Returns the text and the encoding of a file: from its byte order mark, else `declared`, else UTF-8.
+    """Returns the text and the encoding of a file. The byte order mark decides, else `declared`; the default is UTF-8.
 
-    With `web`, names of encodings are read as in browsers, and a file that has no declaration and is not in UTF-8 is
-    read as Windows-1252. Raises ValueError with the line for bytes that are invalid or that would change when the text
-    is written again.
+    With `web`, names of encodings have the same meaning as in browsers. A file without a declaration that is not UTF-8
+    is then read as Windows-1252. Raises ValueError with the line for bytes that are invalid or that would change when
+    the text is written again.
     """
     mark, codec = next(((mark, codec) for mark, codec in _MARKS if data.startswith(mark)), (b"", ""))
     if not codec:
@@ -60,7 +62,7 @@ def decode(data: bytes, declared: str | None = None, web: bool = False) -> tuple
     body = data[len(mark) :]
     text, codec = _first_that_decodes(body, codecs_to_try)
     if text.encode(codec) != body:
-        raise ValueError(f"its bytes change when they are read and written as {codec.upper()}; convert it to UTF-8")
+        raise ValueError(f"the file would change when it is read and written as {codec.upper()}; convert it to UTF-8")
     return text, Encoding(codec, mark)
 
 

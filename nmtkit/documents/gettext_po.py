@@ -4,8 +4,8 @@ polib wraps every entry again, and loses blank lines, the order of comments and 
 the msgstr of untranslated entries and flags them as fuzzy; no other line changes.
 
 - Translated, partly translated and fuzzy entries stay, unless `overwrite` is on. Obsolete entries always stay.
-- The line Plural-Forms of the header gives the number of plural forms. A header without this line gets the rule of the
-  target language. The form for only the number 1 is the translation of msgid; all other forms are translations of
+- The line Plural-Forms of the header gives the number of plural forms. If the line is missing, the rule of the target
+  language is added. The form that is used only for the number 1 translates msgid; all other forms translate
   msgid_plural.
 - If a translation changes the order of the placeholders of a printf format, the placeholders are numbered, as in
   %2$d %1$s. In formats without numbered placeholders, such as python-format, the entry stays untranslated.
@@ -51,7 +51,7 @@ class Message:
     start: int
     end: int
     text: str
-    lines: int  # number of lines of the file
+    lines: int  # length in lines of the file
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Entry:
     """An entry: the position of its first keyword, and the position of its line of flags."""
 
     start: int
-    messages: dict[str, Message] = field(default_factory=dict)  # by keyword, such as msgstr[0]
+    messages: dict[str, Message] = field(default_factory=dict)  # keyword, such as msgstr[0] -> string
     flags: tuple[int, int] | None = None
 
     @property
@@ -107,7 +107,7 @@ def entries_of(text: str) -> Iterator[Entry]:
             )
         if keyword is None:
             if message is None:
-                raise ValueError(f"line {line_of(text, start)}: a string without msgid or msgstr before it")
+                raise ValueError(f"line {line_of(text, start)}: a string must follow a keyword such as msgid or msgstr")
             message.text += unescaped(string[1])
             message.end, message.lines = end, message.lines + 1
             continue
@@ -140,7 +140,7 @@ class Part:
 
     line: int
     source: list[str]
-    before: str  # text before the translated part
+    before: str  # lines before the translated part
     after: str
     width: int
     inline: Inline
@@ -188,7 +188,7 @@ def parts_of(text: str) -> Iterator[Part]:
 
 
 def in_order(source: str, target: str, formats: set[str]) -> str | None:
-    """Returns a translation whose placeholders take the right arguments, or None if the format cannot number them.
+    """Makes the placeholders of a translation take the right arguments. Returns None if the format cannot number them.
 
     If the order of the placeholders changed, the placeholders of printf formats get numbers, as in %2$d %1$s.
     """
@@ -269,8 +269,8 @@ class Catalogue(Document):
             edits += self.fuzzy_edit(entry)
         if untranslated:
             logger.warning(
-                "%d entries stay untranslated: their placeholders without names changed places, and formats such as "
-                "python-format cannot number them", untranslated,
+                "%d entries stay untranslated: their unnamed placeholders are in a different order, and formats such "
+                "as python-format cannot number them", untranslated,
             )  # fmt: skip
         return edits
 
@@ -303,7 +303,8 @@ class Catalogue(Document):
         yield min(spans)[0], max(spans)[1], self.newline.join(lines)
 
     def message(self, keyword: str, text: str, source: Message) -> str:
-        """Returns keyword and string, wrapped in the same way as gettext does, unless the source is one long line."""
+        """Returns a keyword and its string. The string is wrapped in the same way as in gettext, unless the source is
+        one long line."""
         lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
         wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
         if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):
@@ -324,7 +325,7 @@ class Catalogue(Document):
         return [(start + 2, start + 2, " fuzzy,")]
 
     def encoded(self, text: str) -> bytes:
-        """Returns the file in its encoding. Uses UTF-8, also in the header, if the encoding lacks a character."""
+        """Returns the file in its encoding. Uses UTF-8, also in the header, if its encoding lacks a character."""
         if "charset=CHARSET" in self.text:
             text = text.replace("charset=CHARSET", "charset=UTF-8", 1)
         try:
@@ -345,7 +346,7 @@ def _folded(line: str) -> Iterator[str]:
 
 
 def _previous_comments(text: str, position: int) -> int:
-    """Returns the start of the comments `#| msgid …` before the line at `position`, or `position` if there are none."""
+    """Returns the start of the comments `#| msgid …` that end at `position`, or `position` if there are none."""
     while position:
         start = text.rfind("\n", 0, position - 1) + 1
         if not text.startswith("#|", start):

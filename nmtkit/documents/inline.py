@@ -1,7 +1,6 @@
-"""Text with inline codes (tags, placeholders of a format, comments), and the stand-ins that a translator gets for them.
-
-A translator gets each segment as a line of HTML with a tag `<g0>`, `</g0>` or `<g0/>` for each code, whatever codes the
-format has. So one way of moving markup (`nmtkit.text.markup`) serves all formats.
+"""Replaces inline codes (tags, placeholders, comments) by HTML tags for the translator, and puts them back afterwards.
+A translator gets each segment as a line of HTML with a tag `<g0>`, `</g0>` or `<g0/>` for each code. So
+`nmtkit.text.markup` moves the codes of all formats.
 """
 
 import html
@@ -15,24 +14,24 @@ from nmtkit.text.edits import OPENING
 from nmtkit.text.markup import TAG
 
 _STAND_IN = re.compile(r"(</?g\d+/?>)")
-_WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # without the no-break space
+_WHITE_SPACE = re.compile(r"[ \t\r\n\f]+")  # excludes the no-break space
 _ENTITY = re.compile(r"&(?:#\d+|#[xX][0-9a-fA-F]+|\w+);")
-_SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that may have a space before it
-_CODE = "\ufffc"  # represents a code as the previous character
+_SPACED_PUNCTUATION = "\"'¿¡@&#*/\\"  # punctuation that a space may precede
+_CODE = "\ufffc"  # stands for a code in `before`
 
 
 @dataclass(frozen=True)
 class Piece:
     """A piece of text, or a code.
 
-    A `spaced` code, such as an image, is shown like a word and has spaces around it like a word. A tag without a
-    partner, such as the <file> of a usage text, is spaced too.
+    A `spaced` code has spaces around it like a word. Examples are an image, and a tag without a partner, such as <file>
+    in a usage text.
     """
 
-    role: str  # text, opening, closing or alone
+    role: str  # "text", "opening", "closing" or "alone"
     text: str = ""  # without escapes; empty for a code
-    raw: str = ""  # a code as it is in the file
-    name: str = ""  # the name by which an opening code finds its closing code
+    raw: str = ""  # the code as written in the file
+    name: str = ""  # an opening code and its closing code have the same name
     spaced: bool = False
     start: int = 0  # position in the file
     end: int = 0
@@ -48,7 +47,7 @@ def has_words(pieces: Sequence[Piece]) -> bool:
 
 
 def split_markup(text: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yields role, start, end and name of the tags of a text, and of the runs of text between them."""
+    """Splits a text into tags and text. Yields the role, start, end and name of each part."""
     cursor = 0
     for tag in markup.tags(text):
         if cursor < tag.start:
@@ -60,15 +59,15 @@ def split_markup(text: str) -> Iterator[tuple[str, int, int, str]]:
 
 
 def is_markup(text: str) -> bool:
-    """Returns whether a text is HTML, so that entities in it stand for characters."""
+    """Returns whether a text is HTML, in which entities stand for characters."""
     return TAG.search(text) is not None and _ENTITY.search(text) is not None
 
 
 def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
-    """Returns the range of pieces from the first text to the last text.
+    """Returns the range of pieces to translate: from the first text to the last text.
 
-    The range also includes a code before or after these texts if its partner is inside the range.
-    A pair of codes around all of the text is left out, because its position needs no alignment.
+    A code before the first text or after the last text is included if its partner is inside the range. A pair of codes
+    around the whole text is left out, because its position is known.
     """
     first, last = 0, len(pieces)
     pairs = markup.partners([(piece.role, piece.name) for piece in pieces])
@@ -86,7 +85,8 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
 
 
 class Inline:
-    """Pieces that are translated together. `markup` is the line for the translator, and `restored` reads its answer."""
+    """Pieces that are translated together. `markup` is the line for the translator, and `restored` reads the
+    translation of this line."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.codes: dict[str, Piece] = {}
@@ -129,7 +129,7 @@ class Inline:
         return None if parts == self.source else parts
 
     def _parts(self, line: str) -> list[Piece]:
-        """Returns the pieces of a line with stand-ins. Spaced codes get the spaces that they have in the source."""
+        """Returns the pieces of a translated line. Spaced codes get the spaces that they have in the source."""
         parts: list[Piece] = []
         before = ""  # the last character so far
         # whether the last spaced code needs a space after it, and the index in `parts` where the space is inserted
@@ -157,7 +157,7 @@ class Inline:
 
 
 def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
-    """Returns for each spaced code, by its identity, whether white space is before and after it."""
+    """Maps the id() of each spaced code to two flags: white space before the code, and after the code."""
     spaces: dict[int, tuple[bool, bool]] = {}
     before = ""  # the last character so far
     last: Piece | None = None  # a spaced code that no text has followed yet
@@ -174,7 +174,7 @@ def _spaces(pieces: Sequence[Piece]) -> dict[int, tuple[bool, bool]]:
 
 
 def _may_follow_space(char: str) -> bool:
-    """Returns whether a character may have a space before it, unlike closing brackets and a comma."""
+    """Returns whether a space may precede a character. A space does not precede closing brackets and commas."""
     return not char.isspace() and (category(char) not in ("Pe", "Pf", "Po") or char in _SPACED_PUNCTUATION)
 
 

@@ -44,7 +44,8 @@ class Document(ABC):
         """Returns the edits that put the translations into the text."""
 
     def render(self, translations: Sequence[str]) -> str:
-        """Returns the text with each segment replaced by its translation. `translations` have the same order."""
+        """Returns the text with each segment replaced by its translation. `translations` are in the order of
+        `segments`."""
         assert len(translations) == len(self.segments)
         return spliced(self.text, sorted(self.edits(translations)))
 
@@ -91,6 +92,6 @@ def newline_of(text: str) -> str:
 
 
 def without_white_space(text: str, start: int, end: int) -> tuple[int, int]:
-    """Returns the range of a text without white space at both ends. A no-break space does not count as white space."""
+    """Returns the range without white space at both ends. A no-break space does not count as white space."""
     part = text[start:end]
     return start + len(part) - len(part.lstrip(" \t\r\n\f")), end - (len(part) - len(part.rstrip(" \t\r\n\f")))

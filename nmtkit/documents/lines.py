@@ -1,4 +1,4 @@
-"""Sentences that continue over several lines: finds these lines, and divides a translation into lines."""
+"""Finds sentences that continue over several lines, and divides a translation into lines."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ from nmtkit.documents.inline import Piece
 _ENDS = ".!?…:。！？؟।։።"
 _COMMAS = ",、，،"
 _AROUND = "\"'’”»›)]}」』“„«‹([{「『 \t\r\n\u00a0♪"
-_NEAR = 3  # maximum number of words by which a division moves to come after punctuation
+_NEAR = 3  # a division moves by at most this number of words so that it follows punctuation
 
 
 def ends_sentence(text: str) -> bool:
@@ -20,7 +20,8 @@ def ends_sentence(text: str) -> bool:
 
 
 def continues(before: str, after: str) -> bool:
-    """Returns whether a sentence continues in `after`: `after` begins with a small letter or comes after a comma."""
+    """Returns whether a sentence continues in `after`: `after` begins with a small letter, or the line before ends with
+    a comma."""
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 
@@ -72,9 +73,10 @@ def _breaks(before: str, after: str) -> bool:
 
 
 def divided(words: Sequence[Word], weights: Sequence[float], limit: float = float("inf")) -> list[Sequence[Word]]:
-    """Divides words into one part for each weight, in proportion. Each part has a word if there are enough words.
+    """Divides words into one part for each weight, with lengths in proportion to the weights.
 
-    A part preferably ends after punctuation, at most three words away, if all parts then fit into `limit` columns.
+    Each part has a word if there are enough words. A part preferably ends after punctuation, at most three words away,
+    if all parts then fit into `limit` columns.
     """
     ends = [0, *accumulate(word.width for word in words)]
     shares = list(accumulate(weights))
@@ -100,7 +102,7 @@ def divided(words: Sequence[Word], weights: Sequence[float], limit: float = floa
 
 
 def joined(words: Sequence[Word]) -> str:
-    """Returns the words as one line in the form of the file."""
+    """Returns the words as one line as written in the file."""
     return "".join((" " if word.space and index else "") + word.raw for index, word in enumerate(words))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 MAX_FORMS = 10  # maximum number of plural forms; Arabic has 6
 
 _SLAVIC = "n%10>=2 && n%10<=4 && (n%100<12 || n%100>14) ? 1 : 2"
-# Number of forms, rule and languages, from the table of Unicode CLDR. All other languages have n != 1, as in English.
+# Number of forms, rule and languages, from the table of Unicode CLDR. All other languages have two forms, with the rule
+# n != 1, as in English.
 _RULES = (
     (1, "0", "ja jpn ko kor zh zho cmn vi vie th tha id ind ms msa zsm lo lao my mya km khm jv jav yo yor bo bod"),
     (2, "n > 1", "fr fra pt_br hi hin fa fas pes bn ben gu guj kn kan am amh zu zul hy hye pa pan as asm oc oci mg mlg "
@@ -38,7 +39,8 @@ def plural_rule(language: str | None) -> str:
 
 
 class Plurals:
-    """The plural forms by the Plural-Forms of a header: the count of forms, and the numbers that use each form.
+    """The plural forms that a header declares with Plural-Forms: the count of forms, and the numbers that use each
+    form.
 
     `count` is None if the header has no valid rule.
     """
@@ -55,7 +57,7 @@ class Plurals:
             self.count = None
 
     def is_singular(self, form: int, same_placeholders: bool) -> bool:
-        """Returns whether a form is the translation of msgid instead of msgid_plural.
+        """Returns whether a form translates msgid. Other forms translate msgid_plural.
 
         A form for 1 and other numbers, such as 21 in Russian, is singular only if both texts have the same
         placeholders.

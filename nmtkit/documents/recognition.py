@@ -1,10 +1,10 @@
-"""Recognition of files that are not text, and of formats that nmtkit cannot read."""
+"""Recognizes files that are not text, and formats that nmtkit cannot read."""
 
 import codecs
 import re
 from pathlib import PurePath
 
-HEAD = 4096  # bytes at the start of a file that are checked
+HEAD = 4096  # number of bytes at the start of a file that are checked
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")  # text files may be compressed
 
 _SIGNATURES = (
@@ -72,6 +72,6 @@ def notice(data: bytes, name: str) -> str | None:
     if kind is None:
         return None
     return (
-        f"{name} looks like {kind}, which has no reader here: its lines are translated, markup and keys too; add "
-        "--input-format text if they are plain text"
+        f"{name} looks like {kind}, a format that nmtkit cannot read: all its lines are translated, also markup and "
+        "keys; if the file is plain text, add --input-format text"
     )

@@ -27,7 +27,7 @@ from nmtkit.documents.interface import (
 from nmtkit.documents.lines import Word, continues, divided, ends_sentence, words_of, wrapped
 from nmtkit.text.alignment import UNSPACED, Span
 
-WIDTH = 42  # maximum columns of a line, from common guides for subtitles; a wider line in the source raises it
+WIDTH = 42  # maximum columns of a line, from common guides for subtitles; wider lines in the source raise this limit
 MAX_CUES = 6  # maximum number of cues of one sentence
 MAX_GAP = 2000  # maximum milliseconds between two cues of one sentence
 
@@ -50,10 +50,10 @@ class Cue:
 
 @dataclass
 class Block:
-    """Lines of a cue that are translated together. `pieces` do not include the codes at the start and the end."""
+    """Lines of a cue that are translated together. `pieces` leave out the codes at the start and the end."""
 
     cue: int
-    start: int  # start of the replaced part of the file
+    start: int  # start of the part of the file to replace
     end: int
     lines: int
     width: int  # columns of the longest line
@@ -120,11 +120,12 @@ class Subtitles(Document):
             yield Cue(start, end, self.text_lines(lines[index + 1 : last]))
 
     def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
-        """Returns whether the line before the line of times at `index` is the number of that cue."""
+        """Returns whether the line before `index` is the number of the cue whose times are at `index`."""
         return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
 
     def text_lines(self, lines: Sequence[Span]) -> list[Span]:
-        """Returns the lines that are not blank. `lines` are the lines from the times of a cue to the next cue."""
+        """Returns the lines of text, without blank lines. `lines` are the lines from the times of a cue to the next
+        cue."""
         return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:
@@ -147,12 +148,12 @@ class Subtitles(Document):
         return text
 
     def blocks(self, number: int, cue: Cue) -> Iterator[Block]:
-        """Yields the blocks of a cue. A block begins with the dash of a speaker, or after the end of a sentence."""
+        """Yields the blocks of a cue. A new block begins at the dash of a speaker, and after the end of a sentence."""
         groups: list[list[Span]] = []
         for start, end in cue.lines:
             before = self.text[slice(*groups[-1][-1])] if groups else "."
             if groups and len(line_spans(self.text[groups[-1][-1][1] : start])) > 2:
-                before = ""  # the previous line is blank
+                before = ""  # empty after a blank line
             if ends_sentence(self.code.sub("", before)) or _DASH.match(self.code.sub("", self.text[start:end])):
                 groups.append([])
             groups[-1].append((start, end))
@@ -220,7 +221,7 @@ class Subtitles(Document):
             for block, share in zip(chain, shares, strict=True):
                 text = newline.join(wrapped(share, block.lines, max(WIDTH, block.width)))
                 if "-->" not in inline.text:
-                    text = text.replace("-->", "→")  # players would read --> as a line of times
+                    text = text.replace("-->", "→")  # players read a line with --> as times
                 edits.append((block.start, block.end, text))
         return edits
 
@@ -245,7 +246,7 @@ class WebVTT(Subtitles):
         return super().read_cues()
 
     def has_identifier(self, lines: Sequence[Span], index: int) -> bool:
-        """Returns whether the line before the line of times at `index` is an identifier.
+        """Returns whether the line before `index` is the identifier of the cue whose times are at `index`.
 
         The text of the previous cue may come directly before the times. In this case, a line counts as an identifier
         only if it is a number after a blank line.

@@ -1,10 +1,10 @@
 """Web pages: HTML and XHTML.
 
-The tokenizer follows the HTML standard (section 13.2.5) as far as text, tags, attributes, comments and raw text must be
-told apart. html5lib, lxml and selectolax build a tree and write a different file, with other entities, quotes and white
-space. `html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input may
-cost it quadratic time. Here translations are put into the file at positions, so everything else stays byte for byte,
-and every regular expression takes linear time.
+The tokenizer follows the HTML standard (section 13.2.5) to separate text, tags, attributes, comments and raw text.
+html5lib, lxml and selectolax build a tree and write a different file, with other entities, quotes and white space.
+`html.parser` reports positions, but its rules for tags change between releases of Python, and damaged input can take
+quadratic time. This module puts translations into the file at positions, so everything else stays byte for byte. All
+its regular expressions take linear time.
 """
 
 import html
@@ -24,7 +24,8 @@ INLINE = names(
     "a abbr acronym b bdi bdo big br cite code data del dfn em font i img ins kbd mark math nobr q rb rp rt rtc ruby s "
     "samp small span strike strong sub sup svg time tt u var wbr"
 )
-RAW = names("iframe noembed noframes plaintext script style textarea title xmp")  # elements without tags inside
+# elements that contain no tags, only text
+RAW = names("iframe noembed noframes plaintext script style textarea title xmp")
 # Elements whose text is not translated, unless they have translate="yes".
 UNTRANSLATED = names("code kbd math pre rp rt rtc samp svg var") | (RAW - {"title"})
 # The start tags that end an element whose end tag may be left out (section 13.1.2.4).
@@ -34,7 +35,8 @@ ENDED_BY = {
     "li": names("li"), "dt": names("dt dd"), "dd": names("dt dd"), "td": names("td th tr tbody tfoot"),
     "th": names("td th tr tbody tfoot"), "tr": names("tr tbody tfoot"), "option": names("option optgroup"),
 }  # fmt: skip
-ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}  # constructs that may hold a >
+# constructs that may contain ">", with their ends
+ENDS = {"<![CDATA[": "]]>", "<?php": "?>", "<?=": "?>", "<?xml": "?>"}
 ATTRIBUTES = names("abbr alt aria-description aria-label aria-placeholder placeholder summary title")
 LABELLED = names("optgroup option track")  # elements that show their label
 BUTTONS = names("button reset submit")  # types of <input> that show their value
@@ -59,7 +61,7 @@ class Token:
 
 
 def tokens(text: str) -> Iterator[Token]:
-    """Yields tokens that add up to the page. A comment without an end goes to the end of the page."""
+    """Yields tokens that add up to the page. A comment without an end extends to the end of the page."""
     cursor = 0  # start of the text that has not been yielded
     position = 0
     while (at := text.find("<", position)) >= 0:
@@ -94,9 +96,9 @@ def is_xml(text: str) -> bool:
 
 
 def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
-    """Returns start, end and value of the attributes of a start tag. If an attribute is repeated, the first counts.
+    """Maps the attributes of a start tag to start, end and value. If an attribute is repeated, the first counts.
 
-    The position includes the quotes. The value is without entities.
+    The range of a value includes the quotes. Entities in the value are decoded.
     """
     found: dict[str, tuple[int, int, str]] = {}
     for match in _ATTRIBUTE.finditer(text, tag.start + 1 + len(tag.name), tag.end - 1):
@@ -134,7 +136,8 @@ class _Reader:
         self.run: list[Piece] = []
         self.open: list[tuple[str, bool]] = []  # open elements, and whether their text is translated
         self.names: Counter[str] = Counter()  # names of the open elements
-        # an element of the run that is copied unchanged: its start, number of open elements, whether it is a drawing
+        # an element of the run that is copied unchanged: its start, the number of open elements around it, whether it
+        # is a drawing
         self.copied: tuple[int, int, bool] | None = None
 
     @property
@@ -154,7 +157,7 @@ class _Reader:
         self.flush()
 
     def add(self, role: str, token: Token) -> None:
-        """Adds a token to the run, if text is translated here."""
+        """Adds a token to the run if the open element is translated."""
         if self.copied is not None:
             return
         if not self.translates:
@@ -198,7 +201,8 @@ class _Reader:
             self.pop(tag.end)
         if tag.name not in INLINE:
             self.flush_at_block()
-        elif not self.run or self.run[-1].end < tag.end:  # otherwise the tag ended the copied element
+        # otherwise the tag has ended the copied element, which is already in the run
+        elif not self.run or self.run[-1].end < tag.end:
             self.add("closing", tag)
 
     def pop(self, position: int) -> None:
@@ -215,7 +219,7 @@ class _Reader:
             self.flush()
 
     def flush(self) -> None:
-        """Ends the run. If a copied element holds a block, the element is not a part of the run."""
+        """Ends the run. If a copied element is still open, it is left out of the run."""
         self.copied = None
         if self.run:
             self.runs += _sentences_of(self.run)

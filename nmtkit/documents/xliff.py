@@ -1,12 +1,13 @@
-"""XLIFF 1.2 and 2.x (OASIS): units with a source, each of which gets a target.
+"""XLIFF 1.2 and 2.x (OASIS): units with a source and a target.
 
-expat reports the positions of all elements. So only targets, their states and a missing target language are written,
-and the rest of the file stays byte for byte; lxml and ElementTree change quotes, entities, empty elements and
-namespaces. A document type is refused. So no entity can expand or read a file.
+Only targets, their states and a missing target language are written, at the positions that expat reports. The rest of
+the file stays byte for byte. lxml and ElementTree would change quotes, entities, empty elements and namespaces. A
+document type is rejected, so no entity can expand or read a file.
 
-A unit is translated if it has no target, an empty target, or a target in the state new, initial or needs-translation;
-with `overwrite` also in every other state, unless it is approved or final. Machine translations are marked: in 1.2 by
-state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by state="translated" subState="nmtkit:mt".
+A unit is translated if it has no target, an empty target, or a target in the state new, initial or needs-translation.
+With `overwrite`, a target in any other state is also replaced, unless the target is approved or final. Machine
+translations are marked: in 1.2 by state="needs-review-translation" state-qualifier="mt-suggestion", in 2.x by
+state="translated" subState="nmtkit:mt".
 
 Escaped HTML in a source, such as &lt;b&gt;, is markup of the text: its tags are inline codes and stay escaped.
 """
@@ -29,7 +30,7 @@ UNTRANSLATED = ("new", "initial", "needs-translation")  # states of a target tha
 FINAL = ("final", "signed-off")
 MACHINE = {1: {"state": "needs-review-translation", "state-qualifier": "mt-suggestion"},
            2: {"state": "translated", "subState": "nmtkit:mt"}}  # fmt: skip
-NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline element is one code with its content
+NESTED = ("g", "pc", "mrk")  # inline elements that hold text; any other inline element, with its content, is a code
 STARTS = {"bpt": "id", "bx": "id", "sc": "id"}  # element -> attribute that links an opening code to its closing code
 ENDS = {"ept": "id", "ex": "id", "ec": "startRef"}
 
@@ -49,7 +50,8 @@ class Node:
     inner: int = 0  # start of the content
     inner_end: int = 0
     end: int = 0
-    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)  # elements, and (start, end, text)
+    # child elements, and texts as (start, end, text)
+    content: list["Node | tuple[int, int, str]"] = field(default_factory=list)
     parent: "Node | None" = field(default=None, repr=False)
 
     def children(self, *names: str) -> list["Node"]:
@@ -77,9 +79,9 @@ class _Reader:
         self.character = _byte_to_character(text)
         self.root: Node | None = None
         self.open: list[Node] = []
-        self.waiting: list[tuple[Node, str]] = []  # fields that get the position of the next event
-        self.characters: tuple[int, list[str]] | None = None  # start and parts of a text that ends at the next event
-        self.cdata: tuple[int, list[str]] | None = None  # start of a CDATA section, and its texts
+        self.waiting: list[tuple[Node, str]] = []  # (node, field): fields to set to the position of the next event
+        self.characters: tuple[int, list[str]] | None = None  # start and parts of the text that is being read
+        self.cdata: tuple[int, list[str]] | None = None  # start and texts of the open CDATA section
         parser: Any = expat.ParserCreate("utf-8", "\n")
         parser.StartElementHandler, parser.EndElementHandler = self.start_element, self.end_element
         parser.CharacterDataHandler = self.text_found
@@ -116,7 +118,7 @@ class _Reader:
         here = self.position()
         uri, _, name = full.rpartition("\n")
         if len(self.open) >= MAX_DEPTH:
-            self.refuse(f"more than {MAX_DEPTH} elements within each other")
+            self.refuse(f"elements are nested more than {MAX_DEPTH} deep")
         named = {key.rpartition("\n")[2] if key.startswith("http://www.w3.org/XML/") else key: value
                  for key, value in attributes.items()}  # fmt: skip
         node = Node(name, named, not uri or bool(NAMESPACE.fullmatch(uri)), here)
@@ -173,7 +175,7 @@ def _texts(node: Node) -> Iterator[str]:
 
 
 def _byte_to_character(text: str) -> Any:
-    """Returns a function that maps the index of a byte of the text in UTF-8 to the index of its character."""
+    """Returns a function that maps a byte index of the text in UTF-8 to a character index."""
     if text.isascii():
         return lambda byte: byte
     step = 4096
@@ -265,7 +267,8 @@ class Xliff(Document):
     def part(self, container: Node) -> Part | None:
         markup = is_markup("".join(_texts(container)))
         pieces = list(self.pieces(container, markup))
-        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:  # a CDATA section is written as a whole
+        # a CDATA section is replaced as a whole
+        if "<![CDATA[" not in self.text[container.inner : container.inner_end]:
             first, last = trimmed(pieces)
             pieces = pieces[first:last]
         if not has_words(pieces):
@@ -329,7 +332,8 @@ class Xliff(Document):
         return edits
 
     def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
-        """Yields the edits that write the target of a unit and its state. Inserts a target if the unit has none."""
+        """Yields the edits that write the target of a unit and its state. If the unit has no target, an edit inserts
+        it."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
         if self.version == 2:

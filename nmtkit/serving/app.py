@@ -39,11 +39,11 @@ from nmtkit.serving.protocol import UnambiguousRequests
 from nmtkit.serving.reading import Refusal
 from nmtkit.text.normalization import normalized
 
-RETRY_SECONDS = 2  # Retry-After of an answer 429
+RETRY_SECONDS = 2  # value of Retry-After in answers with status 429
 FILE_SECONDS = 600  # lifetime of a translated file
 FILES_BYTES = 64 * 2**20  # limit for all translated files together
 NO_STORE = {"Cache-Control": "no-store"}
-CLIENT_CLOSED = 499  # status in the metrics for a request whose client has gone; nginx uses the same number
+CLIENT_CLOSED = 499  # status in the metrics if the client has disconnected; the same number as in nginx
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -103,7 +103,7 @@ class Service:
         return application
 
     def answering(self, path: str, handler: Handler) -> Handler:
-        """Returns the handler with a time limit, answers to all errors, and metrics."""
+        """Wraps a handler: adds a time limit, answers to all errors, and metrics."""
 
         async def answer(request: Request) -> Response:
             start = time.monotonic()
@@ -169,7 +169,7 @@ class Service:
         pair, detected = await self.pair_of(fields.source, fields.target, texts)
 
         def read() -> tuple[list[Content], bool]:
-            """Runs in a thread, because reading a long text takes time."""
+            """Reads the content of a request. Runs in a thread, because a long text takes time."""
             if is_html:
                 pages: list[Content] = [contents.web_page(text, pair[1]) for text in texts]
                 return pages, any(map(WEBLATE_PLACEHOLDER.search, texts))
@@ -232,7 +232,7 @@ class Service:
         return characters
 
     async def unless_disconnected(self, request: Request, work: Awaitable[Any]) -> Any:
-        """Returns the result of `work`. Cancels it and raises ClientDisconnect if the client goes away meanwhile."""
+        """Returns the result of `work`. If the client disconnects, cancels the work and raises ClientDisconnect."""
 
         async def disconnected() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -251,7 +251,7 @@ class Service:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def base_url(self, request: Request) -> str:
-        """Returns the address of this server for the client: --public-url, else scheme and Host of the request."""
+        """Returns the address of this server for the client: --public-url, or the scheme and Host of the request."""
         return (self.config.public_url or f"{request.url.scheme}://{request.headers['host']}").rstrip("/")
 
     async def download_file(self, request: Request) -> Response:
@@ -298,7 +298,7 @@ class Service:
         return (detected["language"], target), detected
 
     def check_pair(self, pair: Pair) -> None:
-        """Raises Refusal for a pair that no served model translates."""
+        """Raises Refusal if no served model translates the pair."""
         pairs = self.pool.pairs
         if pair in pairs:
             return
@@ -317,9 +317,11 @@ class Service:
         return JSONResponse(await self.detected(texts))
 
     async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
-        """Returns the served languages that the texts may be in, most likely first, with confidences in percent.
+        """Returns the likely languages of the texts among the served languages, best first, with confidences in
+        percent.
 
-        A text without letters gets the first language with confidence 0, as in LibreTranslate. Raises Refusal 501.
+        A text without letters gets the first language with confidence 0, as in LibreTranslate. Raises Refusal 501
+        without a detector.
         """
         detector = self.detector
         if detector is None:
@@ -386,12 +388,12 @@ class Service:
 
 
 def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
-    """Turns the answer for a list of one text into the answer for a single text."""
+    """Replaces each one-element list of an answer by its element."""
     return {name: values[0] for name, values in answer.items()}
 
 
 def served_code(code: str, served: Iterable[str]) -> str:
-    """Returns the served language code that equals `code`, else the code that matches `code`, else `code` itself."""
+    """Returns the served language code that equals or matches `code`, or `code` itself."""
 
     def simplified(code: str) -> str:
         return code.lower().replace("_", "-")
@@ -405,6 +407,6 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests without a route in LibreTranslate's form."""
+    """Answers requests without a route in the format of LibreTranslate."""
     assert isinstance(error, HTTPException)
     return error_response(error.status_code, error.detail, dict(error.headers or {}))

@@ -1,4 +1,4 @@
-"""Settings of `nmtkit serve`, and the search and text options that it accepts."""
+"""Settings of `nmtkit serve`, and the search and text options that are flags of the server."""
 
 import re
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from nmtkit.config import Config, FlagRule, option
 from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.translation.options import GLOSSARY_RULE
 
-CPU_MAX_TOKENS = 1024  # source tokens of a batch on a CPU; a new request waits for the batch under way
+CPU_MAX_TOKENS = 1024  # source tokens of a batch on a CPU; small, because a new request waits for the running batch
 
-# Fields of SearchOptions that are flags of the server; they hold for all requests.
+# Fields of SearchOptions that are flags of the server. They apply to all requests.
 SEARCH_FIELDS = (
     *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "diverse_groups", "diversity"),
     *("unkpen", "replace_unknown"),
 )
 
-# Fields of TextOptions that are not flags: the request gives its format, the language pair gives the language.
+# Fields of TextOptions that are not flags, because the request sets the format, and the language pair the language.
 OWN_TEXT_FIELDS = ("markup", "split_sentences")
 
 RULES = (
@@ -43,14 +43,14 @@ class ServeConfig(Config):
         min=1,
         max=1024,
     )
-    char_limit: int = option(100_000, "most characters of a request; longer requests are refused", min=1, max=10**9)
+    char_limit: int = option(100_000, "maximum characters of a request; longer requests are refused", min=1, max=10**9)
     batch_limit: int = option(
-        1000, "most lines of a request, over all its texts; longer requests are refused", min=1, max=10**7
+        1000, "maximum lines of a request, in all texts together; longer requests are refused", min=1, max=10**7
     )
     max_queue: int = option(
-        10_000, "most waiting lines; a request that would exceed them is answered 429", min=1, max=10**8
+        10_000, "maximum waiting lines; a request that exceeds this number gets status 429", min=1, max=10**8
     )
-    timeout: float = option(60.0, "seconds that a request may take, its upload included", above=0, max=86_400)
+    timeout: float = option(60.0, "maximum seconds of a request, including its upload", above=0, max=86_400)
     api_keys: Path | None = option(
         None, "file of API keys, one per line; each request must give one of them as api_key"
     )
@@ -59,7 +59,7 @@ class ServeConfig(Config):
         "split lines into sentences by the rules of the source language of each pair, and join the translations with "
         "the same white space",
     )
-    disable_web_ui: bool = option(False, "do not serve the translator page at /; the interface and /docs stay")
+    disable_web_ui: bool = option(False, "do not serve the translator page at /; the HTTP interface and /docs remain")
     public_url: str | None = option(
         None,
         "address of the server in links, such as https://example.org/translator; default: the Host of each request",

@@ -1,4 +1,4 @@
-"""The content of a request (a text, a web page, an uploaded document). Extracts lines and inserts translations."""
+"""Extracts lines from the content of a request (a text, a web page, an uploaded document), and inserts translations."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from nmtkit.serving.reading import Refusal
 EXTENSIONS = (".txt", *DOCUMENT_EXTENSIONS)  # extensions of files that can be uploaded
 
 _NEWLINE = re.compile(r"(\r\n|\r|\n)")
-_SIGNATURES = {  # first bytes of files that users rename, and the kind of these files
+_SIGNATURES = {  # first bytes of a file -> its kind, for files with a wrong extension
     b"PK\x03\x04": "a zip archive (.zip, .docx, .odt, .epub, …)",
     b"PK\x05\x06": "a zip archive",
     b"\x1f\x8b": "a gzip archive",
@@ -37,13 +37,14 @@ _UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order mar
 
 
 class PlainText:
-    """A plain text, split into lines and the white space around them. Translations keep the white space."""
+    """A plain text, split into lines and the white space around each line. The result has the same white space."""
 
     protects = False
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.parts: list[str] = []  # for each line or line end: white space before, text, white space after
+        # three parts for each line and line end: white space before, text, white space after
+        self.parts: list[str] = []
         for part in _NEWLINE.split(text):
             line = part.strip()
             before, _, after = part.partition(line) if line else (part, "", "")
@@ -59,7 +60,7 @@ class PlainText:
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]
-        offsets = [(0, 0)]  # code points before each part in the source and in the translation
+        offsets = [(0, 0)]  # (code points before a part in the source, the same in the translation)
         for old, new in zip(self.parts, parts, strict=True):
             offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
         for index, line in zip(self.indices, lines, strict=True):
@@ -102,7 +103,8 @@ async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Reads an uploaded file. Raises Refusal, with the line, if the extension and the format differ."""
+    """Reads an uploaded file. Raises Refusal, with the line, if the content does not have the format of the
+    extension."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
         kind = "a binary file"

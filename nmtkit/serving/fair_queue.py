@@ -1,10 +1,10 @@
 """The lines of all waiting requests, and the batches made of them.
 
-The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the finishing time of its
-previous line (or the queue's time, for the first line) plus the cost of its next line. The request with the least
-finishing time is served first, and that time becomes the queue's time. A short request therefore enters the next
-batch even if many lines wait, and a long request gets its share even if many short requests arrive. From the lines
-that are next in this order, a batch takes the lines whose length is nearest to the length of the first line.
+The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the cost of its next line,
+plus the finishing time of its previous line, or the time of the queue for the first line. The request with the least
+finishing time is served first, and its finishing time becomes the time of the queue. A short request therefore enters
+the next batch even if many lines wait, and a long request gets its share even if many short requests arrive. From the
+lines that are next in this order, a batch takes the lines whose length is nearest to the length of the first line.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from typing import Any, NotRequired, TypedDict
 
 SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
 SHORT = 16  # lines of up to this many tokens count as similar in length
-CHOICE = 2  # candidates for a batch: enough lines to fill this many batches
+CHOICE = 2  # the candidates for a batch are enough lines to fill this many batches
 MAX_DEATHS = 3  # a line fails after so many workers have died while translating this line alone
 
 Pair = tuple[str, str]  # codes of the source and the target language
@@ -30,7 +30,7 @@ class Result(TypedDict):
 
     text: str
     alignment: NotRequired[list[list[Any]]]  # start and end in the source, start and end in `text`, in code points
-    quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with one for each line
+    quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with an element for each line
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BatchKey:
 
 
 class QueueFull(Exception):  # noqa: N818  # named like queue.Full
-    """The queue has no room for the lines of a request."""
+    """The lines of a request exceed the limit of the queue."""
 
 
 class TranslationError(Exception):
@@ -66,7 +66,7 @@ class TranslationJob:
     waiting: list[int] = field(init=False)  # indices of waiting lines, in ascending order of cost
     costs: list[int] = field(init=False)  # costs of the waiting lines
     number: int = 0
-    start: int = 0  # the queue's time at arrival
+    start: int = 0  # time of the queue at arrival
     finish_time: int = 0  # finishing time of the line that was taken last
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class TranslationJob:
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
-        """Removes the line at index `row` of `waiting` and returns the line."""
+        """Removes and returns the line at index `row` of `waiting`."""
         line = QueuedLine(self, self.waiting.pop(row), self.costs.pop(row))
         self.finish_time += line.cost
         return line
@@ -146,7 +146,7 @@ class FairQueue:
         self.numbers = count()
 
     def add(self, job: TranslationJob) -> None:
-        """Adds a job. An empty queue takes a job of any size. Raises QueueFull if too many lines would wait."""
+        """Adds a job. An empty queue accepts a job of any size. Raises QueueFull if too many lines would wait."""
         if self.size and self.size + len(job.waiting) > self.limit:
             raise QueueFull
         job.start = job.finish_time = self.time
@@ -162,10 +162,10 @@ class FairQueue:
         job.waiting, job.costs = [], []
 
     def give_back(self, batch: Batch) -> None:
-        """Takes back the lines of a dead worker, to be translated again in two batches before all other lines.
+        """Takes back the lines of a dead worker. They are translated again in two batches, before all other lines.
 
-        Repeated halving isolates a line that kills workers. When `MAX_DEATHS` workers have died with this line alone,
-        the request of this line fails. Other requests do not fail.
+        Repeated halving isolates a line that kills workers. After `MAX_DEATHS` workers have died with this line alone,
+        only the request of this line fails.
         """
         if len(batch) == 1:
             batch[0].deaths += 1
@@ -177,7 +177,7 @@ class FairQueue:
     def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> Batch:
         """Returns lines of the same key and of similar length, with at most about `max_tokens` tokens together.
 
-        Only lines of at most `longest` tokens are taken. The batch is empty if no such line is waiting.
+        A line may have at most `longest` tokens. The batch is empty if no such line is waiting.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.job.done.done()]
@@ -206,9 +206,9 @@ class FairQueue:
 
 
 def _candidates(jobs: list[TranslationJob], max_tokens: int, max_lines: int) -> Batch:
-    """Takes the next line and further lines, in order of service, that may be in a batch with the next line.
+    """Takes the next line, and further lines in order of service that may be in the same batch.
 
-    `jobs` is a heap of jobs with waiting lines. Afterwards the list contains the same jobs, but it is no longer a heap.
+    `jobs` is a heap of jobs with waiting lines. The function destroys the order of the heap.
     """
     key, first = jobs[0].key, jobs[0].costs[-1]
     longest, shortest = max(SHORT, SIMILAR * first), first // SIMILAR if first > SHORT else 0

@@ -1,8 +1,9 @@
 """The HTTP interface as data: routes, fields of requests, fields of answers, error statuses.
 
 The server validates requests by these models, and /openapi.json and /docs are generated from them. FastAPI is not used,
-because it accepts one encoding for each route and reads the body first: LibreTranslate's clients send JSON, forms,
-multipart forms or query strings to the same route, the API key must be checked first, and errors are `{"error": "…"}`.
+because it accepts one encoding for each route, and reads the body first. But clients of LibreTranslate send JSON,
+forms, multipart forms or query strings to the same route, and the API key must be checked before the body is read.
+Errors have the form `{"error": "…"}`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
-    NotRequired,  # pydantic requires these before Python 3.12
+    NotRequired,  # pydantic requires these versions before Python 3.12
     TypeVar,
 )
 
@@ -38,7 +39,7 @@ class RequestFields(BaseModel):
 
 
 def _encodable(text: str) -> str:
-    """Returns the text. Raises ValueError for half of a surrogate pair, which JSON allows and UTF-8 does not."""
+    """Returns the text. Raises ValueError for half of a surrogate pair, which is valid in JSON but not in UTF-8."""
     text.encode()
     return text
 
@@ -91,7 +92,7 @@ class DetectedLanguage(TypedDict):
 class Translated(TypedDict):
     """If `q` is a list, every field is a list with one element for each text."""
 
-    translatedText: str | list[str]  # LibreTranslate's names
+    translatedText: str | list[str]  # the names of LibreTranslate
     alternatives: NotRequired[list[str] | list[list[str]]]
     detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
     alignment: NotRequired[Links | list[Links]]
@@ -136,7 +137,8 @@ _OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A documented route. `fields` is the model of its request, `answer` the type of its JSON; None for plain text.
+    """A documented route. `fields` is the model of its request, `answer` the type of its JSON answer, or None for plain
+    text.
 
     `example` holds the fields of a request. Its languages, source and target, are replaced by a served pair.
     """
@@ -222,7 +224,7 @@ def validated(model: type[Model], fields: dict[str, Any]) -> Model:
 
 
 def _message(error: ValidationError) -> str:
-    """Returns the first error, with the text of LibreTranslate if it has one."""
+    """Returns the message of the first error. Uses the text of LibreTranslate if there is one."""
     first = error.errors(include_url=False, include_input=False)[0]
     name, kind, reason = first["loc"][0], first["type"], first["msg"]
     if kind == "missing":

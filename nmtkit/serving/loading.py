@@ -1,4 +1,4 @@
-"""Loads the models to serve. Each language pair has a model, settings of the search and settings of the text."""
+"""Loads the models to serve. Each language pair has a model, search settings and text settings."""
 
 import contextlib
 import dataclasses
@@ -23,12 +23,13 @@ from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]
 
-GUESS = 2  # the server estimates tokens; a worker splits a batch only above GUESS times the estimated limit
+# a worker splits a batch above GUESS times the limit, because the server only estimates the tokens of a batch
+GUESS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """The message of the server to the process of the models: the models to load and the settings of the search."""
+    """The message of the server to the model process: the models to load and the search settings."""
 
     paths: list[tuple[Pair | None, str]]
     plugins: list[str]
@@ -86,11 +87,11 @@ class ServedModel:
         self.translator.pipeline(self.search, self.text)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
-            raise ValueError(f"{flags}: the model has no cross-attention to align by; leave it out")
+            raise ValueError(f"{flags}: the model has no cross-attention, so words cannot be aligned; leave it out")
 
 
 Models = dict[Pair, ServedModel]
-Prepare = Callable[[], None]  # runs in each worker before the first batch
+Prepare = Callable[[], None]  # called in each worker before the first batch
 
 
 def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]]:
@@ -99,7 +100,7 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
     for pair, path in paths:
         key = pair or languages_of(Path(path))
         if key is None:
-            raise ValueError(f"{path} does not say which languages it translates; give them: --path en-de={path}")
+            raise ValueError(f"{path} does not name its languages; name them with --path en-de={path}")
         result[key] = (*result.get(key, ()), Path(path))
     return result
 
@@ -107,8 +108,8 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
 def load_models(job: Job) -> tuple[Models, Prepare]:
     """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
-    A file that serves several pairs is loaded once. An engine with threads cannot be forked, so the function creates
-    the engine. Raises OSError or ValueError with the name of the file.
+    A file that serves several pairs is loaded once. An engine with threads cannot be forked, so the returned function
+    creates the engine. Raises OSError or ValueError with the name of the file.
     """
     load_plugins(job.plugins)
     device, options = job.device, dataclasses.asdict(job.translator)
@@ -144,7 +145,7 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search for a language pair. For a model of several languages, the search contains the languages.
+    """Returns the search options for a language pair. The options of a multilingual model contain the languages.
 
     Raises ValueError, with the known codes, if the model does not have a language of the pair.
     """
@@ -154,19 +155,20 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
         known = ", ".join(sorted(tokenizer.languages))
         raise ValueError(f"--path {'-'.join(pair)}=FILE: the model has no language {pair[1]!r}; it has {known}")
     with contextlib.suppress(ValueError):
-        tokenizer.language_ids(None, pair[1])  # models of Marian need the target language only
+        tokenizer.language_ids(None, pair[1])  # models of Marian need only the target language
         return dataclasses.replace(search, target_lang=pair[1])
     tokenizer.language_ids(*pair)
     return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
 
 
 def text_options(job: Job, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair. Raises ValueError if text is split and the source is not a language code."""
+    """Returns the text options of a pair. Raises ValueError for --split-sentences if the source is not a language
+    code."""
     if not job.split_sentences:
         return job.text
     if not is_language(pair[0]):
         raise ValueError(
-            f"--split-sentences needs the language of the source, and {pair[0]!r} is no code of one, as en or zh-Hant; "
+            f"--split-sentences needs the source language, but {pair[0]!r} is not a code such as en or zh-Hant; "
             "give it: --path en-de=FILE"
         )
     return dataclasses.replace(job.text, split_sentences=pair[0])

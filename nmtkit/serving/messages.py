@@ -1,7 +1,7 @@
 """JSON messages over sockets between the server and its workers: four bytes of length, then UTF-8.
 
-`nmtkit.processes.workers` exchanges pickles through pipes instead. Here the server reads with asyncio, and JSON is
-safe for data of clients, because it cannot contain code.
+`nmtkit.processes.workers` exchanges pickles through pipes instead. This module uses JSON, because JSON from clients
+cannot contain code, and the server reads with asyncio.
 """
 
 import asyncio

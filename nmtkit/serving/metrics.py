@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 from nmtkit.serving.fair_queue import Pair
 from nmtkit.serving.pool import Pool
 
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
+BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # latencies in seconds
 
 
 class Metrics:
@@ -32,7 +32,7 @@ class Metrics:
             "nmtkit_characters", "Characters translated.", ["source", "target"], registry=self.registry
         )
         for name, help, value in (
-            ("queue_sentences", "Lines that wait.", lambda: pool.queue.size + sum(map(len, pool.queue.retries))),
+            ("queue_sentences", "Lines that are waiting.", lambda: pool.queue.size + sum(map(len, pool.queue.retries))),
             ("workers", "Worker processes.", lambda: len(pool.workers)),
             ("workers_busy", "Worker processes that translate.", lambda: sum(bool(w.batches) for w in pool.workers)),
         ):
@@ -54,7 +54,7 @@ class Metrics:
 
 
 class _PoolCounters(Collector):
-    """Reads the counters that the pool keeps itself."""
+    """Exports the counters of the pool."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

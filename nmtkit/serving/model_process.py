@@ -1,7 +1,7 @@
 """The process that loads the models. On CPUs it forks the workers; on a GPU it is the worker itself.
 
-The process has one thread, unlike the server, so that it can fork at any time to replace a worker. Workers share the
-weights in memory. They end when the server closes their connection or ends.
+The process has one thread, unlike the server. So it can fork at any time to replace a worker. Workers share the weights
+in memory. A worker ends when the server closes the connection of the worker, or ends.
 """
 
 import logging
@@ -22,22 +22,22 @@ from nmtkit.serving.workers import work, work_on_gpu
 
 
 def main(control: socket.socket) -> None:
-    """Loads the models that the server asks for, reports them, and starts a worker for each connection it receives."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server handles them
+    """Loads the models that the server names, reports them, and starts a worker for each connection from the server."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server handles these signals
         signal.signal(number, signal.SIG_IGN)
     message = receive(control)
     if message is None:
         return
     logging.basicConfig(level=message["log_level"], format="%(levelname)s: %(message)s")
     torch.set_num_threads(1)
-    limit_product_caches()  # saves half a gigabyte in each worker
+    limit_product_caches()  # saves half a gigabyte of memory in each worker
     try:
         job = Job.from_message(message)
         models, prepare = load_models(job)
     except (ValueError, OSError, ImportError) as error:
         send(control, {"error": str(error)})
         return
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers do not become zombie processes
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # prevents zombie processes
     device = next(iter(models.values())).translator.device
     forks, threads = device.type == "cpu", job.devices.threads
     send(

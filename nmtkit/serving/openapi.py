@@ -62,7 +62,7 @@ def _responses(endpoint: Endpoint, definitions: Json) -> Json:
 
 
 def _schema(type: Any, definitions: Json) -> Json:
-    """Returns the JSON schema of a type. Adds the schemas that it refers to to `definitions`."""
+    """Returns the JSON schema of a type. Adds the referenced schemas to `definitions`."""
     schema = TypeAdapter(type).json_schema(ref_template="#/components/schemas/{model}")
     definitions |= schema.pop("$defs", {})
     return schema
@@ -115,7 +115,7 @@ def _field_rows(body: Json | None) -> list[Json]:
 
 
 def _values(field: Json) -> str:
-    """Returns the allowed values of a field in words."""
+    """Describes the allowed values of a field in words."""
     if "enum" in field:
         return ", ".join(field["enum"])
     if "minimum" in field:

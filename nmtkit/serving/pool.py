@@ -1,4 +1,4 @@
-"""The server's side of the workers: it hands batches to workers, replaces dead workers, and loads new models."""
+"""Sends batches to workers, replaces dead workers, and loads new models. Runs in the server."""
 
 import asyncio
 import contextlib
@@ -17,12 +17,12 @@ from nmtkit.serving import messages
 from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, TranslationJob
 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
-STREAM_SHARE = 2  # a streaming worker (GPU) holds tokens of this many batches of `max_tokens`
+STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-FEW_LINES = 8  # batches up to this size are not divided: a search step costs as much as 8 additional lines
-ABANDONED_SECONDS = 1.0  # a worker is ended this long after the last of its clients has gone
+FEW_LINES = 8  # smaller batches are not split: the fixed cost of a search step is about the cost of 8 lines
+ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
-GATHER_SHARE = 0.2  # second limit of this wait: this share of the duration of the last batch
+GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
 
 logger = logging.getLogger("nmtkit")
 
@@ -92,18 +92,18 @@ class Worker:
         self, parent: ModelProcess, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self.parent, self.pid, self.reader, self.writer = parent, pid, reader, writer
-        self.batches: dict[int, Batch] = {}  # batches under way, by id
+        self.batches: dict[int, Batch] = {}  # id -> batch that the worker translates
         self.sent_at = 0.0  # time when the last batch was sent
         self.task: asyncio.Task[None] | None = None
         self.retired = self.ended = False
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether no client waits for any line of this worker. A streaming worker is never abandoned."""
+        """Whether all clients of this worker have disconnected. A streaming worker is never abandoned."""
         return bool(self.batches) and not self.parent.streams and all(map(is_abandoned, self.batches.values()))
 
     def capacity(self) -> tuple[int, float]:
-        """Returns the maximum number of tokens of the next batch, 0 if the worker is full, and of a line in this batch.
+        """Returns the maximum tokens of the next batch (0 if the worker is full) and of a line in this batch.
 
         A CPU worker translates a long line in parts. Meanwhile the worker also takes a batch of short lines and
         translates this batch between two parts. A line is long if the line alone exceeds the tokens of a batch.
@@ -119,14 +119,14 @@ class Worker:
         return (max_tokens if has_one_long_line and not is_abandoned(batches[0]) else 0), max_tokens
 
     def end_if_abandoned(self, sent_at: float) -> None:
-        """Kills the process if it is abandoned and has received no batch since `sent_at`."""
+        """Kills the process if it is abandoned and has not received a batch since `sent_at`."""
         if self.sent_at == sent_at and self.is_abandoned and not self.ended:
             self.ended = True
             os.kill(self.pid, signal.SIGKILL)
 
 
 def is_abandoned(batch: Batch) -> bool:
-    """Returns whether no client waits for any line of the batch."""
+    """Returns whether all clients of the batch have disconnected."""
     return all(line.job.done.done() for line in batch)
 
 
@@ -142,7 +142,7 @@ class Pool:
         self.closing = False
         self.background: set[asyncio.Task[None]] = set()
         self.planned_dispatch: asyncio.TimerHandle | None = None
-        self.waiting_since = math.inf  # arrival of the first line after the last dispatch
+        self.waiting_since = math.inf  # arrival time of the first line after the last dispatch
         self.batch_seconds = 0.0  # duration of the last batch
         self.reloading, self.adding = asyncio.Lock(), asyncio.Lock()
 
@@ -175,7 +175,7 @@ class Pool:
     async def translate(self, key: BatchKey, lines: Sequence[str]) -> list[list[Result]]:
         """Returns the translations of each line, best first. Cancelling this call drops the waiting lines.
 
-        Raises QueueFull if too many lines wait, and TranslationError.
+        Raises QueueFull if too many lines wait, and TranslationError if a line cannot be translated.
         """
         if not lines:
             return []
@@ -192,8 +192,8 @@ class Pool:
     def _plan_dispatch(self) -> None:
         """Schedules the next dispatch: at once if all workers are idle, else after a short wait for more lines.
 
-        Clients tend to send their next request right after an answer. Without the wait, batches would stay small,
-        because the lines of these clients would always arrive just after a batch has been sent.
+        Clients tend to send their next request right after an answer. Without the wait, these requests would always
+        arrive just after a batch has been sent, so batches would stay small.
         """
         now = asyncio.get_running_loop().time()
         delay = 0.0
@@ -207,7 +207,7 @@ class Pool:
         self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
     def _share(self) -> int:
-        """Returns the maximum number of lines of a batch, chosen so that all workers get equally many lines."""
+        """Returns the maximum number of lines of a batch, so that all workers get the same number of lines."""
         if self.models is None or self.models.streams:
             return self.queue.limit
         lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
@@ -244,7 +244,7 @@ class Pool:
 
     async def _add_workers(self, models: ModelProcess) -> None:
         """Starts workers until `models.worker_count` workers exist."""
-        async with self.adding:  # otherwise two simultaneous deaths would start three workers
+        async with self.adding:  # without the lock, two simultaneous deaths could start three workers
             while sum(worker.parent is models for worker in self.workers) < models.worker_count:
                 worker = await models.new_worker()
                 self.workers.append(worker)
@@ -263,7 +263,7 @@ class Pool:
             batch = worker.batches.pop(answer["id"])
             self.batch_seconds = time.monotonic() - worker.sent_at
             if "error" in answer and len(batch) > 1:
-                self.queue.give_back(batch)  # smaller batches will show which line fails
+                self.queue.give_back(batch)  # smaller batches isolate the line that fails
             elif "error" in answer:
                 batch[0].job.fail(answer["error"])
             else:
@@ -278,7 +278,9 @@ class Pool:
         if self.closing or (worker.retired and not worker.batches):
             return
         if worker.ended:
-            logger.info("ended worker process %d, whose clients have gone; a new worker replaces it", worker.pid)
+            logger.info(
+                "ended worker process %d, whose clients have disconnected; a new worker replaces it", worker.pid
+            )
         else:
             self.death_count += 1
             logger.warning(
@@ -328,7 +330,7 @@ class Pool:
             return True
 
     async def _close_later(self, models: ModelProcess) -> None:
-        """Closes a process of models once its workers have finished."""
+        """Closes a model process after its workers have finished."""
         while any(worker.parent is models for worker in self.workers):
             await asyncio.sleep(0.1)
         models.close()

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADER_SECONDS = 10  # time for the head of a request
+HEADER_SECONDS = 10  # maximum seconds for the head of a request
 FREE_CHUNKS = 1000  # a body of up to this many chunks may have chunks of any size
 CHUNK_BYTES = 256  # mean size that chunks must have if a body has more than FREE_CHUNKS
 ERRORS = {
@@ -25,10 +25,10 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
 class BoundedConnection(h11.Connection):
-    """Refuses a body in many tiny chunks, because each chunk takes h11 some 20 µs of the event loop."""
+    """Rejects a body in many tiny chunks, because h11 needs about 20 µs of the event loop for each chunk."""
 
-    chunks = size = 0  # of the current body
-    status = 400  # to answer if the request is invalid
+    chunks = size = 0  # chunks and bytes of the current body
+    status = 400  # status of the answer to an invalid request
 
     def next_event(self) -> Any:
         try:
@@ -99,10 +99,11 @@ class HttpProtocol(H11Protocol):
 
 
 class UnambiguousRequests:
-    """Middleware that refuses requests whose length or host a proxy in front of the server might read differently.
+    """Middleware that rejects requests whose length or host is ambiguous.
 
-    For example, h11 ignores Content-Length beside Transfer-Encoding. A proxy that does the opposite would take the rest
-    of the body for the next request, perhaps of another client. The connection of such a request is closed.
+    A proxy in front of the server might interpret such a request differently. For example, h11 ignores Content-Length
+    if there is a Transfer-Encoding. A proxy that ignores Transfer-Encoding would treat the rest of the body as the next
+    request, perhaps of a different client. The connection of such a request is closed.
     """
 
     def __init__(self, app: ASGIApp) -> None:

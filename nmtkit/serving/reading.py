@@ -1,4 +1,4 @@
-"""Reads the fields of a request from its query string and its body, in bounded memory."""
+"""Reads the fields of a request from its query string and its body, with limited memory."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-BYTES_PER_CHARACTER = 12  # in JSON, where one character may be written as two escapes of six bytes
-OTHER_BYTES = 65_536  # of a body, apart from its text
+BYTES_PER_CHARACTER = 12  # maximum bytes of a character in JSON: two escapes of six bytes each
+OTHER_BYTES = 65_536  # maximum bytes of a body in addition to its text
 MAX_FIELDS = 5000
 
 
 class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error of this program
-    """A request is answered with an error. The message is for the client."""
+    """Error that answers a request with a status. The message is for the client."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ def query_fields(request: Request) -> dict[str, Any]:
 
 
 async def body_fields(request: Request, char_limit: int) -> dict[str, Any]:
-    """Returns the fields of the body, which is a JSON object or a form; a repeated field is a list. Raises Refusal."""
+    """Returns the fields of the body (a JSON object or a form); a repeated field is a list. Raises Refusal."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await _body(request, char_limit)
     if media_type == "multipart/form-data":
@@ -42,7 +42,7 @@ async def body_fields(request: Request, char_limit: int) -> dict[str, Any]:
 
 
 async def _body(request: Request, char_limit: int) -> bytes:
-    """Returns the body. Raises Refusal 413 for a body that is too large, before all of it has been read."""
+    """Returns the body. Raises Refusal 413 as soon as the body is too large."""
     limit = BYTES_PER_CHARACTER * char_limit + OTHER_BYTES
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(415, "Invalid request: the body is compressed; send it without Content-Encoding")
@@ -84,7 +84,7 @@ async def _multipart(request: Request, body: bytes) -> dict[str, Any]:
     parser = MultiPartParser(
         request.headers, stream(), max_files=1, max_fields=MAX_FIELDS, max_part_size=max(1, len(body))
     )
-    parser.spool_max_size = len(body) + 1  # nothing is written to a disk
+    parser.spool_max_size = len(body) + 1  # keeps the parts of the form in memory, not on disk
     try:
         form = await parser.parse()
     except (MultiPartException, HTTPException, ValueError, LookupError) as error:

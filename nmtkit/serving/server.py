@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nmtkit.serving.app import Service
 
 WATCH_SECONDS = 2.0  # pause between two checks of the checkpoint files
-KEEP_ALIVE_SECONDS = 75  # longer than proxies keep a connection (60 s)
+KEEP_ALIVE_SECONDS = 75  # longer than the keep-alive time of proxies (60 s)
 CONNECTIONS = 2000  # maximum number of connections; further connections get status 503
 GRACE_SECONDS = 5  # time beyond --timeout that a stopping server gives to running requests
 
@@ -66,7 +66,7 @@ async def serve(
     async with Pool(settings, config.max_queue) as pool:
         service = Service(config, pool, keys)
         await asyncio.to_thread(lambda: service.detector)  # load the detector now, not in the first request
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # otherwise each invalid request logs a warning
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # suppresses a warning for each invalid request
         protocol: Any = functools.partial(HttpProtocol, refused=lambda status: service.metrics.observe("", status, 0))
         server: Any = uvicorn.Server(
             uvicorn.Config(
@@ -82,7 +82,7 @@ async def serve(
                 timeout_graceful_shutdown=int(config.timeout) + GRACE_SECONDS,
             )
         )
-        server.capture_signals = contextlib.nullcontext  # replaced by the handlers below
+        server.capture_signals = contextlib.nullcontext  # the handlers below replace the handlers of uvicorn
         loop = asyncio.get_running_loop()
         reload_requested = asyncio.Event()
 
@@ -109,7 +109,7 @@ async def serve(
 async def keep_up_to_date(
     files: Sequence[Path], reload_requested: asyncio.Event, config: ServeConfig, service: "Service"
 ) -> None:
-    """Reloads models and API keys on request, and when a checkpoint file has changed and is no longer being written."""
+    """Reloads models and API keys on request, and after a checkpoint file has been replaced completely."""
     loaded = before = states(files)
     while True:
         with contextlib.suppress(TimeoutError):
@@ -153,7 +153,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def raise_open_files() -> None:
-    """Raises the limit of open files as far as allowed, because each connection is an open file."""
+    """Raises the limit of open files to the maximum, because each connection is an open file."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

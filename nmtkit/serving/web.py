@@ -21,7 +21,7 @@ STATIC_FILES = {
     "icon.svg": "image/svg+xml",
 }
 
-# Only these files may run as scripts, nothing is loaded from other servers, and no other page may embed these pages.
+# Browsers run only scripts of this server, load nothing from other servers, and do not embed these pages.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -29,7 +29,7 @@ POLICY = (
 
 
 def file(request: Request, name: str) -> Response:
-    """Returns a file of the pages, or status 304 if the browser already has this file."""
+    """Answers with a file of the pages, or with status 304 if the browser already has this file."""
     return _response(request, asset(name).encode(), STATIC_FILES.get(name, "text/html"))
 
 

@@ -1,8 +1,8 @@
-"""Workers: they translate the tasks of the server, one batch after another, or on a GPU several tasks at a time.
+"""Translates the tasks of the server in a worker: one batch after another, or on a GPU several tasks at a time.
 
 A very long line does not block a CPU worker. The pipeline splits the line into many segments, which are decoded in
-batches of at most `max_tokens`. After each batch the worker answers a short task that has arrived meanwhile.
-The segments stay in one process, because markup, word links and quality are restored from all of them together.
+batches of at most `max_tokens`. After each batch, the worker answers a short task that has arrived meanwhile. All
+segments stay in one process, because markup, word links and quality of the line depend on all of them.
 """
 
 import contextlib
@@ -69,10 +69,10 @@ def answer_to(models: Models, task: Task, between_batches: Callable[[], None] = 
 
 
 def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Result]]:
-    """Returns the translations of each line of a task. They equal the translations of `nmtkit generate`."""
+    """Returns the translations of each line of a task. The translations are the same as in `nmtkit generate`."""
     translator = model.translator
     pipeline = pipeline_of(model, task)
-    # CTranslate2 has no n-best lists here, and the slots of a GPU search are for tasks without alternatives
+    # alternatives need a search by PyTorch without shared slots
     own = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if own else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
@@ -95,7 +95,7 @@ def requests_of(task: Task) -> list[Request]:
 
 
 def with_alternatives(search: SearchOptions, alternatives: int) -> SearchOptions:
-    """Returns options for a search that finds the best translation and `alternatives` more."""
+    """Returns options for a search that finds the best translation and `alternatives` other translations."""
     if not alternatives:
         return search
     beam = -(-max(search.beam, alternatives + 1) // search.diverse_groups) * search.diverse_groups
@@ -129,7 +129,7 @@ def with_pauses(decoder: BatchDecoder, between_batches: Callable[[], None]) -> B
 
 
 def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
-    """Returns the plain decoder: one batch after the other, by PyTorch."""
+    """Returns a decoder that searches one batch after another with PyTorch."""
     return lambda batches: ((number, translator.decode(batch, options)) for number, batch in enumerate(batches))
 
 
@@ -178,17 +178,17 @@ class SlotWorker:
     ) -> None:
         self.model, self.inbox, self.answer = model, inbox, answer
         self.pipeline = model.translator.pipeline(model.search, model.text)
-        self.under_way: dict[int, _UnderWay] = {}  # by number of the batch
+        self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
 
     def run_or_end_the_process(self) -> None:
         try:
             self.run(self.model.translator.batch_decoder(self.pipeline.search))
         except BaseException:
             traceback.print_exc()
-            os._exit(1)  # the server starts this process anew, and its lines are translated again
+            os._exit(1)  # the server then starts a new process and translates the lines again
 
     def run(self, decoder: BatchDecoder) -> None:
-        """Translates tasks until the inbox has None."""
+        """Translates tasks until the inbox contains None."""
         if self.model.translator.continuous is not None:
             self.model.translator.continuous.asks_between_steps = True
         for number, found in decoder(self.batches()):
@@ -202,7 +202,8 @@ class SlotWorker:
             self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
-        """Yields a batch for each task, and an empty batch if no task has arrived while others are under way."""
+        """Yields a batch for each task. While tasks are being translated and no new task arrives, yields empty
+        batches."""
         number = 0
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Words of a text, links between the words of a source and of its translation, and positions that follow from them."""
+"""Finds the words of a text, links the words of a source and its translation, and maps positions by these links."""
 
 import re
 import unicodedata
@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-Span = tuple[int, int]  # first character, and the character after the last
+Span = tuple[int, int]  # start and end (exclusive) in characters
 
 # Scripts without spaces: Thai, Lao, Myanmar, Khmer, kana, Han. Each character of these scripts counts as a word.
 UNSPACED = re.compile(r"[฀-໿က-႟ក-៿⺀-〿぀-ヿ㐀-䶿一-鿿\uf900-\ufaff\U00020000-\U0003ffff]")
-JOINERS = "'’-"  # signs that belong to a word if they stand between two of its letters
+JOINERS = "'’-"  # characters that belong to a word if they stand between two of its letters
 ZERO_WIDTH_JOINER, ZERO_WIDTH_SPACE = "\u200d", "\u200b"
 _EMOJI_MODIFIERS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -66,7 +66,7 @@ def words(text: str) -> list[Span]:
         if last and (attached or text[index - 1] == ZERO_WIDTH_JOINER):
             last = last if category == "Cf" else char
         elif last and char in JOINERS and _joins(text, index, last):
-            pass  # the joiner belongs to the current word, and so does the next letter
+            pass  # the joiner and the next letter belong to the current word
         elif last and is_letter(char) and is_letter(last) and not (UNSPACED.match(char) or UNSPACED.match(last)):
             last = char
         else:
@@ -84,10 +84,10 @@ def _joins(text: str, index: int, before: str) -> bool:
 
 
 def piece_spans(pieces: Sequence[str], text: str) -> list[Span]:
-    """Returns the positions in a text of the pieces of its SentencePiece encoding.
+    """Returns the span in `text` of each piece of its SentencePiece encoding.
 
-    The byte pieces of one character share the position of the character. A piece that is not in the text, such as a
-    byte of an invalid sequence, has an empty span.
+    The byte pieces of one character share the span of the character. A piece that is not in the text, such as a byte of
+    an invalid sequence, has an empty span.
     """
     spans: list[Span] = []
     cursor = index = 0
@@ -111,7 +111,7 @@ def word_links(
     source: str, target: str, source_pieces: Sequence[Span], target_pieces: Sequence[Span],
     weights: Sequence[Sequence[float]],
 ) -> list[Link]:  # fmt: skip
-    """Returns a link from each word of `target` to the source word that it attends to most.
+    """Returns a link from each word of `target` to the source word that the target word attends to most.
 
     `weights` has a row for each target piece, with a weight for each source piece. The weight between two words is the
     sum of the weights between their pieces. A word without any weight has no link.
@@ -133,7 +133,7 @@ def word_links(
 
 
 def _overlaps(spans: Sequence[Span], pieces: Sequence[Span]) -> list[list[int]]:
-    """Returns for each piece the indices of the sorted `spans` that it overlaps."""
+    """Returns for each piece the indices of the sorted `spans` that the piece overlaps."""
     ends = [end for _, end in spans]
     overlaps = []
     for start, end in pieces:

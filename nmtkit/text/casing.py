@@ -1,4 +1,4 @@
-"""Lines in capitals: a model reads them in sentence case, and their translations are converted to capitals."""
+"""Converts lines in capitals to sentence case for the model, and their translations back to capitals."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -19,7 +19,7 @@ def in_capitals(text: str) -> bool:
 def sentence_case(text: str) -> str:
     """Returns a text in small letters, except the first letter. Every character keeps its position."""
     first = next((index for index, char in enumerate(text) if is_letter(char)), 0)
-    small = text.lower()  # this also gives a sigma at the end of a Greek word its final form
+    small = text.lower()  # lower() also gives a sigma at the end of a Greek word its final form
     if len(small) != len(text):
         small = "".join(lower if len(lower := char.lower()) == 1 else char for char in text)
     return text[: first + 1] + small[first + 1 :]

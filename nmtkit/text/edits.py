@@ -1,4 +1,4 @@
-"""Edits of a translation: parts are replaced or removed, and links to the remaining words are kept."""
+"""Replaces or removes parts of a translation, and keeps the links of the remaining words."""
 
 from bisect import bisect_left, insort
 from collections import deque
@@ -21,7 +21,7 @@ class Edit(NamedTuple):
 
 
 class Parts:
-    """Disjoint parts of a text, sorted. An empty part is a position."""
+    """Sorted disjoint parts of a text. A part of length 0 marks a position."""
 
     def __init__(self, parts: Iterable[Span] = ()) -> None:
         self.parts = sorted(parts)
@@ -35,7 +35,7 @@ class Parts:
         return self.parts[index - 1] if index else (0, 0)
 
     def meet(self, start: int, end: int) -> bool:
-        """Returns whether any part overlaps the range from `start` to `end`, or is a position inside this range."""
+        """Returns whether any part overlaps the range from `start` to `end`, or is a position between them."""
         other = self.before(end)
         return start < other[1] if other[0] < other[1] else start < other[0]
 
@@ -44,20 +44,21 @@ class Parts:
         return index < len(self.parts) and self.parts[index][0] <= end
 
     def outside(self, position: int) -> int:
-        """Returns `position`, or if a part contains it, the end of this part."""
+        """Returns `position`, moved to the end of the part that contains it, if there is one."""
         return max(position, self.before(position)[1])
 
 
 def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Returns `target` with disjoint edits, the links of the remaining words, and a link for each inserted span.
+    """Applies disjoint edits to `target`. Returns the text and its links: links of kept words, and one for each
+    inserted span.
 
-    Spans at the same position come in the order of the source. Spaces separate inserted spans from words.
+    Spans inserted at the same position are ordered as in the source. Spaces separate inserted spans from words.
     """
     parts: list[str] = []
     moved: list[Link] = []
     waiting = deque(sorted(links, key=lambda link: link.target_start))
     length = cursor = 0
-    source_end = -1  # where in the source the last inserted span ends, if the result ends with it
+    source_end = -1  # source position where the last inserted span ends, if the result ends with this span
     span_end = -1
     before = ""  # last character of the result so far
 
@@ -98,5 +99,6 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a space separates a span from the adjacent `char`. Characters in `close` need no space."""
+    """Returns whether a space separates a span from the adjacent `char`. There is no space next to a character in
+    `close`."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

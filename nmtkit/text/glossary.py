@@ -1,4 +1,4 @@
-"""Glossaries: terms of the source language, each with the translations that it may have.
+"""Glossaries: terms of the source language, each with its allowed translations.
 
 Each line of the file is a source term, a tab, and a target term. Vertical lines separate alternative target terms, such
 as inflected forms. Terms match whole words, and the longest term wins.
@@ -14,18 +14,18 @@ from typing import Any
 from nmtkit.text.alignment import UNSPACED, Span, is_joined, is_letter
 from nmtkit.text.normalization import normalized
 
-ALTERNATIVES = "|"  # between the target terms of a source term
-SENTENCE_ENDS = ".!?…:;。！？"  # the word after them may have a capital because a sentence begins
+ALTERNATIVES = "|"  # separates the target terms of a source term
+SENTENCE_ENDS = ".!?…:;。！？"  # a word after these characters may have a capital only because it begins a sentence
 EXPECTED = "a line is a source term, a tab, and a target term or several separated by |"
 
-Trie = dict[str, Any]  # terms by their segments; the key "" holds the term that ends at a node
+Trie = dict[str, Any]  # nested by segment; at each node, the key "" holds the term that ends there
 
 logger = logging.getLogger("nmtkit")
 
 
 @dataclass(frozen=True)
 class Term:
-    """A source term, and its target terms, of which the translation has to hold one."""
+    """A source term and its target terms. The translation must contain one of the target terms."""
 
     source: str
     targets: tuple[str, ...]
@@ -33,7 +33,7 @@ class Term:
 
 @dataclass(frozen=True)
 class TermResult:
-    """An occurrence of a term in the source, and the target term that the translation holds for it, if any."""
+    """A term that occurs in the source, and the target term that the translation contains, if any."""
 
     source: str
     targets: tuple[str, ...]
@@ -64,10 +64,11 @@ class Glossary:
         return _trie(self.terms, str.casefold)
 
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
-        """Returns the terms of a text, as whole words. Terms do not overlap: the leftmost wins, then the longest.
+        """Returns the terms of a text, as whole words. Terms do not overlap: the leftmost term wins, and the longest of
+        several terms with the same start.
 
-        A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all
-        in `capitals`, case is ignored.
+        A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all in
+        `capitals`, case is ignored.
         """
         spans = segments(text)
         keys = [_key(text, span) for span in spans]
@@ -93,7 +94,7 @@ class Glossary:
 
 
 def segments(text: str) -> list[Span]:
-    """Splits a text into the smallest units of a term; a term never begins or ends inside a segment.
+    """Splits a text into segments. A term begins and ends only at the edge of a segment.
 
     A segment is a run of letters, a run of white space, or any other single character. In scripts without spaces, each
     character is a segment.
@@ -129,7 +130,8 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
-    """Returns end and term of the longest match at `start`, or `start` and None. `first` stands for keys[start]."""
+    """Returns the end and the term of the longest match at `start`, or `start` and None. `first` replaces
+    `keys[start]`."""
     longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
     index = start + 1
@@ -145,7 +147,8 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns a target term, and the term with a capital if its first word is in small letters."""
+    """Returns the spellings of a target term: the term, and the term with a first capital if its first word is in small
+    letters."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]
@@ -173,7 +176,7 @@ def term_results(text: str, terms: Sequence[Term], upper: bool = False) -> tuple
     Each occurrence in the translation counts for one term. Terms with the fewest matches are assigned first, each to
     its longest match. If `upper`, the translation is in capitals.
     """
-    by_term: dict[Term, list[tuple[int, int, str]]] = {}  # matches: length, start, target; the best one last
+    by_term: dict[Term, list[tuple[int, int, str]]] = {}  # matches as (length, start, target), the best match last
     for term in terms:
         if term not in by_term:
             matches = [(end - start, start, target) for target in term.targets
@@ -185,7 +188,7 @@ def term_results(text: str, terms: Sequence[Term], upper: bool = False) -> tuple
     held: list[str | None] = [None] * len(terms)
     for index in sorted(range(len(terms)), key=counts.__getitem__):
         matches = by_term[terms[index]]
-        while matches and held[index] is None:  # a match that is taken now stays taken
+        while matches and held[index] is None:  # a match that overlaps an assigned match is dropped
             length, start, target = matches.pop()
             if not any(taken[start : start + length]):
                 taken[start : start + length] = [True] * length
@@ -195,7 +198,7 @@ def term_results(text: str, terms: Sequence[Term], upper: bool = False) -> tuple
 
 
 def without(targets: Sequence[str], strings: Collection[str]) -> tuple[str, ...]:
-    """Returns the target terms in which none of these strings is a whole word."""
+    """Returns the target terms that contain none of these strings as a whole word."""
     return tuple(target for target in targets if not any(positions(target, string, False) for string in strings))
 
 
@@ -234,7 +237,7 @@ def _load(path: Path, modified: int, size: int) -> Glossary:
         raise ValueError(f"{path} holds no terms; {EXPECTED}")
     if repeated:
         logger.warning(
-            "%s, with a different target; the targets of all lines of a term are alternatives%s",
+            "%s, with a different target; all targets of a repeated term are alternatives%s",
             repeated[0], f" ({len(repeated) - 1} more repeated terms)" if len(repeated) > 1 else "",
         )  # fmt: skip
     return Glossary([Term(source, tuple(each)) for source, each in targets.items()])

@@ -1,4 +1,4 @@
-"""Inline markup of HTML and XML: removed before translation, then put around the translations of its words."""
+"""Removes inline HTML and XML markup before translation, and then puts it around the translations of its words."""
 
 import html
 import re
@@ -14,8 +14,8 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# A tag as in the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is bounded, so that
-# a search takes linear time.
+# A tag as in the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is limited so that a
+# search takes linear time.
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
 VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
@@ -23,7 +23,8 @@ VOID = frozenset(
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")
-_INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25  # scores of a target word between the tags of an element
+# score of a target word between the tags of an element: linked to a word inside or outside the element, or unlinked
+_INSIDE, _OUTSIDE, _UNLINKED = 1.0, -1.0, -0.25
 
 Role = Literal["opening", "closing", "alone"]
 
@@ -57,9 +58,10 @@ def tags(line: str) -> Iterator[Tag]:
 
 
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Maps the index of each opening tag that has a closing tag to the index of this tag. Pairs are properly nested.
+    """Maps the index of each opening tag that has a closing tag to the index of the closing tag. Pairs are properly
+    nested.
 
-    A closing tag closes the last open element of its name; elements that were opened after it stay without a partner.
+    A closing tag closes the last open element of its name. Elements inside it that are still open get no partner.
     """
     pairs: dict[int, int] = {}
     waiting: list[int] = []
@@ -100,7 +102,7 @@ class Marked:
     tags: list[tuple[int, str]]  # position in the text, and tag
 
     def restore(self, target: str, links: Sequence[Link]) -> str:
-        """Returns a translation of `text` with each tag once, nested as in the source, and with entities.
+        """Returns a translation of `text` with entities, and with each tag once, nested as in the source.
 
         An element surrounds the run of words that translate most of the words of the element. If the translation splits
         these words into several runs, the smaller runs stay outside the element. In a line with more than 200 tags, the
@@ -133,7 +135,7 @@ class Marked:
 
 
 def marked(line: str) -> Marked:
-    """Returns a line without its markup. A tag without a partner in the same line is an element without content."""
+    """Separates a line from its markup. A tag without a partner in the same line becomes an element without content."""
     found = list(tags(line))
     pairs = partners([(tag.role, tag.name) for tag in found])
     closing = {end: start for start, end in pairs.items()}
@@ -161,7 +163,7 @@ def marked(line: str) -> Marked:
 
 
 def _before_word(source: str, source_position: int, target: str, position: int) -> int:
-    """If a word of the source begins at `source_position`, returns `position` after skipping white space."""
+    """Returns `position` after any white space if a word of the source begins at `source_position`, else `position`."""
     if source[source_position : source_position + 1].strip():
         while target[position : position + 1].isspace():
             position += 1
@@ -185,7 +187,7 @@ def _units(target: str, links: Sequence[Link]) -> list[Span]:
 
 
 class _Placement:
-    """The placement of elements in one translation."""
+    """Places the elements of a line in one translation."""
 
     def __init__(self, source: str, target: str, links: Sequence[Link]) -> None:
         self.source, self.target = source, target
@@ -197,7 +199,7 @@ class _Placement:
         self.positions = PositionMap(source, target, links)
 
     def markup(self, elements: Sequence[Element], inside: Span, characters: Span) -> str:
-        """Returns the characters of the translation at `characters`, with elements. `inside` is the range of words."""
+        """Returns the translation in the range `characters` with its elements. `inside` is the same range in words."""
         placed: list[tuple[Span, int, Element, Span]] = []
         taken: list[Span] = []
         unplaced: list[tuple[int, Element]] = []
@@ -229,7 +231,8 @@ class _Placement:
         return element.start <= self.first and self.last <= element.end
 
     def run(self, element: Element, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the run of free words with the highest score for an element, or None if no word has a link to it."""
+        """Returns the run of free words with the highest score for an element. Returns Noneif no word is linked to the
+        element."""
         if element.start == element.end:
             return None
         if self.covers(element) and not taken and inside[0] < inside[1]:

@@ -6,7 +6,8 @@ from functools import cache
 
 MAX_MARKS = 30  # maximum combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
-_CHECKED_RUN = MAX_MARKS // 2 - 3  # a mark decomposes into at most two marks, a letter into itself and at most three
+# NFD turns a mark into at most two marks, and a letter into a letter and at most three marks
+_CHECKED_RUN = MAX_MARKS // 2 - 3
 
 
 def normalized(text: str) -> str:
@@ -22,9 +23,9 @@ def normalized(text: str) -> str:
 
 @cache
 def _long_runs() -> re.Pattern[str]:
-    """Returns a pattern for a long run of characters that are combining marks or are above U+FFFF.
+    """Returns a pattern for long runs of characters that are combining marks or are above U+FFFF.
 
-    A character class is fast only if all its listed characters are at most U+FFFF.
+    A character class that lists characters above U+FFFF one by one is slow.
     """
     marks = (
         char
@@ -35,7 +36,7 @@ def _long_runs() -> re.Pattern[str]:
 
 
 def _separated(match: re.Match[str]) -> str:
-    """Returns the run with separators, as the Stream-Safe Text Process (UAX15-D4) inserts them."""
+    """Returns the run with separators, inserted by the Stream-Safe Text Process (UAX15-D4)."""
     parts = []
     letter = match.string[max(0, match.start() - 1) : match.start()]
     count = sum(unicodedata.combining(part) != 0 for part in unicodedata.normalize("NFD", letter))

@@ -1,6 +1,6 @@
 """Patterns of text that is not translated (addresses, placeholders, numbers with units), and searches for strings.
 
-Every repetition that can start at many positions of a line is bounded or possessive, so a search takes linear time.
+A search takes linear time: repetitions that can start at many positions of a line are bounded or possessive.
 """
 
 import re
@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 
 from nmtkit.text.alignment import Span, is_joined, is_letter
 
-Edges = tuple[set[str], set[str]]  # letters that may touch a string on the left, and on the right
+Edges = tuple[set[str], set[str]]  # letters that may directly precede a string, and letters that may directly follow it
 
 _UNITS = (
     "%|‰|°C|°F|°|[kcmµnd]?m[²³23]?|km/h|m/s|mph|ft|yd|mi|[kmµ]?g|lbs?|oz|[mcdh]?l|L|gal|[kMG]?Wh?|[km]?V|[km]?A|[kMG]?Hz|"
@@ -38,7 +38,7 @@ MESSAGE = re.compile(
 )
 WEBLATE = r"\[X\d{1,9}X\]"  # placeholders that Weblate puts into texts for a translation service
 
-# Spans that a translation may write in the form of its language, such as 5,50 € for €5.50.
+# Spans that a translation may write in the number format of its language, such as 5,50 € for €5.50.
 MEASURES = (
     rf"(?<![\w.,])(?:[{_SIGNS}])?{_NUMBER}[{_SPACES}]?(?!{_NAMED_CONVERSION}|{CONVERSION})(?:{_UNITS})(?![\w²³%])",
     rf"[€$£¥][{_SPACES}]?{_NUMBER}(?!\w)",
@@ -78,7 +78,7 @@ def numbers(text: str) -> list[tuple[int, int, frozenset[Decimal]]]:
 
 
 def values(number: str) -> frozenset[Decimal]:
-    """Returns the values that a number can have. Languages differ in their signs for decimals and thousands."""
+    """Returns the values that a number can have. Languages use different decimal and thousands separators."""
     sign = -1 if number[0] in _MINUS else 1
     digits = re.sub(f"[{_SPACES}]", " ", number.lstrip(_SIGNS))
     last = max((index for index, char in enumerate(digits) if not char.isdecimal()), default=-1)
@@ -109,7 +109,7 @@ def _is_grouped(digits: str) -> bool:
 
 
 def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
-    """Returns the strings of spans, given by start and end, each with the letters that touch it in the text."""
+    """Maps the text of each span to the letters that directly precede or follow its occurrences."""
     strings: dict[str, Edges] = {}
     for start, end, *_ in spans:
         left, right = strings.setdefault(text[start:end], (set(), set()))
@@ -121,9 +121,11 @@ def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
 
 
 def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
-    """Returns the occurrences of the strings in a text as whole words: the first, and of equal starts the longest.
+    """Returns the positions where the strings occur as whole words. Of overlapping matches, takes the first, then the
+    longest.
 
-    Letters may touch an occurrence if they are among its edges, and may follow a printf conversion, as in %dpx.
+    A letter may touch an occurrence if it is among the edges of the string, or if it follows a printf conversion, as in
+    %dpx.
     """
     lengths: dict[str, set[int]] = defaultdict(set)  # lengths of the strings that begin with a character
     for string in strings:

@@ -1,8 +1,8 @@
 """Protected spans: parts of a source that its translation must contain unchanged, such as placeholders and addresses.
 
-A span that the vocabulary of the model knows stays in the sentence; after the search, the span is looked up in the
-translation and repaired. A span that the vocabulary does not know would be spelt in rare bytes. So this span is cut out
-of the sentence, and is inserted next to the translation of the word before it. Both methods need cross-attention and no
+If the vocabulary of the model covers a span, the span stays in the sentence. After the search, the span is looked up in
+the translation and repaired. The vocabulary would spell any other span in rare bytes. So such a span is cut out of the
+sentence, and is inserted next to the translation of the word before it. Both methods need cross-attention and no
 special training.
 
 Numbers with units may take the form of the target language: 5,50 € for €5.50, or 5 Minuten for 5 min.
@@ -26,11 +26,12 @@ __all__ = ["PATTERNS", "Protected", "ProtectedSpan", "compiled", "protect", "pro
 
 BRACKETS = ("()", "[]", "（）", "«»", "“”", "„“", "「」", '""')  # brackets around a span that was cut out
 _SYMBOLS = re.compile(r"(?=.*[A-Za-z])(?=.*[{}%$@<>/\[\]])", re.DOTALL)  # a placeholder with a name
-_MAX_CANDIDATES = 20  # maximum number of numbers that are compared with one measure
+_MAX_CANDIDATES = 20  # maximum count of numbers that are compared with one measure
 
 
 class ProtectedSpan(NamedTuple):
-    """The start and end of a span. A `measure` is a number with a unit, whose form the translation may localise."""
+    """The start and end of a span. A `measure` is a number with a unit, which the translation may write in the format
+    of its language."""
 
     start: int
     end: int
@@ -53,7 +54,7 @@ def compiled(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 def protected_spans(
     text: str, patterns: Sequence[re.Pattern[str]], also: Iterable[Span] = ()
 ) -> list[ProtectedSpan]:  # fmt: skip
-    """Returns the matches of the patterns, the spans of `also`, and other whole words with the text of a span.
+    """Returns the matches of the patterns, the spans of `also`, and whole words with the same text as any of these.
 
     Spans do not overlap: the first span is kept, and the longest of several spans with the same start. If `patterns`
     include the built-in patterns, a plural or select message of ICU is one span, because a partly translated message is
@@ -81,9 +82,9 @@ def _disjoint(spans: Iterable[ProtectedSpan]) -> list[ProtectedSpan]:
 
 
 def protect(source: str, spans: Sequence[ProtectedSpan], known: Callable[[str], bool]) -> "Protected":
-    """Returns the sentence. The `spans` that the model does not know (`known`) are cut out of it.
+    """Cuts the `spans` that the model does not know out of a sentence. `known` says whether the model knows a text.
 
-    Letters and signs that touch a span are cut out together with the span, such as the s of {name}s.
+    Letters and signs that touch a span are cut out together with the span, such as the s in {name}s.
     """
     begins = {index: span.start for span in spans for index in range(span.start, span.end)}
     ends = {index: span.end for span in spans for index in range(span.start, span.end)}
@@ -116,7 +117,8 @@ def _widened(source: str, start: int, end: int, begins: Mapping[int, int], ends:
 
     `begins` maps each position in a span to the start of the span, and `ends` maps it to the end of the span.
     """
-    touching = any(char.isascii() for char in source[start:end])  # letters do not belong to an emoji or a foreign word
+    # letters next to an emoji or a foreign word are not cut out
+    touching = any(char.isascii() for char in source[start:end])
     while start and (start - 1 in begins or (touching and _is_attached(source[start - 1]))):
         start = begins.get(start - 1, start - 1)
     while end < len(source) and (end in ends or (touching and _is_attached(source[end]))):
@@ -130,7 +132,8 @@ def _is_attached(char: str) -> bool:
 
 @dataclass(frozen=True)
 class Protected:
-    """A sentence with protected spans. The model reads the characters of `source` at the positions `kept`.
+    """A sentence with protected spans. The text for the model consists of the characters of `source` at the positions
+    `kept`.
 
     `spans` are disjoint and sorted. A span that was cut out may contain several of the `originals` and the text that
     touches them.
@@ -152,22 +155,22 @@ class Protected:
 
     @property
     def plain(self) -> bool:
-        """Whether the sentence has words that are not protected."""
+        """Whether the sentence has unprotected words."""
         protected = {index for span in self.spans for index in range(span.start, span.end)}
         return any(is_letter(self.source[index]) for index in self.kept if index not in protected)
 
     def is_whole(self, start: int, end: int) -> bool:
-        """Returns whether `text` from `start` to `end` is adjacent in the source and not protected."""
+        """Returns whether the range of `text` is also one range of `source` and is not protected."""
         first, last = self.kept[start], self.kept[end - 1]
         index = bisect_right(self.spans, last, key=lambda span: span.start)
         return last - first == end - 1 - start and (index == 0 or self.spans[index - 1].end <= first)
 
     def restore(self, target: str, links: Sequence[Link], fixed: Sequence[Span] = ()) -> tuple[str, list[Link]]:
-        """Returns the translation of `source`, with its links, made from `target`, the translation of `text`.
+        """Turns `target`, the translation of `text`, into the translation of `source`. Returns it with its links.
 
-        The result contains every span as often as the source does. An occurrence in `target` counts, even if it is a
-        measure in another form. Surplus occurrences are removed, except those of measures. A missing span replaces the
-        words that attend to it, except words in `fixed`. If there are no such words, the span is inserted next to the
+        The result contains every span as often as the source does. A measure in another form also counts as an
+        occurrence. Surplus occurrences are removed, except occurrences of measures. A missing span replaces the words
+        that attend to it, except words in `fixed`. If there are no such words, the span is inserted next to the
         translation of the word before it.
         """
         if not self.spans:
@@ -177,7 +180,7 @@ class Protected:
         restoration = _Restoration(self, target, links, fixed)
         result, moved = edited(target, restoration.edits(), [self._from_source(link) for link in links])
         if self._count(result) != self._count(self.source):
-            return self._copy()  # some span and the text next to it form a different span
+            return self._copy()  # a span and the text next to it form a different span
         return result, moved
 
     @cached_property
@@ -254,7 +257,8 @@ class _Restoration:
         return [span for each in waiting.values() for span in each]
 
     def _matched_in_another_case(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
-        """Matches placeholders whose case differs in the translation, such as {name}. Returns the other spans."""
+        """Matches placeholders whose case differs in the translation, such as {NAME} for {name}. Returns the spans
+        without a match."""
         named = [span for span in spans if _SYMBOLS.match(self.source[span.start : span.end])]
         lower, target = self.source.lower(), self.target.lower()
         if not named or len(lower) != len(self.source) or len(target) != len(self.target):
@@ -296,9 +300,9 @@ class _Restoration:
     def _number(self, span: ProtectedSpan, equal: Sequence[Span], others: int) -> Span | None:
         """Returns the number in the translation that translates a measure. `equal` are the numbers with the same value.
 
-        `others` is how many unprotected numbers of the source have this value too. A number without a link to the
-        measure may translate one of these, so it is returned only if the translation has more such numbers than
-        `others`.
+        `others` counts the unprotected numbers of the source with this value. A number without a link to the measure
+        may translate one of them. So such a number is returned only if the translation has more than `others` equal
+        numbers.
         """
         free = [part for part in equal if not self.edited.meet(*part)][:_MAX_CANDIDATES]
         linked = [(link.target_start, link.target_end) for link in self._links_of(span)]
@@ -320,9 +324,11 @@ class _Restoration:
         return sorted(links, key=lambda link: link.target_start)
 
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
-        """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
+        """Returns the part of the translation that a span replaces: the longest run of words that attend to the
+        span."""
         runs: list[Span] = []
-        signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])  # may stand between the words
+        # characters that may stand between the words
+        signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])
         for link in self._links_of(span):
             start, end = link.target_start, link.target_end
             if category(self.target[start])[0] == "P" or self.edited.meet(start, end) or self.fixed.meet(start, end):
@@ -337,7 +343,8 @@ class _Restoration:
         return longest and self._with_signs(span, *longest)
 
     def _with_signs(self, span: ProtectedSpan, start: int, end: int) -> Span:
-        """Extends a part of the translation by the signs next to it that the span begins or ends with: {Name}."""
+        """Extends a part of the translation by adjacent signs with which the span begins or ends, such as the braces of
+        {Name}."""
         signs = re.fullmatch(r"(\W*)(?:.*\w)?(\W*)", self.source[span.start : span.end], re.DOTALL)
         assert signs is not None
         for sign in reversed(signs[1]):

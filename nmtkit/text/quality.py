@@ -15,7 +15,7 @@ UNCERTAIN = 0.3  # mean probability of a token below which a translation is flag
 SHORT, LONG = 0.5, 2.0  # limits of the target pieces per source piece
 FEW_PIECES = 5  # if both sides have fewer pieces, the ratio is ignored
 COPIED = 0.5  # share of copied words above which a translation is flagged
-FEW_WORDS = 2  # copied words are ignored up to this number, because they may be names
+FEW_WORDS = 2  # up to this number, copied words are ignored, because they may be names
 ODD_FACTOR = 0.5  # factor of the score for each flag except "uncertain"
 
 

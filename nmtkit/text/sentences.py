@@ -8,7 +8,7 @@ from functools import cache
 from nmtkit.text.alignment import Span
 from nmtkit.text.patterns import is_message
 
-# The end of a sentence and the beginning of the next one, in a line that may hold tags.
+# The end of a sentence and the beginning of the next sentence, in a line that may hold tags.
 _BOUNDARY = re.compile(
     r"\w\w(?:<[^<>]*>)*[.!?…](?:<[^<>]*>|[\"'”»)])*\s+(?:<[^<>]*>|[\"'“„«(¿¡])*[A-ZÄÖÜÀÉÈА-ЯΑ-Ω]|[。！？]\w"
 )
@@ -19,7 +19,7 @@ logger = logging.getLogger("nmtkit")
 
 
 def splitter() -> Splitter:
-    """Returns the function of sentencex. Raises ImportError, with the command to install it, if it is missing."""
+    """Returns the function of sentencex. Raises ImportError, with the install command, if the package is missing."""
     try:
         import sentencex
     except ImportError:
@@ -39,7 +39,7 @@ def sentences(text: str, language: str, split: Splitter) -> list[Span]:
         parts = [text] if is_message(text) else split(language, text)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of Rust code is not an Exception
+    except BaseException as error:  # a panic of Rust code raises a BaseException that is not an Exception
         _warn_once(f"the sentence splitter fails ({type(error).__name__})")
         parts = [text]
     if "".join(parts) != text:

@@ -17,7 +17,7 @@ from nmtkit.translation.requests import Request
 
 # H heads, S source and T target tokens, L queries, M keys; tokens include eos
 
-UNLIMITED = 1_000_000  # maximum pieces of a source: no practical limit, because a sentence must not be cut off
+UNLIMITED = 1_000_000  # no practical limit on the pieces of a source, because a sentence must not be cut off
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,19 +25,19 @@ class Attention:
     """A sentence, its translation, and the weights of every head."""
 
     source: list[str]  # S pieces, ending with eos
-    target: list[str]  # T pieces, ending with eos: the output of the decoder at each step
+    target: list[str]  # T pieces, ending with eos
     weights: dict[str, list[npt.NDArray[np.float32]]]  # "encoder", "decoder", "cross" -> layers of H L M
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
-        """Pairs of a source and a target piece: each target piece is paired with its most attended source piece.
+        """Pairs of indices: each target piece with the source piece of the highest attention weight.
 
         The weights are the mean of the heads of one layer's cross-attention (`layer_index`), as in `nmtkit generate
         --alignment`. The end of the sentence is left out. Raises ValueError for a model without cross-attention.
         """
         layers = self.weights.get("cross")
         if not layers:
-            raise ValueError("the model has no cross-attention to align by")
+            raise ValueError("the model has no cross-attention, so words cannot be aligned")
         weights = layers[layer_index(None, len(layers))].mean(0)[:-1, :-1]  # H L M -> L M
         return [(int(row.argmax()), target) for target, row in enumerate(weights)] if weights.shape[1] else []
 
@@ -56,7 +56,7 @@ def attend(
     Raises ValueError for an empty source, for a source that is too long, and for a model without attention.
     """
     if not source.strip():
-        raise ValueError("the sentence is empty; there is nothing to look at")
+        raise ValueError("the sentence is empty; give a sentence with words")
     device = next(model.parameters()).device
     search = SearchOptions(
         beam=beam, score_reference=target is not None, source_lang=source_lang, target_lang=target_lang
@@ -66,7 +66,7 @@ def attend(
     (segment,) = (leaf.input for leaf in line.leaves())
     limit = model.max_source_positions
     if limit is not None and len(segment.ids) > limit:
-        raise ValueError(f"the sentence has {len(segment.ids)} pieces; this model reads {limit} at most")
+        raise ValueError(f"the sentence has {len(segment.ids)} pieces; this model reads at most {limit}")
     packed = Packed.from_lists([segment.ids], device)
     with torch.no_grad():
         if segment.reference is None:

@@ -12,7 +12,7 @@ from nmtkit.data import corpus
 from nmtkit.data.binarized import Split
 from nmtkit.translation.requests import Request
 
-CHUNK = 1 << 16  # bytes of a stream that are read at once
+CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window
 
 
@@ -33,8 +33,8 @@ def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Yields the lines of a pipe or terminal as they arrive, up to `size` lines at a time.
 
-    If no line arrives for a while, yields the lines so far, or an empty list, so that the reader can flush its results.
-    At most a few chunks are read in advance. Raises ValueError in the same cases as `lines_of_file`.
+    If no line arrives for a while, yields the lines that have arrived, or an empty list, so that the caller can flush
+    its results. At most a few chunks are read in advance. Raises ValueError in the same cases as `lines_of_file`.
     """
     chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
 
@@ -71,7 +71,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
 
 def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
-    """Yields the lines of `stream` (standard input), or if there is no stream, the lines of the files in order."""
+    """Yields requests for the lines of `stream` (standard input). Without a stream, reads the files in order."""
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
     else:
@@ -81,13 +81,13 @@ def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -
 
 
 def segment_requests(segments: Sequence[str], window: int) -> Iterator[list[Request]]:
-    """Yields the segments of a document."""
+    """Yields requests for the segments of a document."""
     for start in range(0, len(segments), window):
         yield [Request(segment) for segment in segments[start : start + window]]
 
 
 def dataset_requests(split: Split, window: int, with_references: bool) -> Iterator[list[Request]]:
-    """Yields the sentences of a subset of a dataset."""
+    """Yields requests for the sentences of a subset of a dataset."""
     try:
         texts: Sequence[str] | None = split.source_lines()
     except ValueError:  # a dataset does not store the raw text of its training set
@@ -104,10 +104,10 @@ def dataset_requests(split: Split, window: int, with_references: bool) -> Iterat
 
 
 def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> Iterator[list[Request]]:
-    """Yields the requests with fields from `files` (field -> file). Each file has one line for each input line.
+    """Adds fields to the requests. `files` maps a field to a file with one value per input line.
 
-    Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines,
-    if a file is shorter or longer than the input.
+    Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines, if
+    a file is shorter or longer than the input.
     """
     streams = {name: chain.from_iterable(lines_of_file(path, 1024)) for name, path in files.items()}
     count = 0

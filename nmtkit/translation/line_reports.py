@@ -12,7 +12,8 @@ from nmtkit.translation.requests import Translation
 
 
 class Table:
-    """A tab-separated file with a row of column names. The file appears when `with` ends without an error."""
+    """A tab-separated file with a row of column names. The file is created when the `with` block ends without an
+    error."""
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         self.path, self.names = path, names
@@ -36,7 +37,7 @@ class Table:
 
 
 class GlossaryReport(Table):
-    """The report on a glossary: a row for each term in a source line, with the target found in the translation."""
+    """Reports the use of a glossary: a row for each term in a source line, with the target found in the translation."""
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path, ("line", "result", "term", "targets", "found"))
@@ -57,12 +58,12 @@ class GlossaryReport(Table):
     def totals(self) -> str:
         return (
             f"glossary: {self.hits + self.misses:,} terms in {self.lines_with_terms:,} of {self.lines:,} lines; "
-            f"{self.hits:,} translated as asked for, {self.misses:,} not"
+            f"{self.hits:,} translated as the glossary says, {self.misses:,} not"
         )
 
 
 class QualityReport(Table):
-    """The report on quality: one row per line, for the best translation of the line."""
+    """Reports quality: one row per line, for the best translation of the line."""
 
     NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
 

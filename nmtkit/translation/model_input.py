@@ -1,4 +1,4 @@
-"""The innermost steps: they turn text into ids that the model can read, and the tokens of a hypothesis into text."""
+"""The steps next to the model. They turn text into ids, and the tokens of a hypothesis into text."""
 
 import logging
 import re
@@ -31,7 +31,7 @@ logger = logging.getLogger("nmtkit")
 
 
 def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
-    """Sets the ids of all segments with one call of the tokenizer. Segments that have ids from a dataset keep them.
+    """Sets the ids of all segments with one call of the tokenizer. Segments from a dataset keep their ids.
 
     White space that the vocabulary does not contain, such as tabs or no-break spaces, is replaced by spaces.
     """
@@ -46,7 +46,7 @@ def encode(segments: Sequence[TextSegment], tokenizer: Tokenizer) -> None:
 
 @lru_cache(maxsize=8)
 def unknown_white_space(tokenizer: Tokenizer) -> re.Pattern[str]:
-    """Returns a pattern for white space that the training text of a tokenizer did not contain, except spaces."""
+    """Returns a pattern for white space, except spaces, that the training text of a tokenizer did not contain."""
     unknown = [char for char in WHITE_SPACE if not tokenizer.knows(char)]
     return re.compile(f"[{''.join(unknown)}]" if unknown else r"(?!)")
 
@@ -65,7 +65,7 @@ def constraints_of(request: Request, tokenizer: Tokenizer) -> Constraints:
 
 
 class LengthLimit(Step):
-    """Splits a segment that is too long for the model into parts, or cuts it off. Joins the translations of the parts.
+    """Splits or truncates a segment that is too long for the model. Joins the translations of the parts.
 
     A part has at most `limit` tokens, not counting eos. Later steps add `reserved` of these tokens. Each part begins
     with the tags of the segment.
@@ -93,7 +93,7 @@ class LengthLimit(Step):
         ends = [tags + end for end in part_ends(pieces[tags:], max(1, self.limit - tags))]
         if self.long_lines == "cut":
             logger.warning(
-                "line %d has %d pieces; all after the first %d are cut off", segment.id + 1, len(ids), ends[0]
+                "line %d has %d pieces; all pieces after the first %d are cut off", segment.id + 1, len(ids), ends[0]
             )
             ends = ends[:1]
         else:
@@ -130,9 +130,10 @@ class LengthLimit(Step):
 
 
 def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
-    """Returns the end of each part of a line of `pieces`, including the last end. No part is longer than `limit`.
+    """Returns the end of each part of a line of `pieces`, including the last part. A part has at most `limit` pieces.
 
-    A part ends after the last end of a sentence within the limit, else before the last word, else anywhere.
+    A part ends after the last complete sentence within the limit. If there is none, the part ends after the last
+    complete word, or else at the limit.
     """
     ends: list[int] = []
     start = 0
@@ -148,7 +149,7 @@ def part_ends(pieces: Sequence[str], limit: int) -> list[int]:
 def terms_of_parts(
     terms: Sequence[Occurrence], piece_ends: Sequence[int], part_ends: Sequence[int]
 ) -> list[list[Occurrence]]:
-    """Returns the terms of a glossary that begin in each part of a line. A term that is cut off is left out."""
+    """Returns the terms of a glossary that begin in each part of a line. Terms beyond the last part are left out."""
     found: list[list[Occurrence]] = [[] for _ in part_ends]
     for term in terms:
         part = bisect_right(part_ends, sum(end <= term.start for end in piece_ends))
@@ -162,8 +163,8 @@ def joined_alignment(
 ) -> list[list[int]] | list[list[float]]:
     """Returns the hard or soft alignment of a line from the alignments of its parts.
 
-    `lengths` are the numbers of source tokens of the parts, not counting eos. Every part begins with the same `shared`
-    tokens, which count only in the first part. The columns of a soft alignment are the columns of all parts in order,
+    `lengths` are the token counts of the source parts, without eos. Every part begins with the same `shared` tokens,
+    which are counted only in the first part. The columns of a soft alignment are the columns of all parts in order,
     including the eos of each part.
     """
     weights: list[list[float]] = []
@@ -187,7 +188,7 @@ def joined_alignment(
 
 
 class ModelInput(Step):
-    """Adds language tokens, a tag and constraints to the ids, for the model. Decodes the hypotheses of the model.
+    """Makes the input of the model: adds language tokens, a tag and constraints to the ids. Decodes the hypotheses.
 
     Raises ValueError for languages and tags that the model does not have.
     """
@@ -198,7 +199,7 @@ class ModelInput(Step):
         if source_tag is not None:
             tokenizer.check_tag(source_tag)
             languages = [*languages, *tokenizer.encode_source([source_tag]).ids[:-1].tolist()]
-        self.first = languages  # the ids that begin every source
+        self.first = languages  # ids at the beginning of every source
         self.phrases = term_phrases(tokenizer)
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
@@ -206,7 +207,7 @@ class ModelInput(Step):
         ids = segment.ids or []
         part.leading = len(self.first) + segment.leading
         strings = segment.protected.strings if segment.protected is not None else ()
-        # a term with a protected text would repeat that text in the translation
+        # leave out targets that contain a protected text, because the translation would repeat this text
         phrases = [self.phrases.phrase(without(found.term.targets, strings)) for found in segment.terms]
         constraints = replace(
             segment.constraints,
@@ -228,7 +229,7 @@ class ModelInput(Step):
         alignment: list[list[int]] | list[list[float]] | None = None
         links: list[Link] = []
         if weights is not None:
-            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # without eos
+            best = [max(range(len(row) - 1), key=row.__getitem__, default=0) for row in weights]  # leaves out eos
             if self.options.replace_unknown and UNK in tokens:
                 text = self.with_source_pieces(part, tokens, best)
             if self.options.alignment == "soft":
@@ -248,19 +249,19 @@ class ModelInput(Step):
         )
 
     def source_pieces(self, part: TextSegment) -> list[str]:
-        """Returns the pieces of the text of a part. An unknown piece is shown as the characters that it stands for."""
+        """Returns the pieces of the text of a part. An unknown piece is shown as its characters."""
         return part.pieces or self.tokenizer.source_encoding(part.text)
 
     def links(
         self, part: TextSegment, tokens: Sequence[int], text: str, weights: Sequence[Sequence[float]]
     ) -> list[Link]:
-        """Returns the links between the words of a part and those of its translation."""
+        """Returns the links between the words of a part and the words of its translation."""
         rows = [row[part.leading : -1] for row in weights]
         source_spans = piece_spans(self.source_pieces(part), part.text)[: len(rows[0]) if rows else 0]
         return word_links(part.text, text, source_spans, piece_spans(self.tokenizer.target_pieces(tokens), text), rows)
 
     def with_source_pieces(self, part: TextSegment, tokens: Sequence[int], best: Sequence[int]) -> str:
-        """Returns the text with each <unk> replaced by the source piece that it attends to most."""
+        """Returns the text with each <unk> replaced by the source piece with the highest attention weight."""
         surfaces = [""] * part.leading + [piece.replace(SPACE_SYMBOL, "") for piece in self.source_pieces(part)]
         words: list[str] = []
         known: list[int] = []
@@ -275,7 +276,8 @@ class ModelInput(Step):
 
 
 def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
-    """Returns a hypothesis without the first `given` tokens, which are not part of the text."""
+    """Returns a hypothesis without its first `given` tokens, such as language tokens, which are not part of the
+    text."""
     if not given:
         return hypothesis
     attention, each = hypothesis.attention, hypothesis.token_log_probabilities

@@ -1,4 +1,4 @@
-"""Settings of a translation except those of the search: text, devices, batches; and rules for combining flags."""
+"""Settings of a translation, except search settings: text, devices, batches. Rules for combinations of flags."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,55 +8,59 @@ from nmtkit.config import Config, FlagRule, changed_flags, option
 from nmtkit.search.options import CONSTRAINTS_RULE, CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.text.sentences import is_language
 
-# The search requires the terms of a glossary as phrases.
+# Options of the search that cannot require the terms of a glossary.
 GLOSSARY_RULE = FlagRule(
     "--glossary",
     excludes=("--sampling", "--diverse-groups", "--no-repeat-ngram", "--score-reference"),
-    reason="its terms are phrases that a beam search requires",
+    reason="the terms become required phrases of a beam search",
 )
 
 
-# `nmtkit generate` needs rules for more flags than the options of a search.
+# Rules for the flags of `nmtkit generate`. They include the rules for search options.
 GENERATE_RULES = (
     *SEARCH_RULES,
     FlagRule("--gen-subset", needs=("DATA",)),
     FlagRule("DATA", excludes=("--input",), reason="give either a dataset or text"),
-    FlagRule("DATA", excludes=("--source-tag",), reason="a dataset has its tags already"),
+    FlagRule("DATA", excludes=("--source-tag",), reason="the sentences of a dataset already have tags"),
     FlagRule("--reference", needs=("--score-reference",)),
     FlagRule("--ordered-constraints", needs=("--constraints",)),
     CONSTRAINTS_RULE,
     FlagRule(
         "--score-reference",
         excludes=("--prefix", "--constraints", "--avoid", "--long-lines", "--max-source-len"),
-        reason="references are scored whole, as they are",
+        reason="complete references are scored",
     ),
     FlagRule("--alignment", needs=("--format jsonl",)),
     *(
-        FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it rewrites the text of lines")
+        FlagRule(flag, excludes=("DATA", "--score-reference", "--alignment"), reason="it changes the text of lines")
         for flag in ("--split-sentences", "--markup", "--truecase-caps", "--protect-spans", "--protect")
     ),
     GLOSSARY_RULE,
-    FlagRule("--glossary", excludes=("DATA",), reason="its terms are looked for in text; give the raw text"),
+    FlagRule("--glossary", excludes=("DATA",), reason="terms are searched in raw text; give raw text as input"),
     FlagRule(
         "--glossary",
         excludes=("--avoid", "--ordered-constraints"),
-        reason="terms are required wherever the translation has them",
+        reason="terms are required, in any order",
     ),
     FlagRule("--glossary-report", needs=("--glossary",)),
     FlagRule("--quality", needs=("--format jsonl", "--quality-report")),
     FlagRule(
         "--split-sentences",
         excludes=("--prefix", "--constraints", "--avoid"),
-        reason="these are of whole lines, and sentences are translated",
+        reason="constraints apply to whole lines, but each sentence is translated alone",
     ),
-    FlagRule("--format jsonl", excludes=("a document",), reason="it comes out as it went in, with one translation"),
+    FlagRule(
+        "--format jsonl",
+        excludes=("a document",),
+        reason="a document is written in its own format, with one translation for each segment",
+    ),
     FlagRule(
         "a document",
         excludes=(
             *("DATA", "several --input", "--prefix", "--constraints", "--avoid", "--reference", "--score-reference"),
             *("--markup", "--alignment"),
         ),
-        reason="it is one file, whose markup is kept; --input-format text takes the lines of files",
+        reason="a document is one file with its own markup; to translate the lines of a file, add --input-format text",
     ),
     FlagRule("--overwrite-translations", needs=("a catalogue (PO or XLIFF)",)),
     FlagRule("--workers", excludes=("--threads",), reason="every worker has one thread"),
@@ -70,17 +74,17 @@ class TextOptions(Config):
 
     split_sentences: str | None = option(
         None,
-        "cut lines into sentences by the rules of this language (en, de, zh, …), and put them together again with the "
-        "white space between them",
+        "split lines into sentences by the rules of this language (en, de, zh, …), and join the translations with "
+        "the same white space",
         metavar="LANGUAGE",
     )
     markup: Literal["html"] | None = option(
         None,
-        "html: take tags out of a line, and put them around the words that translate those they stood around; entities "
-        "are decoded and encoded",
+        "html: remove tags from a line, and put them around the translations of the words that they enclosed; decode "
+        "and encode entities",
     )
     truecase_caps: bool = option(
-        False, "translate a line in capitals as a sentence, and put its translation in capitals again"
+        False, "read a line in capitals in sentence case, and convert its translation to capitals"
     )
     protect_spans: bool = option(
         False,
@@ -88,19 +92,19 @@ class TextOptions(Config):
         "each exactly as often as in the source; numbers may take the form of the target language",
     )
     protect: tuple[str, ...] = option(
-        (), "copy also what this regular expression matches; repeatable", metavar="REGEX", repeatable=True
+        (), "also copy the matches of this regular expression; repeatable", metavar="REGEX", repeatable=True
     )
 
     glossary: Path | None = option(
         None,
-        "translate these terms so: a line has a source term, a tab, and a target term or several separated by |",
+        "file of terms: each line has a source term, a tab, and one or more target terms separated by |",
         metavar="FILE",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.split_sentences is not None and not is_language(self.split_sentences):
-            raise ValueError(f"--split-sentences {self.split_sentences!r} is no code of a language, as en or zh-Hant")
+            raise ValueError(f"--split-sentences {self.split_sentences!r} is not a language code such as en or zh-Hant")
 
     @property
     def rewriting(self) -> list[str]:
@@ -121,29 +125,29 @@ class DeviceOptions(Config):
     )
     engine: Literal["torch", "ctranslate2"] = option(
         "torch",
-        "ctranslate2: the package of this name does the search, on the CPU, with a model written beside the "
-        "checkpoint once: faster for a few lines at a time",
+        "ctranslate2: search with the package CTranslate2 on the CPU, which is faster for a few lines at a time; a "
+        "converted model is written next to the checkpoint",
     )
-    device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda where there is one", metavar="NAME")
-    threads: int | None = option(None, "CPU threads of the one process", min=1, max=1024)
+    device: str = option("auto", "cpu, cuda, cuda:1, …; auto is cuda if a GPU is available", metavar="NAME")
+    threads: int | None = option(None, "number of CPU threads of a single process", min=1, max=1024)
 
     @property
     def named_device(self) -> str:
-        """`device`, or the CPU if the engine runs only on the CPU."""
+        """Name of the device: `device`, or the CPU if the engine runs only on the CPU."""
         return "cpu" if self.engine == "ctranslate2" and self.device == "auto" else self.device
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorOptions(Config):
-    """How lines become batches. Only the treatment of long lines changes translations."""
+    """Settings of batches. Only the treatment of long lines changes translations."""
 
     max_source_len: int = option(
-        1024, "pieces of the longest line taken whole, if the model can read it; see --long-lines", min=1, max=1_000_000
+        1024, "maximum pieces of a line that is translated as a whole; see --long-lines", min=1, max=1_000_000
     )
-    long_lines: Literal["split", "cut"] = option("split", "what becomes of a line too long")
+    long_lines: Literal["split", "cut"] = option("split", "split a line that is too long into parts, or cut it off")
     max_tokens: int | None = option(
         None,
-        "source tokens searched together; changes speed, not results; none is 2048 on a CPU, 16384 on a GPU",
+        "source tokens of a batch; changes speed, not results; default: 2048 on a CPU, 16384 on a GPU",
         min=1,
         max=100_000_000,
     )

@@ -1,4 +1,4 @@
-"""Decodes in several processes: forked workers with one thread each, or ranks that torchrun started, one per GPU."""
+"""Decodes in several processes: forked workers with one thread each, or ranks of torchrun with one GPU each."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Hypothesis, Segment, SegmentBatch
 from nmtkit.translation.translator import Translator
 
-PREFETCH = 2  # maximum batches at a rank: one batch that it decodes, and the next batch
+PREFETCH = 2  # maximum batches at a rank: the batch that the rank decodes, and the next batch
 POLL = 0.005  # seconds between two checks of an empty message queue
 TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as hanging
 
@@ -28,7 +28,7 @@ TIMEOUT_MINUTES = 30  # a process without a heartbeat for this long counts as ha
 
 @contextmanager
 def worker_processes(translator: Translator, options: SearchOptions, count: int) -> Iterator[BatchDecoder]:
-    """Starts `count` processes of one thread each, which share the weights in memory, and yields their decoder.
+    """Starts `count` processes with one thread each and shared weights. Yields a decoder that uses them.
 
     Call this function before other threads start. The decoder yields results when they are ready. It raises the errors
     of the workers, and raises ChildProcessError if a worker was killed.
@@ -71,8 +71,10 @@ def rank_device(device: str, workers: int) -> str:
 
 @contextmanager
 def process_group() -> Iterator[int]:
-    """Joins the processes that torchrun has started, if any, and yields the size of the group. An error ends all."""
-    distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)  # tensors stay where they are: no NCCL
+    """Joins the processes that torchrun has started, if any, and yields the size of the group. An error ends all
+    processes."""
+    # only text is exchanged, so NCCL is not needed
+    distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)
     try:
         yield distributed.world_size()
     except BaseException as error:
@@ -122,7 +124,8 @@ class MessageQueue:
 
 
 class RankDispatcher:
-    """Rank 0: `decode` is a `BatchDecoder` that decodes some batches itself and sends the others to other ranks."""
+    """Decodes on rank 0. `decode` is a `BatchDecoder` that decodes some batches on rank 0 and sends the rest to other
+    ranks."""
 
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
         self.decoder, self.messages = decoder, messages
@@ -146,7 +149,8 @@ class RankDispatcher:
         for number, batch in enumerate(batches):
             distributed.heartbeat()
             load = {rank: in_hand - (PREFETCH if rank else 0) for rank, in_hand in self.in_hand.items()}
-            rank = min(load, key=load.__getitem__) if batch else 0  # an empty batch only asks for ready results
+            # an empty batch stays here: it only asks for results that are ready
+            rank = min(load, key=load.__getitem__) if batch else 0
             self.in_hand[rank] += 1
             if rank:
                 self.messages.send(f"to {rank}", [number, [asdict(sentence) for sentence in batch]])
@@ -163,7 +167,7 @@ class RankDispatcher:
 
 
 def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
-    """Other ranks: decodes the batches that rank 0 sends, until rank 0 sends the end."""
+    """Decodes batches from rank 0 on another rank, until rank 0 sends the end."""
     rank = distributed.rank()
     numbers: dict[int, int] = {}  # index of a batch on this rank -> number of the batch on rank 0
 
@@ -186,7 +190,7 @@ def serve(decoder: BatchDecoder, messages: MessageQueue) -> None:
 
 
 def segment_from(fields: dict[str, Any]) -> Segment:
-    """Returns a segment from its JSON fields. JSON turns tuples into lists, which are turned back."""
+    """Returns a segment from its JSON fields. Converts lists, into which JSON turns tuples, back to tuples."""
     constraints = fields["constraints"]
     required = tuple(
         RequiredPhrase(tuple(map(tuple, phrase["alternatives"])), phrase["whole_words"])

@@ -77,7 +77,7 @@ class Pipeline:
     # --- before the model ---------------------------------------------------------------------------------------------
 
     def segments(self, requests: Sequence[Request], first_id: int = 0) -> list[TextSegment]:
-        """Returns a segment for each request. The model is to read the leaves of these segments.
+        """Returns a segment for each request. The leaves of these segments are the input of the model.
 
         Raises ValueError, with the number of the line, for constraints that cannot be met.
         """
@@ -104,19 +104,21 @@ class Pipeline:
         return lines
 
     def source_pieces(self, segment: TextSegment) -> list[str]:
-        """Returns the pieces of a line that the model reads. The pairs of a hard alignment refer to these pieces."""
+        """Returns the pieces of a line that the model reads. The pairs of a hard alignment are indices of these
+        pieces."""
         return [piece for leaf in segment.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
 
     def constrain(self, segment: TextSegment, request: Request) -> None:
-        """Gives a segment the constraints and ids of its request. Raises ValueError if they cannot be met."""
+        """Gives a segment the constraints and ids of its request. Raises ValueError if the constraints cannot be
+        met."""
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
-                "split_sentences cannot be combined with a prefix and with required and avoided phrases: these are of "
-                "whole lines, and sentences are translated"
+                "split_sentences cannot be combined with a prefix and with required and avoided phrases: constraints "
+                "apply to whole lines, but each sentence is translated alone"
             )
         if self.search.score_reference:
             if request.reference is None:
-                raise ValueError("--score-reference needs a reference for it")
+                raise ValueError("with --score-reference, every line needs a reference")
             segment.reference = self.tokenizer.encode_target([request.reference]).ids[:-1].tolist()
         elif request.prefix or request.required or request.avoided:
             segment.constraints = constraints_of(request, self.tokenizer)
@@ -135,7 +137,7 @@ class Pipeline:
     # --- after the model ----------------------------------------------------------------------------------------------
 
     def translation(self, segment: TextSegment) -> Translation:
-        """Returns the translation of a line. All leaves of the line must have their hypotheses."""
+        """Returns the translation of a line. The search must have finished all leaves of the line."""
         hypotheses = self.hypotheses(segment, 0)
         if self.links:
             hypotheses = [
@@ -144,9 +146,8 @@ class Pipeline:
         return Translation(segment.id, segment.text, hypotheses)
 
     def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment at this depth of the steps. Translation i joins the hypotheses i of all
-        parts.
-        """
+        """Returns the translations of a segment after `depth` steps. Translation i joins the i-th hypotheses of all
+        parts."""
         if segment.model_input is not None:
             assert segment.hypotheses is not None
             return segment.hypotheses
@@ -164,7 +165,7 @@ class Pipeline:
 
 
 def by_utility(hypotheses: Sequence[Hypothesis], metric: Literal["chrf", "bleu"]) -> list[Hypothesis]:
-    """Returns the hypotheses with their utility, in descending order of utility."""
+    """Returns the hypotheses with their utilities, best first."""
     values = utilities([hypothesis.text for hypothesis in hypotheses], metric)
     rated = [replace(hypothesis, utility=value) for hypothesis, value in zip(hypotheses, values, strict=True)]
     return sorted(rated, key=lambda hypothesis: -(hypothesis.utility or 0.0))

@@ -8,14 +8,14 @@ from nmtkit.search.segments import Hypothesis
 
 @dataclass(frozen=True)
 class Request:
-    """A line to translate, with its constraints as text. For a line of a dataset, `ids` holds its ids, eos last."""
+    """A line to translate, with its constraints as text. `ids` is set for a line of a dataset, and ends with eos."""
 
     source: str
     ids: list[int] | None = None
     prefix: str = ""
     required: Sequence[str] = ()
     avoided: Sequence[str] = ()
-    reference: str | None = None  # for SearchOptions.score_reference
+    reference: str | None = None  # used by SearchOptions.score_reference
 
 
 @dataclass(frozen=True)

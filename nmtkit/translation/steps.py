@@ -1,7 +1,8 @@
-"""Steps of the text pipeline: each changes a segment before the model reads it, and afterwards the translation.
+"""Steps of the text pipeline. Each step changes a segment before the model reads the segment, and later its
+translation.
 
-Before the model, a step turns one segment into the segments that the next step reads: several if the step splits text,
-else one. After the model, the step turns one translation of each of these parts into the translation of the segment.
+Before the model, a step turns one segment into one or more parts, which the next step reads. After the model, the step
+turns the translations of these parts into the translation of the segment.
 """
 
 import re
@@ -22,25 +23,26 @@ from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, prote
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
 
-# Signs that end a sentence without white space after the sign: signs of scripts without spaces, and full-width ones.
+# Characters that no space follows at the end of a sentence: characters of scripts without spaces, and full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
 
 @dataclass(eq=False, slots=True)
 class TextSegment:
-    """A piece of a line on its way to the model. Its state lets the step of this piece restore the translation."""
+    """A part of a line on the way to the model. The step that made the part uses its state to restore the
+    translation."""
 
     id: int  # number of the line, counted from 0
     text: str
     capitals: bool = False  # whether the text is in capitals, not counting protected text
     marked: Marked | None = None  # the markup of the text
     spans: Sequence[Span] = ()  # positions of the sentences of the text
-    protected: Protected | None = None  # the spans that the translation must hold
+    protected: Protected | None = None  # spans that the translation must contain
     terms: Sequence[Occurrence] = ()  # terms of the glossary in the text that the model reads
     # set by the tokenizer and later steps
     ids: list[int] | None = None  # ids of the text, without eos
     pieces: list[str] = field(default_factory=list)  # pieces of the text; an unknown piece is shown as its characters
-    leading: int = 0  # number of tokens before the text: the language and the tags that begin each part of a line
+    leading: int = 0  # number of tokens before the text: language token and tags
     constraints: Constraints = NO_CONSTRAINTS
     reference: list[int] | None = None
     # results of the steps and of the search
@@ -65,7 +67,7 @@ class TextSegment:
 
     @property
     def input(self) -> Segment:
-        """Segment of a leaf, for the model."""
+        """The segment that the model reads. Only a leaf has it."""
         assert self.model_input is not None
         return self.model_input
 
@@ -76,11 +78,11 @@ class TextSegment:
 
 
 class Step(ABC):
-    """One change of the text before the model, and its counterpart after the model."""
+    """A change of the text before the model, and of the translation after the model."""
 
     @abstractmethod
     def before(self, segment: TextSegment) -> list[TextSegment]:
-        """Returns the segments that the next step reads instead of `segment`."""
+        """Returns the parts of `segment`, which the next step reads."""
 
     def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a translation of `segment`, from one translation of each of its parts."""
@@ -88,7 +90,7 @@ class Step(ABC):
 
 
 class Normalization(Step):
-    """Converts a line to the Unicode form NFC. No other step does so. Links refer to the converted text."""
+    """Converts a line to Unicode form NFC. Links refer to the converted text."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(normalized(segment.text))]
@@ -158,10 +160,10 @@ class Sentences(Step):
 
 
 def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
-    """Returns the translations of the parts of a text as one translation.
+    """Joins the translations of the parts of a text.
 
-    `starts` are the first characters of the parts in the source. `gaps` are the white space before each part. None
-    means a space, or nothing if the script of the translations has no spaces.
+    `starts` are the positions of the parts in the source. `gaps` are the white space before each part. If a gap is
+    None, the script of the translations decides between a space and nothing.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
@@ -186,7 +188,7 @@ def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts:
 
 
 def separator(left: str, right: str) -> str:
-    """Returns the separator of two translations: a space, or nothing in a script without spaces."""
+    """Returns the text between two translations: a space, or nothing in a script without spaces."""
     if not left or not right or left[-1].isspace() or right[0].isspace():
         return ""
     letters = next(filter(is_letter, reversed(left)), ""), next(filter(is_letter, right), "")
@@ -197,7 +199,7 @@ class Protection(Step):
     """Removes the spans that the vocabulary does not know, and puts every protected span into the translation.
 
     `patterns` are regular expressions of spans. With `unknown_words`, words and emoji that the vocabulary does not know
-    are spans too. With `casing`, the step also determines whether the rest of a segment is in capitals.
+    are also spans. With `casing`, the step also determines whether the rest of a segment is in capitals.
 
     Raises ValueError for a pattern that is not a regular expression.
     """
@@ -235,7 +237,8 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary. The search requires their targets; the step reports which targets it finds."""
+    """Finds the terms of a glossary. The search requires their targets; afterwards, the step reports which targets the
+    translation contains."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary

@@ -1,4 +1,4 @@
-"""Terms of a glossary as phrases that a search requires, in every spelling that the target vocabulary allows."""
+"""Makes required phrases from glossary terms, in every spelling that the target vocabulary allows."""
 
 import re
 from collections.abc import Sequence
@@ -10,13 +10,14 @@ from nmtkit.search.constraints import Phrase, PieceEdges, RequiredPhrase
 from nmtkit.text.alignment import UNSPACED, is_letter
 from nmtkit.text.glossary import forms
 
-# Texts before a term: nothing or a space, a sign without a space after it, and a sign with a space after it. Tokenizers
-# may spell a term differently in each case.
+# Contexts before a term: the start of a line, an opening bracket, and a space. Tokenizers may spell a term differently
+# in each context.
 CONTEXTS = ("", "(", "( ")
 
 
 def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns masks of the target pieces that begin and that end with a letter. Single bytes do not count."""
+    """Returns two masks of the target pieces: pieces that begin with a letter, and pieces that end with a letter.
+    Single bytes do not count."""
     pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
     for special in SPECIALS:
@@ -35,7 +36,7 @@ def _inside(char: str) -> bool:
 
 @lru_cache(maxsize=8)
 def term_phrases(tokenizer: Tokenizer) -> "TermPhrases":
-    """Returns the phrases of a tokenizer. Pipelines with the same tokenizer share them."""
+    """Returns the phrase cache of a tokenizer. Pipelines with the same tokenizer share the cache."""
     return TermPhrases(tokenizer)
 
 
@@ -45,7 +46,7 @@ class TermPhrases:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.phrases: dict[tuple[str, ...], RequiredPhrase | None] = {}
-        # the last context is encoded without its space, because the space belongs to the term
+        # the space of the last context is encoded with the term
         self.contexts = [ids[:-1].tolist() for ids in tokenizer.encode_target(CONTEXTS).split()]
 
     def phrase(self, targets: Sequence[str]) -> RequiredPhrase | None:

@@ -1,4 +1,4 @@
-"""Models that translate lines: windows of requests become batches of segments, and translations come out in order."""
+"""Translates lines: sorts windows of requests into batches of segments, and returns the translations in order."""
 
 import contextlib
 import math
@@ -32,13 +32,13 @@ from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.steps import TextSegment
 from nmtkit.translation.terms import piece_edges
 
-WINDOW = 8192  # lines that are sorted by length together; at most this many lines of a stream are in memory
+WINDOW = 8192  # number of lines that are sorted by length together; limits the lines of a stream in memory
 MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in a batch, by type of device
-# The fixed cost of a decoding step, as a number of segments. Measured: the fixed cost is 0.11 to 0.16 of the time of a
-# step with 64 segments, for tiny and base models in fp32 and int8.
+# The fixed cost of a decoding step, as a number of segments. The measured fixed cost is 0.11 to 0.16 of the time of a
+# step with 64 segments (tiny and base models, fp32 and int8).
 STEP_COST = 8
-PREFETCHED = 1  # number of windows that are encoded while a GPU decodes the previous window
-TOKENS_PER_SLOT = 64  # tokens of `max_tokens` for each slot of the search on a GPU
+PREFETCHED = 1  # number of windows that are encoded in advance while a GPU decodes
+TOKENS_PER_SLOT = 64  # a GPU search has one slot for this many of `max_tokens`
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Engine = Literal["torch", "ctranslate2"]
@@ -49,7 +49,7 @@ class Translator:
 
     `options.max_tokens` limits the source tokens of a batch, including padding. The limit does not change translations.
     Lines with more pieces than `options.max_source_len` or than the model can read are split or cut off, with a
-    warning. Lines without text become empty lines, and the models do not read them.
+    warning. Lines without text become empty lines without a search.
     """
 
     def __init__(
@@ -62,9 +62,10 @@ class Translator:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
-        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])  # eos not counted
+        # leaves a token for eos
+        self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])
         self.continuous: ContinuousBatching | None = None
-        # on a GPU, other threads encode lines and decode tokens, while this thread launches kernels
+        # on a GPU, background threads encode lines and decode tokens while this thread launches kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
@@ -93,7 +94,10 @@ class Translator:
         tokenizer = loaded[0][1]
         for file, (_, other) in zip(paths, loaded, strict=True):
             if other.fingerprint != tokenizer.fingerprint:
-                raise ValueError(f"{file} and {paths[0]} have different tokenizers; an ensemble needs one for all")
+                raise ValueError(
+                    f"{file} and {paths[0]} have different tokenizers; all models of an ensemble need the same "
+                    "tokenizer"
+                )
         if trainable and (engine != "torch" or precision not in ("auto", "fp32")):
             raise ValueError("a trainable model computes with torch in fp32: leave out engine and precision")
         if engine == "ctranslate2":
@@ -110,7 +114,8 @@ class Translator:
         source_tag: str | None = None,
         links: bool = False,
     ) -> Pipeline:
-        """Returns the text pipeline of this model. Raises ValueError, OSError or ImportError as `Pipeline` does."""
+        """Returns the text pipeline of this model. Raises ValueError, OSError or ImportError in the same cases as
+        `Pipeline`."""
         return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
@@ -118,7 +123,7 @@ class Translator:
         return list(self.stream(lines, self.pipeline(SearchOptions(**options))))
 
     def stream(self, lines: Iterable[str | Request], pipeline: Pipeline) -> Iterator[Translation]:
-        """Yields the translations of `lines` in order. Reads a window of lines at a time to bound memory."""
+        """Yields the translations of `lines` in order. Reads one window of lines at a time to limit memory."""
         requests = (Request(line) if isinstance(line, str) else line for line in lines)
         return self.run(iter(lambda: list(islice(requests, WINDOW)), []), pipeline)
 
@@ -130,7 +135,7 @@ class Translator:
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        search = replace(options, quality=False)  # the search does not depend on whether quality is reported
+        search = replace(options, quality=False)  # quality reports do not affect the search
         if self.device.type == "cuda" and supports(self.models, search):
             if self.continuous is None or self.continuous.options != search:
                 self.continuous = None  # frees the memory of the old slots before new slots are made
@@ -163,7 +168,8 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots, without required phrases. A segment whose translation lacks a phrase is searched again."""
+        """Searches in slots, first without required phrases. Repeats the search with phrases for translations that lack
+        one."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -194,11 +200,12 @@ class Translator:
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
-        An empty window means that no more requests have come in yet: translations that are ready are then yielded. Work
-        is split evenly between the `processes` of `decoder`. The default decoder is the decoder of this process.
+        An empty window means that no further request has arrived yet. The method then yields the translations that are
+        ready. `decoder` has `processes` processes, which get equal work. The default decoder is the decoder of this
+        process.
         """
         waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
-        under_way: dict[int, list[TextSegment]] = {}  # batch number -> leaves of a batch that is being decoded
+        under_way: dict[int, list[TextSegment]] = {}  # number of a batch that is being decoded -> leaves
 
         def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
             first = 0
@@ -242,7 +249,7 @@ class Translator:
     def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
         """Returns the leaves of all segments in batches, in descending order of length.
 
-        With this order, the slowest batch is not the last batch, and memory is allocated only once.
+        The slowest batch is then not the last batch, and memory is allocated only once.
         """
         leaves = [leaf for segment in segments for leaf in segment.leaves()]
         leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))
@@ -275,7 +282,7 @@ def batch_ends(lengths: Sequence[int], max_tokens: int, processes: int) -> list[
     low, high = (
         0,
         lengths[0] * (len(lengths) + STEP_COST),
-    )  # bisection for the lowest cost limit that needs no additional batch
+    )  # bisection finds the lowest cost limit that needs no additional batch
     while low < high:
         cost = (low + high) // 2
         low, high = (low, cost) if len(ends_within(cost)) <= number else (cost + 1, high)
@@ -298,16 +305,16 @@ def ctranslate2_engine(
 ) -> CTranslate2Engine:
     """Returns the engine for a checkpoint. Raises ValueError for an ensemble, a GPU, or an unsupported precision."""
     if len(paths) > 1:
-        raise ValueError("--engine ctranslate2 decodes with one model; leave it out for an ensemble")
+        raise ValueError("--engine ctranslate2 decodes with one model; leave out --engine for an ensemble")
     if not device.startswith("cpu"):
-        raise ValueError(f"--engine ctranslate2 is for CPUs here; leave out --device {device}, or the engine")
+        raise ValueError(f"--engine ctranslate2 runs only on a CPU; leave out --device {device} or --engine")
     if precision == "bf16":
-        raise ValueError("--engine ctranslate2 has --precision fp32 and int8; leave out the engine for bf16")
+        raise ValueError("--engine ctranslate2 supports --precision fp32 and int8; for bf16, leave out --engine")
     return CTranslate2Engine(paths[0], tokenizer, "int8" if precision == "int8" else "fp32", workers)
 
 
 def prepare(model: Architecture, device: str, precision: Precision, trainable: bool = False) -> Architecture:
-    """Returns the model on the device. The weights are laid out for inference, unless `trainable` is true.
+    """Moves the model to the device. Unless `trainable`, changes the layout of the weights for inference.
 
     Raises ValueError for int8 on a device other than the CPU, and for a device that cannot be used.
     """
@@ -331,7 +338,7 @@ def usable_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
         if device.type == "meta":
-            raise RuntimeError("it holds no numbers")
+            raise RuntimeError("tensors on it have no values")
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         gpus = torch.cuda.device_count()

@@ -92,7 +92,7 @@ def test_a_format_without_a_reader_is_told_and_a_binary_file_is_refused(folder):
     (folder / "texts.json").write_text('{"a": "the dog"}\n')
     result = run(folder, "--input", folder / "texts.json")
     assert result.exit_code == 0
-    assert "texts.json looks like JSON, which has no reader here" in result.stderr.replace("\n", " ")
+    assert "texts.json looks like JSON, a format that nmtkit cannot read" in result.stderr.replace("\n", " ")
     assert run(folder, "--input", folder / "texts.json", "--input-format", "text").stderr == ""
     (folder / "paper.pdf").write_bytes(b"%PDF-1.7\n%\xe2\xe3\n")
     (folder / "site.html").write_bytes(b"PK\x03\x04" + bytes(40))

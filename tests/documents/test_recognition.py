@@ -69,12 +69,12 @@ def test_text_is_not_refused(data):
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("a.json", b'{"key": "Hello"}', "JSON, which has no reader here"),
-        ("a.txt", b'[\n  {"key": 1}]', "JSON, which has no reader here"),
-        ("a.md", b"# Title\n", "Markdown, which has no reader here"),
-        ("a.md.gz", b"\x1f\x8b\x08", "Markdown, which has no reader here"),
-        ("a.TEX", b"\\section{x}", "LaTeX, which has no reader here"),
-        ("a.txt", b"<?xml version='1.0'?><a/>", "XML, which has no reader here"),
+        ("a.json", b'{"key": "Hello"}', "JSON, a format that nmtkit cannot read"),
+        ("a.txt", b'[\n  {"key": 1}]', "JSON, a format that nmtkit cannot read"),
+        ("a.md", b"# Title\n", "Markdown, a format that nmtkit cannot read"),
+        ("a.md.gz", b"\x1f\x8b\x08", "Markdown, a format that nmtkit cannot read"),
+        ("a.TEX", b"\\section{x}", "LaTeX, a format that nmtkit cannot read"),
+        ("a.txt", b"<?xml version='1.0'?><a/>", "XML, a format that nmtkit cannot read"),
         ("a.txt", b"\xef\xbb\xbf<!DOCTYPE html><p>x", "html, but is read as lines; to translate only its text, add"),
         ("a.txt", b"WEBVTT\n\n00:01.000", "vtt, but is read as lines"),
         ("a.txt", b"1\r\n00:00:01,000 --> 00:00:02,000\r\nx", "srt, but is read as lines"),

@@ -421,7 +421,7 @@ def test_the_help_shows_the_default_of_the_server():
 def test_mistakes_end_with_one_line(tmp_path, model):
     taken = socket.create_server(("127.0.0.1", 0))
     for flags, message in (
-        (["--path", str(model)], "does not say which languages it translates; give them: --path en-de="),
+        (["--path", str(model)], "does not name its languages; name them with --path en-de="),
         (["--path", "en-de=none.pt"], "none.pt: no such file"),
         (["--path", f"en-de={model}", "--port", str(taken.getsockname()[1])], "cannot listen on 127.0.0.1:"),
         (["--path", f"en-de={model}", "--workers", "2", "--threads", "2"], "every worker has one thread"),

@@ -149,7 +149,7 @@ def test_each_pair_splits_by_its_source_language(path):
     line = " ".join(REAL_LINES[:3])
     found = texts_of(answer_to(models, task([line])))
     assert found == generated(path, TextOptions(split_sentences="en"), [line])
-    with pytest.raises(ValueError, match="'x1' is no code of one"):
+    with pytest.raises(ValueError, match="'x1' is not a code"):
         load_models(job((("x1", "de"), path), split_sentences=True))
 
 

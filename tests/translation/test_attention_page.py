@@ -65,7 +65,7 @@ def test_without_a_translation_it_looks_at_the_models_own(model_and_tokenizer):
 
 def test_an_empty_sentence_is_refused(model_and_tokenizer):
     model, tokenizer, _ = model_and_tokenizer
-    with pytest.raises(ValueError, match="nothing to look at"):
+    with pytest.raises(ValueError, match="the sentence is empty"):
         attend(model, tokenizer, "  ")
 
 

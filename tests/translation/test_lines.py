@@ -144,7 +144,7 @@ def test_sentences_as_sentencex_cuts_them(path):
 
 
 def test_a_language_that_is_none_and_a_missing_package_are_told(path, monkeypatch):
-    with pytest.raises(ValueError, match="no code of a language"):
+    with pytest.raises(ValueError, match="not a language code"):
         TextOptions(split_sentences="English please")
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(ImportError, match=r"nmtkit\[text\]"):
