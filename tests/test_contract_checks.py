@@ -18,14 +18,17 @@ from nmtkit.cli import main
 from nmtkit.config import derive, option
 from nmtkit.criterions import CRITERIONS, Criterion, Loss
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
+from nmtkit.data.tokenizer import EOS
 from nmtkit.data.transforms import TRANSFORMS, Transform
 from nmtkit.layers.packed import Packed
 from nmtkit.registry import Registry
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 from nmtkit.testing import (
     ContractError,
     check_architecture,
     check_callback,
     check_criterion,
+    check_logits_processor,
     check_metric,
     check_optimizer,
     check_scheduler,
@@ -465,6 +468,92 @@ class Averaging(Score):
 )
 def test_a_metric_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
     assert message in failures(check_metric, registered(METRICS, cls), check)[check]
+
+
+class Fusion(LogitsProcessor):
+    """Adds the log probabilities of a bigram model, and never lets a row have a token twice."""
+
+    def __init__(self, config: Any, tokenizer: Any) -> None:
+        size = tokenizer.target_size
+        self.table = torch.randn(size, size, generator=torch.Generator().manual_seed(4)).log_softmax(1)
+
+    def start(self, source: Packed, max_length: Tensor, beams: int) -> LogitsProcessorState:
+        return self.state(self, source.layout.sentences * beams, beams)
+
+    class State(LogitsProcessorState):
+        def __init__(self, processor: Any, rows: int, beams: int) -> None:
+            super().__init__(beams)
+            self.table = processor.table
+            self.used = torch.zeros(rows, len(self.table), dtype=torch.bool)
+
+        def step(self, tokens: Tensor, log_probs: Tensor) -> Any:
+            self.used = self.used.clone()
+            self.used[torch.arange(len(tokens)), tokens] = tokens != EOS
+            return (log_probs + self.table[tokens]).masked_fill(self.used, -torch.inf)
+
+        def reorder(self, beam_index: Tensor) -> None:
+            self.used = self.used[beam_index]
+
+    state: Any = State
+
+
+def fusion(**methods: Any) -> type[Fusion]:
+    """Returns a subclass of Fusion whose state has other methods."""
+    return type("Broken", (Fusion,), {"state": type("BrokenState", (Fusion.State,), methods)})
+
+
+def mixed_rows(self: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    changed = Fusion.State.step(self, tokens, log_probs)
+    return torch.minimum(changed, changed.roll(self.beams, 0))
+
+
+def counted(self: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    self.table[:, 0] -= 1  # the table belongs to the processor, so that all searches change it
+    return Fusion.State.step(self, tokens, log_probs)
+
+
+def all_forbidden(self: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    last = self.used.sum(1, keepdim=True) > 4
+    return Fusion.State.step(self, tokens, log_probs).masked_fill(last, -torch.inf)
+
+
+def dropped_from_the_end(self: Any, sentences: Tensor) -> None:
+    self.used = self.used[: len(sentences) * self.beams]
+
+
+def overwrites_tokens(self: Any, tokens: Tensor, log_probs: Tensor) -> Tensor:
+    return Fusion.State.step(self, tokens.clamp_(min=3), log_probs)
+
+
+SHAPE = "log probabilities of the same shape are returned"
+PROCESSOR_MISTAKES = {
+    "no state": (type("Stateless", (Fusion,), {"start": lambda *_: None}), SHAPE, "start returned None; it must"),
+    "shape": (fusion(step=lambda self, tokens, log_probs: log_probs[0]), SHAPE, "for 9 rows; it must return log prob"),
+    "positive": (fusion(step=lambda self, tokens, log_probs: -log_probs), SHAPE, "log probabilities must be at most 0"),
+    "nan": (fusion(step=lambda self, tokens, log_probs: log_probs * torch.nan), SHAPE, "step returned NaN at token 0"),
+    "tokens": (fusion(step=overwrites_tokens), SHAPE, "step changes its argument `tokens` in place"),
+    "dead": (fusion(step=all_forbidden), "a token is always allowed", "every token is forbidden after 5 tokens"),
+    "shared": (fusion(step=counted), "the same search gives the same log probabilities", "keep what belongs to a sear"),
+    "random": (
+        fusion(step=lambda self, tokens, log_probs: log_probs - torch.rand_like(log_probs)),
+        "the same search gives the same log probabilities",
+        "two searches for the same sentences differ at token 0",
+    ),
+    "mixes": (fusion(step=mixed_rows), "a sentence is searched alone as in a batch", "row n belongs to sentence n //"),
+    "reorder": (fusion(reorder=lambda self, beam_index: None), "rows follow reorder", "after reorder, a row at token"),
+    "drop": (fusion(drop_finished=dropped_from_the_end), "sentences can be dropped", "after drop_finished, the remain"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", PROCESSOR_MISTAKES)
+def test_a_logits_processor_that_breaks_a_promise(registered: Any, mistake: str) -> None:
+    cls, check, message = PROCESSOR_MISTAKES[mistake]
+    found = failures(check_logits_processor, registered(LOGITS_PROCESSORS, cls), check)
+    assert message in found[check], found[check]
+
+
+def test_a_sound_logits_processor_passes(registered: Any) -> None:
+    check_logits_processor(registered(LOGITS_PROCESSORS, Fusion), width=3)
 
 
 class Listening(Callback):

@@ -1,6 +1,7 @@
 """`nmtkit check`: runs the contract checks of the package on components of plug-ins."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -13,8 +14,18 @@ INDENT = 10  # indent of a reason in columns; the reason is on the line below th
 @click.command(cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option(
+    "--tokenizer-from",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer, for processors that "
+    "need one of their own.",
+)
 @click.pass_context
-def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+def command(
+    context: click.Context, names: tuple[str, ...], plugins: tuple[str, ...], tokenizer_from: tuple[Path, ...]
+) -> None:
     """Check that the components NAME keep their contracts. Without NAME, check all components of plug-ins.
 
     \b
@@ -26,11 +37,13 @@ def command(context: click.Context, names: tuple[str, ...], plugins: tuple[str, 
     nmtkit.testing runs the same checks.
     """
     load_plugins(plugins)
+    from nmtkit.data.spm_training import load_tokenizer
     from nmtkit.testing.components import components
 
+    tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     failed = total = 0
     for contract, name in components(names):
-        subject = contract.subject(name)
+        subject = contract.subject(name, tokenizer)
         click.echo(str(subject))
         told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):

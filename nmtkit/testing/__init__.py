@@ -13,6 +13,7 @@ from nmtkit.architectures.contract import ContractError
 from nmtkit.testing.architecture import check_architecture
 from nmtkit.testing.callback import check_callback
 from nmtkit.testing.criterion import check_criterion
+from nmtkit.testing.logits_processor import check_logits_processor
 from nmtkit.testing.metric import check_metric
 from nmtkit.testing.optimizer import check_optimizer
 from nmtkit.testing.scheduler import check_scheduler
@@ -23,6 +24,7 @@ __all__ = [
     "check_architecture",
     "check_callback",
     "check_criterion",
+    "check_logits_processor",
     "check_metric",
     "check_optimizer",
     "check_scheduler",

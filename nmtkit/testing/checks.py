@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from nmtkit.architectures.contract import ContractError, described
 from nmtkit.config import derive
+from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.plugins import plugin_message
 from nmtkit.registry import Registry
 
@@ -21,6 +22,7 @@ class Subject(Generic[T]):
     base: Any  # the class whose instances the factory must return
     name: str
     settings: dict[str, Any]
+    tokenizer: Tokenizer | None = None  # for a component that works with some vocabularies only
     config: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,12 +68,13 @@ class Contract(Generic[T]):
     base: Any  # the class whose instances a factory must return
     checks: tuple[Check, ...]
 
-    def __call__(self, name: str, **settings: Any) -> None:
+    def __call__(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> None:
         """Raises ContractError, with the reason of each failed check, unless the component passes all checks.
 
-        `settings` override the preset of the component; small ones make the checks fast.
+        `settings` override the preset of the component; small ones make the checks fast. The checks of a logits
+        processor use `tokenizer` instead of a tiny one.
         """
-        subject = self.subject(name, **settings)
+        subject = self.subject(name, tokenizer, **settings)
         failed = [result for result in self.results(subject) if result.error is not None]
         if failed:
             reasons = "\n".join(f"  {result.name}: {result.reason}" for result in failed)
@@ -79,8 +82,8 @@ class Contract(Generic[T]):
                 0
             ].error
 
-    def subject(self, name: str, **settings: Any) -> Subject[T]:
-        return Subject(self.registry, self.base, name, settings)
+    def subject(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> Subject[T]:
+        return Subject(self.registry, self.base, name, settings, tokenizer)
 
     def results(self, subject: Subject[T]) -> Iterator[Result]:
         """Yields the result of each check, in order."""

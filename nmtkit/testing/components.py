@@ -8,6 +8,7 @@ from nmtkit.testing.architecture import check_architecture
 from nmtkit.testing.callback import check_callback
 from nmtkit.testing.checks import Contract
 from nmtkit.testing.criterion import check_criterion
+from nmtkit.testing.logits_processor import check_logits_processor
 from nmtkit.testing.metric import check_metric
 from nmtkit.testing.optimizer import check_optimizer
 from nmtkit.testing.scheduler import check_scheduler
@@ -21,6 +22,7 @@ CONTRACTS: tuple[Contract[Any], ...] = (
     check_callback,
     check_metric,
     check_transform,
+    check_logits_processor,
 )
 
 

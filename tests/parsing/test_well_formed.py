@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from trees import tree_of
 from well_formed import TreeTokens, WellFormedConfig, WellFormedTrees
 
+from nmtkit.cli import main
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Packed
 
@@ -110,3 +112,13 @@ def test_scores_of_allowed_tokens_are_not_changed(both: Tokenizer) -> None:
     after = state.step(torch.tensor([BOS]), before.clone())
     kept = after[0] > -math.inf
     assert torch.equal(after[0][kept], before[0][kept]) and 0 < int(kept.sum()) < both.target_size
+
+
+def test_the_processor_keeps_the_contract_of_logits_processors(both: Tokenizer, tmp_path: Path) -> None:
+    """By the command, with the vocabulary of trees; with words alone, the plug-in says what it needs."""
+    both.save(tmp_path / "tokenizer")
+    plugin = ["check", "--plugin", str(Path(__file__).parents[2] / "examples/parsing/well_formed.py")]
+    kept = CliRunner().invoke(main, [*plugin, "--tokenizer-from", str(tmp_path / "tokenizer")])
+    assert kept.exit_code == 0 and kept.stdout.endswith("6 of 6 checks passed\n"), kept.output
+    other = CliRunner().invoke(main, plugin)
+    assert other.exit_code == 1 and "needs a target vocabulary of trees" in other.stdout
