@@ -20,7 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nmtkit.data import corpus
+from nmtkit.corpora.compression import open_bytes
+from nmtkit.corpora.corpus import locate_side
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
 
@@ -47,7 +48,7 @@ for side, path in (("source", source), ("target", target)):
 
 def perturbed_text(path: Path, output: Path, pairs: int, one_word_in: int, seed: int) -> None:
     """Writes `pairs` lines: those of `path` over and over, with letters changed at random."""
-    with corpus.open_bytes(path) as file:
+    with open_bytes(path) as file:
         text = np.frombuffer(file.read(), np.uint8)
     rng = np.random.default_rng(seed)
     small_letters = np.flatnonzero((text >= ord("a")) & (text <= ord("z")))
@@ -67,7 +68,7 @@ def make_text(prefix: str, languages: tuple[str, str], pairs: int, one_word_in: 
     prefix_made = folder / f"text{pairs}"
     for seed, language in enumerate(languages):
         output = prefix_made.with_name(f"{prefix_made.name}.{language}")
-        perturbed_text(corpus.locate(prefix, language), output, pairs, one_word_in, seed)
+        perturbed_text(locate_side(prefix, language), output, pairs, one_word_in, seed)
     return prefix_made
 
 
@@ -137,7 +138,7 @@ def compare(arguments: argparse.Namespace, model: Path, rate: int, folder: Path)
     else:
         text = folder / "text"
         for language in languages:
-            with corpus.open_bytes(corpus.locate(arguments.text, language)) as file:
+            with open_bytes(locate_side(arguments.text, language)) as file:
                 content = file.read()
             pairs = content.count(b"\n")
             Path(f"{text}.{language}").write_bytes(content)

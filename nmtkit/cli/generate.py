@@ -26,6 +26,7 @@ from nmtkit.config import (
     option,
     split_settings,
 )
+from nmtkit.corpora.corpus import format_of as corpus_format
 from nmtkit.documents import Document, ReadOptions, check_text, format_of, notice, read_document
 from nmtkit.documents.recognition import COMPRESSIONS, HEAD
 from nmtkit.files import atomic_write, check_outputs
@@ -141,7 +142,8 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="Text file, which may be compressed, repeatable; or one document.  [default: standard input, or DATA]",
+    help="Text file, which may be compressed, or corpus (.tsv, .tmx, .jsonl, .parquet, .zip), repeatable; or one "
+    "document.  [default: standard input, or DATA]",
 )
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
@@ -232,10 +234,20 @@ def open_document(
     return read_document(data, format, name, ReadOptions(language, config.overwrite_translations))
 
 
+def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | None, str | None]:
+    """Returns the languages of a corpus to translate: from the flags, otherwise from the checkpoint."""
+    from nmtkit.models import languages_of
+
+    source, target = languages_of(checkpoint) or (None, None)
+    return search.source_lang or source, search.target_lang or target
+
+
 def check_lines(files: Sequence[Path], format: str | None) -> None:
     """Raises ValueError for a file that is not text. Warns of files of other formats unless `format` is text."""
     for path in files:
         if not path.is_file():  # a pipe cannot be read twice
+            continue
+        if format is None and corpus_format(path) is not None:  # a corpus, whose source side is read
             continue
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -347,7 +359,9 @@ def generate(
             elif document is not None:
                 requests = inputs.segment_requests(document.segments, WINDOW * ranks)
             else:
-                requests = inputs.text_requests(files, None if files else standard_input(), WINDOW * ranks)
+                stream = None if files else standard_input()
+                languages = None if config.input_format else languages_of_input(search, paths[0])
+                requests = inputs.text_requests(files, stream, WINDOW * ranks, languages)
                 if text.split_sentences is None and not search.score_reference:
                     requests = noticing_sentences(requests)
             if own_processes:

@@ -39,7 +39,7 @@ class ScoreConfig(Config):
 
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
-    src: Path | None = option(None, "source text for comet; --data has it")
+    src: Path | None = option(None, "source text for comet, or a corpus such as a .tsv; --data has it")
     target_lang: str | None = option(
         None,
         "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data knows it",
@@ -76,7 +76,14 @@ class ScoreConfig(Config):
 
 
 @click.command(cls=Command)
-@click.option("--ref", "references", type=Path, multiple=True, metavar="FILE", help="Reference text; repeatable.")
+@click.option(
+    "--ref",
+    "references",
+    type=Path,
+    multiple=True,
+    metavar="FILE",
+    help="Reference text, or a corpus .tsv, .tmx, .jsonl, .parquet or .zip, whose target side is taken; repeatable.",
+)
 @click.option(
     "--sys",
     "systems",
@@ -111,7 +118,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
     from nmtkit.scoring.texts import read_texts
 
     stream = None if systems else standard_input()
-    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, stream)
+    texts = read_texts(references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang)
     settings = metrics.Settings(
         tokenize=config.tokenize,
         lowercase=config.lowercase,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data.corpus import decode
+from nmtkit.corpora.lines import decode
 from nmtkit.data.dataset_files import (
     ALIGNMENTS,
     LINK_DTYPE,

@@ -26,29 +26,34 @@ PREPROCESS_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig(Config):
-    """The settings. A prefix names two files, prefix.source_lang and prefix.target_lang, which may be compressed."""
+    """The settings. A corpus is a prefix of two files, prefix.source_lang and prefix.target_lang, or a single file."""
 
     source_lang: str = option(
         ...,
-        "source language: source files are named PREFIX.LANG",
+        "source language, as in the names of files PREFIX.LANG or of columns; en includes en-GB and eng_Latn",
         flag="-s/--source-lang",
         metavar="LANG",
         section="Files",
     )
-    target_lang: str = option(
-        ..., "target language: target files are named PREFIX.LANG", flag="-t/--target-lang", metavar="LANG"
-    )
+    target_lang: str = option(..., "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
     train: tuple[str, ...] = option(
         (),
-        "training corpora; files may be compressed and then end in .gz, .bz2, .xz or .zst",
+        "training corpora: prefixes of two files, or files .tsv, .tmx, .jsonl, .parquet, .zip, .xlf or .po; files may "
+        "be compressed and then end in .gz, .bz2, .xz or .zst",
         flag="--trainpref",
-        metavar="PREFIX,…",
+        metavar="CORPUS,…",
     )
     valid: tuple[str, ...] = option(
-        (), "valid sets, named valid, valid1, … in the dataset; never filtered", flag="--validpref", metavar="PREFIX,…"
+        (), "valid sets, named valid, valid1, … in the dataset; never filtered", flag="--validpref", metavar="CORPUS,…"
     )
     test: tuple[str, ...] = option(
-        (), "test sets, named test, test1, … in the dataset; never filtered", flag="--testpref", metavar="PREFIX,…"
+        (), "test sets, named test, test1, … in the dataset; never filtered", flag="--testpref", metavar="CORPUS,…"
+    )
+    columns: tuple[str, ...] = option(
+        (),
+        "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1; none: the columns "
+        "named after the languages, or the two columns of a .tsv",
+        metavar="SOURCE,TARGET",
     )
     alignments: tuple[Path | None, ...] = option(
         (),
@@ -156,6 +161,8 @@ class PreprocessConfig(Config):
             raise ValueError("there is nothing to do: give --trainpref, --validpref or --testpref")
         if not self.train and not self.tokenizer_from:
             raise ValueError("without --trainpref there is no text to train a tokenizer on; give --tokenizer-from")
+        if len(self.columns) not in (0, 2):
+            raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
         if self.min_len > self.max_len:
             raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
         if self.weights and self.temperature is not None:

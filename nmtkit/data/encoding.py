@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data import alignments, cleaning, corpus, duplicates
+from nmtkit.corpora import duplicates
+from nmtkit.corpora.blocks import Block
+from nmtkit.corpora.corpus import Corpus
+from nmtkit.corpora.lines import decode
+from nmtkit.data import alignments, cleaning
 from nmtkit.data.batch_encoder import BatchEncoder
 from nmtkit.data.cleaning import LONG_LINE, OVERLAP, CleaningStatistics, Example, LineBytes, Mask, Rows
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.data.corpus import Block, ParallelFiles
 from nmtkit.data.dataset_files import checksum
 from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
@@ -58,9 +61,7 @@ class PairEncoder:
                 "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; yours does not"
             )
 
-    def encode(
-        self, block: Block, files: ParallelFiles, config: PreprocessConfig, held_out_keys: Hashes
-    ) -> EncodedBlock:
+    def encode(self, block: Block, files: Corpus, config: PreprocessConfig, held_out_keys: Hashes) -> EncodedBlock:
         """Encodes the pairs of a block and drops pairs as `config` says.
 
         `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError with file and line for
@@ -88,28 +89,24 @@ class PairEncoder:
 
     def _links(
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
-        files: ParallelFiles,
+        files: Corpus,
     ) -> Encoded:  # fmt: skip
         """Returns the links between the pieces of each pair that is kept. A corpus without alignments has no links."""
         if block.alignments is None or files.alignments is None:
             return Encoded(np.empty(0, np.uint32), np.zeros(int(keep.sum()), np.int64))
         path = files.alignments
-        links, rows = alignments.parse(
-            corpus.decode(block.alignments.read(), path, block.first_line), path, block.first_line
-        )
+        links, rows = alignments.parse(decode(block.alignments.read(), path, block.first_line), path, block.first_line)
         words = self._source.words(texts[0].decode(), source), self._target.words(texts[1].decode(), target)
         result = alignments.links_of_pieces(links, rows, keep, words, lambda row: f"{path}:{block.first_line + row}")
         if files.tag is not None:  # the tag shifts all source positions by one piece
             result = Encoded(result.ids + np.uint32(1 << 16), result.lengths)
         return result
 
-    def encode_texts(
-        self, texts: tuple[bytes, bytes], files: ParallelFiles, first_line: int
-    ) -> tuple[Encoded, Encoded]:
+    def encode_texts(self, texts: tuple[bytes, bytes], files: Corpus, first_line: int) -> tuple[Encoded, Encoded]:
         """Encodes both sides of a block without a tag. Every line ends in \\n."""
         return (
-            self._source.encode(corpus.decode(texts[0], files.source, first_line)),
-            self._target.encode(corpus.decode(texts[1], files.target, first_line)),
+            self._source.encode(decode(texts[0], files.source, first_line)),
+            self._target.encode(decode(texts[1], files.target, first_line)),
         )
 
     def hashes(self, source: Encoded, target: Encoded) -> Hashes:
@@ -132,7 +129,7 @@ class PairEncoder:
         return source, target
 
 
-def _over_long(block: Block, files: ParallelFiles, config: PreprocessConfig) -> EncodedBlock:
+def _over_long(block: Block, files: Corpus, config: PreprocessConfig) -> EncodedBlock:
     """Returns an empty block in place of a single pair that is too long to be read."""
     if config.strict:
         raise ValueError(_strict_error(files, block.first_line, LONG_LINE))
@@ -153,7 +150,7 @@ def _statistics(
     rows: dict[str, Rows],
     lines: tuple[LineBytes, LineBytes],
     block: Block,
-    files: ParallelFiles,
+    files: Corpus,
     config: PreprocessConfig,
 ) -> CleaningStatistics:
     statistics = CleaningStatistics()
@@ -166,8 +163,8 @@ def _statistics(
     return statistics
 
 
-def _strict_error(files: ParallelFiles, line: int, reason: str) -> str:
-    return f"{files.source}:{line} and {files.target}:{line}: {reason}; --strict allows no pair to be dropped"
+def _strict_error(files: Corpus, line: int, reason: str) -> str:
+    return f"{files.position(line)}: {reason}; --strict allows no pair to be dropped"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -221,7 +218,7 @@ class Worker:
         self._unwritten: deque[EncodedBlock] = deque()
         self._piece_counts = [np.zeros(size, np.int64) for size in (tokenizer.source_size, tokenizer.target_size)]
 
-    def encode(self, block: Block, files: ParallelFiles) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
+    def encode(self, block: Block, files: Corpus) -> tuple[Sizes, CleaningStatistics, TextStatistics | None]:
         """Encodes a block, keeps the result until `write`, and returns the sizes and statistics of the block."""
         encoded = self._encoder.encode(block, files, self._config, self._held_out_keys)
         if files.tag is not None:  # equal pairs with different tags are not duplicates

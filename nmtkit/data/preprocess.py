@@ -1,5 +1,6 @@
 """`nmtkit preprocess`: trains a tokenizer, encodes valid and test sets, and cleans, encodes and mixes training sets."""
 
+import dataclasses
 import functools
 import logging
 import os
@@ -13,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nmtkit.data import corpus, diagnostics, duplicates, mixing
+from nmtkit.corpora import duplicates
+from nmtkit.corpora.blocks import blocks
+from nmtkit.corpora.corpus import Corpus, locate
+from nmtkit.data import diagnostics, mixing
 from nmtkit.data.cleaning import DUPLICATE, EQUAL, CleaningStatistics
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.data.corpus import ParallelFiles
 from nmtkit.data.dataset_files import (
     ALIGNMENTS,
     FORMAT,
@@ -91,19 +94,18 @@ def _locate(
     prefixes: Sequence[str],
     tags: Sequence[str | None],
     alignments: Sequence[Path | None] = (),
-) -> list[ParallelFiles]:
-    for path in alignments:
+) -> list[Corpus]:
+    columns = None if not config.columns else (config.columns[0], config.columns[1])
+    corpora = []
+    for index, prefix in enumerate(prefixes):
+        corpus = locate(prefix, config.source_lang, config.target_lang, columns)
+        path = alignments[index] if alignments else None
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"--alignments {path}: no such file")
-    return [
-        ParallelFiles(
-            corpus.locate(prefix, config.source_lang),
-            corpus.locate(prefix, config.target_lang),
-            tags[index] if tags else None,
-            alignments[index] if alignments else None,
-        )
-        for index, prefix in enumerate(prefixes)
-    ]
+        if path is not None and corpus.format is not None:
+            raise ValueError(f"--alignments {path} needs a corpus of two files of lines; {prefix} is one file")
+        corpora.append(dataclasses.replace(corpus, tag=tags[index] if tags else None, alignments=path))
+    return corpora
 
 
 def _final_folder(config: PreprocessConfig) -> Path:
@@ -142,7 +144,7 @@ class DatasetWriter:
 
     # --- valid and test ---------------------------------------------------------------------------------------------
 
-    def add_held_out(self, split: str, files: ParallelFiles) -> None:
+    def add_held_out(self, split: str, files: Corpus) -> None:
         """Writes the ids and the raw text of every line of a valid or test set, with the tag before source lines.
 
         Only the first shard writes the set. Every shard keeps the keys of the pairs, in order to find the same pairs in
@@ -155,7 +157,7 @@ class DatasetWriter:
         offset: Sizes = (0, 0, 0)
         scratch = self._scratch / split
         scratch.mkdir()
-        for block in corpus.blocks(files, scratch, self.config.max_line_bytes + 1):
+        for block in blocks(files, scratch, self.config.max_line_bytes + 1):
             if block.over_long:
                 raise ValueError(
                     f"line {block.first_line} of {files.source} or {files.target} has "
@@ -184,7 +186,7 @@ class DatasetWriter:
 
     # --- train ------------------------------------------------------------------------------------------------------
 
-    def add_train(self, corpora: list[ParallelFiles]) -> None:
+    def add_train(self, corpora: list[Corpus]) -> None:
         """Encodes the training corpora with all workers, then drops duplicates and mixes the corpora.
 
         Raises ValueError when no pair is left, and the errors of `corpus.blocks` and `PairEncoder.encode`.
@@ -214,7 +216,7 @@ class DatasetWriter:
             for path, (_, facts) in zip(paths, checksums, strict=True):
                 self._checksums[str(path.relative_to(self.folder))] = facts
 
-    def _encode(self, workers: Workers, corpora: list[ParallelFiles]) -> list[int]:
+    def _encode(self, workers: Workers, corpora: list[Corpus]) -> list[int]:
         """Encodes and writes all corpora. Returns the first row of each corpus, then the total number of rows."""
         offset: Sizes = (0, 0, 0, 0)
         bounds = [0]
@@ -226,7 +228,7 @@ class DatasetWriter:
                 scratch = self._scratch / f"corpus{index}"
                 scratch.mkdir()
                 shard = self.config.shard_of() or (1, 1)
-                for block in corpus.blocks(files, scratch, self.config.max_line_bytes + 1, shard):
+                for block in blocks(files, scratch, self.config.max_line_bytes + 1, shard):
                     unwritten.append((index, block.lines))
                     yield Worker.encode, block, files
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import sentencepiece
 
-from nmtkit.data import corpus
+from nmtkit.corpora.blocks import line_lists
+from nmtkit.corpora.corpus import Corpus
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.data.corpus import ParallelFiles
 from nmtkit.data.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
@@ -69,7 +69,7 @@ def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
     return figures if isinstance(figures, dict) and all(type(value) is float for value in figures.values()) else None
 
 
-def train_tokenizer(config: PreprocessConfig, train: Sequence[ParallelFiles], tags: Sequence[str]) -> Tokenizer:
+def train_tokenizer(config: PreprocessConfig, train: Sequence[Corpus], tags: Sequence[str]) -> Tokenizer:
     """Trains a tokenizer on a sample of the training text. Raises ValueError if the sample is too small."""
     source, target = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
     log.info(
@@ -183,20 +183,14 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
-def sample_pairs(
-    corpora: Sequence[ParallelFiles], limit: int, seed: int, max_bytes: int
-) -> tuple[list[str], list[str]]:
+def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: int) -> tuple[list[str], list[str]]:
     """Samples up to `limit` lines of each side independently, from all corpora, in one pass with bounded memory.
 
     Raises ValueError naming file and line for bytes that are not UTF-8, or naming both files and their line counts if
     the counts differ.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
-    for files in corpora:
-        counts = [0, 0]
-        for side, path in enumerate((files.source, files.target)):
-            for lines in corpus.line_lists(path, max_bytes):
-                counts[side] += len(lines)
-                samples[side].add(lines, max_bytes)
-        corpus.check_line_counts([files.source, files.target], counts)
+    for corpus in corpora:
+        for side, lines in line_lists(corpus, max_bytes):
+            samples[side].add(lines, max_bytes)
     return samples[0].lines(), samples[1].lines()

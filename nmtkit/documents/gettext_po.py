@@ -224,7 +224,7 @@ class Catalogue(Document):
     def __init__(self, text: str, encoding: Encoding, options: ReadOptions) -> None:
         super().__init__(text, encoding, options)
         self.newline = newline_of(text)
-        entries = list(entries_of(text))
+        self.all_entries = entries = list(entries_of(text))
         self.header = next(
             (entry for entry in entries if entry.messages["msgid"].text == "" and "msgctxt" not in entry.messages), None
         )

@@ -166,12 +166,13 @@ class _Reader:
         raise ValueError(f"line {self.parser.CurrentLineNumber}: {reason}")
 
 
-def _texts(node: Node) -> Iterator[str]:
+def texts_of(node: Node) -> Iterator[str]:
+    """Yields the texts of an element, without the content of inline codes."""
     for child in node.content:
         if not isinstance(child, Node):
             yield child[2]
         elif child.name in NESTED:
-            yield from _texts(child)
+            yield from texts_of(child)
 
 
 def _byte_to_character(text: str) -> Any:
@@ -265,7 +266,7 @@ class Xliff(Document):
         return Unit(sources[0], content, target, parts) if parts else None
 
     def part(self, container: Node) -> Part | None:
-        markup = is_markup("".join(_texts(container)))
+        markup = is_markup("".join(texts_of(container)))
         pieces = list(self.pieces(container, markup))
         # a CDATA section is replaced as a whole
         if "<![CDATA[" not in self.text[container.inner : container.inner_end]:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from nmtkit.data import corpus
+from nmtkit.corpora.compression import open_bytes
+from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.lines import LineDecoder
+from nmtkit.corpora.pairs import windows_of_side
 from nmtkit.data.binarized import Dataset
 
 logger = logging.getLogger("nmtkit")
@@ -21,7 +24,7 @@ def lines_of(text: bytes, name: Path) -> list[str]:
     """
     if not text:
         raise ValueError(f"{name} is empty")
-    decoder = corpus.LineDecoder(name)
+    decoder = LineDecoder(name)
     lines = decoder.lines(text)
     decoder.warn()
     return lines
@@ -29,8 +32,15 @@ def lines_of(text: bytes, name: Path) -> list[str]:
 
 def read_lines(path: Path) -> list[str]:
     """Returns the lines of a file, which may be compressed. Raises OSError, and the errors of `lines_of`."""
-    with corpus.open_bytes(path) as file:
+    with open_bytes(path) as file:
         return lines_of(file.read(), path)
+
+
+def read_side(path: Path, index: int, target_lang: str | None) -> list[str]:
+    """Returns the lines of a file, or one side of a corpus such as a .tmx: side 0 is the source, side 1 the target."""
+    if format_of(path) is None:
+        return read_lines(path)
+    return [text for texts in windows_of_side(path, index, (None, target_lang)) for text in texts]
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
@@ -90,11 +100,13 @@ def read_texts(
     system_paths: Sequence[Path],
     source: Path | None,
     stream: BinaryIO | None,
+    target_lang: str | None = None,
 ) -> Texts:
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
-    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. Errors are ValueError or OSError with the
-    name of the file.
+    Translations may be the JSON Lines of `nmtkit generate --format jsonl`. References and sources may be the sides of a
+    corpus in one file, such as a .tsv, whose target language is `target_lang`. Errors are ValueError or OSError with
+    the name of the file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")
@@ -103,9 +115,8 @@ def read_texts(
         if str(path) in systems:
             raise ValueError(f"--sys {path} is given twice")
         systems[str(path)] = translations_of(read_lines(path), path)
-    references = {str(path): read_lines(path) for path in reference_paths}
-    sources = {str(source): read_lines(source)} if source else {}
-    target_lang = None
+    references = {str(path): read_side(path, 1, target_lang) for path in reference_paths}
+    sources = {str(source): read_side(source, 0, target_lang)} if source else {}
     if data is not None:
         dataset = Dataset.open(data)
         split = dataset[subset]

@@ -8,7 +8,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmtkit.data import corpus
+from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.lines import LineDecoder, line_windows
+from nmtkit.corpora.pairs import windows_of_side
 from nmtkit.data.binarized import Split
 from nmtkit.translation.requests import Request
 
@@ -16,25 +18,11 @@ CHUNK = 1 << 16  # bytes that are read from a stream at a time
 TIMEOUT = 0.1  # seconds to wait for more lines of a window
 
 
-def lines_of_file(path: Path, size: int) -> Iterator[list[str]]:
-    """Yields the lines of a file, which may be compressed, `size` lines at a time.
-
-    Raises OSError if the file cannot be read, and ValueError with file and line if it is empty or not UTF-8.
-    """
-    decoder = corpus.LineDecoder(path)
-    with corpus.open_bytes(path) as file:
-        while raw := list(islice(file, size)):
-            yield decoder.lines(b"".join(raw))
-    if decoder.next_line == 1:
-        raise ValueError(f"{path} is empty")
-    decoder.warn()
-
-
 def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str]]:
     """Yields the lines of a pipe or terminal as they arrive, up to `size` lines at a time.
 
     If no line arrives for a while, yields the lines that have arrived, or an empty list, so that the caller can flush
-    its results. At most a few chunks are read in advance. Raises ValueError in the same cases as `lines_of_file`.
+    its results. At most a few chunks are read in advance. Raises ValueError in the same cases as `line_windows`.
     """
     chunks: queue.Queue[bytes | OSError] = queue.Queue(maxsize=16)
 
@@ -48,7 +36,7 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
 
     threading.Thread(target=read, daemon=True).start()
     lines: list[str] = []
-    rest, decoder = b"", corpus.LineDecoder(Path(name))
+    rest, decoder = b"", LineDecoder(Path(name))
     while True:
         try:
             chunk = chunks.get(timeout=TIMEOUT)
@@ -70,10 +58,21 @@ def lines_of_stream(stream: BinaryIO, name: str, size: int) -> Iterator[list[str
             return
 
 
-def text_requests(paths: Sequence[Path], stream: BinaryIO | None, window: int) -> Iterator[list[Request]]:
-    """Yields requests for the lines of `stream` (standard input). Without a stream, reads the files in order."""
+def text_requests(
+    paths: Sequence[Path], stream: BinaryIO | None, window: int,
+    languages: tuple[str | None, str | None] | None = None,
+) -> Iterator[list[Request]]:  # fmt: skip
+    """Yields requests for the lines of `stream` (standard input). Without a stream, reads the files in order.
+
+    With `languages`, a file such as a .tmx is a corpus, whose source side is read; otherwise every file is lines.
+    """
     if stream is None:
-        windows: Iterable[list[str]] = chain.from_iterable(lines_of_file(path, window) for path in paths)
+        windows: Iterable[list[str]] = chain.from_iterable(
+            line_windows(path, window)
+            if languages is None or format_of(path) is None
+            else windows_of_side(path, 0, languages, window)
+            for path in paths
+        )
     else:
         windows = lines_of_stream(stream, "standard input", window)
     for lines in windows:
@@ -109,7 +108,7 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
     Tabs separate the phrases of `required` and `avoided`. Raises ValueError, with the file and the number of lines, if
     a file is shorter or longer than the input.
     """
-    streams = {name: chain.from_iterable(lines_of_file(path, 1024)) for name, path in files.items()}
+    streams = {name: chain.from_iterable(line_windows(path, 1024)) for name, path in files.items()}
     count = 0
     for window in windows:
         columns = {name: list(islice(stream, len(window))) for name, stream in streams.items()}

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 
 from nmtkit import checkpoint
 from nmtkit.cli import main
+from nmtkit.corpora.corpus import Pairs
+from nmtkit.corpora.writer import CorpusWriter
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.search.options import SearchOptions
@@ -294,3 +296,16 @@ def test_lines_may_be_translated_in_place(folder):
     expected = run("--path", folder / "model.pt", "--input", folder / "text").stdout
     result = run("--path", folder / "model.pt", "--input", folder / "text", "--output", folder / "text")
     assert result.exit_code == 0 and (folder / "text").read_text() == expected
+
+
+@pytest.mark.parametrize("name", ["c.tsv", "c.tmx", "c.jsonl.gz"])
+def test_the_source_side_of_a_corpus_is_translated(folder, tmp_path, name):
+    lines = ["the dog runs", "a cat\u2028sleeps"]
+    with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        writer.write(Pairs(lines, ["x", "y"], [{}, {}]))
+    expected = run("--path", folder / "model.pt", text="\n".join(lines) + "\n").stdout
+    corpus = ("--input", tmp_path / name)
+    assert run("--path", folder / "model.pt", *corpus).stdout == expected
+    if name != "c.jsonl.gz":
+        lines_of_file = run("--path", folder / "model.pt", *corpus, "--input-format", "text").stdout
+        assert lines_of_file.count("\n") == (tmp_path / name).read_bytes().count(b"\n")

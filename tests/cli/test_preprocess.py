@@ -18,7 +18,9 @@ from click.testing import CliRunner, Result
 from nmtkit.cli import main
 from nmtkit.cli.preprocess import command
 from nmtkit.config import flag_of
-from nmtkit.data import corpus
+from nmtkit.corpora import blocks
+from nmtkit.corpora.corpus import Pairs
+from nmtkit.corpora.writer import CorpusWriter
 from nmtkit.data.batching import BatchSampler
 from nmtkit.data.binarized import Dataset, verify
 from nmtkit.data.config import PreprocessConfig
@@ -69,7 +71,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "BLOCK_LINES", 16)
+    monkeypatch.setattr(blocks, "BLOCK_LINES", 16)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -431,7 +433,7 @@ def test_overlapping_pairs_are_counted_and_dropped_on_request(corpora: Path, tmp
 
 def test_separate_vocabularies_and_reuse_of_their_models(corpora: Path, tmp_path: Path) -> None:
     flags = ["--trainpref", corpora / "train"]
-    made = [*flags, "--separate-vocab", "--vocab-size", "300", "--destdir", tmp_path / "first"]
+    made = [*flags, "--separate-vocab", "--vocab-size", "320", "--destdir", tmp_path / "first"]
     assert preprocess(*made).exit_code == 0
     first = Dataset.open(tmp_path / "first")
     assert not first.tokenizer.joint
@@ -472,9 +474,12 @@ def test_a_vocabulary_that_cannot_be_sampled_is_refused_by_train(
 
 DIE_AT = """
 import os, signal, sys
-from nmtkit.data import corpus, dataset_files, encoding
+from nmtkit.corpora import blocks
+from nmtkit.corpora.corpus import Pairs
+from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.data import dataset_files, encoding
 from nmtkit.cli import main
-corpus.BLOCK_LINES = 16
+blocks.BLOCK_LINES = 16
 name, calls = sys.argv[1].split(":")
 module, attribute = {"write": (encoding.os, "pwrite"), "rename": (dataset_files.os, "rename")}[name]
 original, left = getattr(module, attribute), [int(calls)]
@@ -516,3 +521,39 @@ def test_a_preprocess_killed_anywhere_leaves_nothing_that_looks_finished(
     calls: int, corpora: Path, tmp_path: Path
 ) -> None:
     check_after_kill(f"write:{calls}", corpora, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.zst", ".tmx", ".jsonl.gz", ".parquet", ".zip"])
+@pytest.mark.usefixtures("small_blocks")
+def test_every_format_gives_the_dataset_of_two_files(suffix: str, corpora: Path, tmp_path: Path) -> None:
+    sides = lines(40, 9)
+    sides[0][20], sides[1][20] = "odd\u2028line \r pika", "x\x85y"
+    sides[0][30] = "pika " * 6000  # an over-long line
+    prefix = write(tmp_path / "c", sides)
+    with CorpusWriter(str(tmp_path / f"c{suffix}"), ("xx", "yy")) as writer:
+        writer.write(Pairs(*sides, [{}] * 40))
+    made = []
+    for number, train in enumerate((prefix, tmp_path / f"c{suffix}")):
+        result = preprocess(
+            "--trainpref", train, "--validpref", corpora / "valid", "--vocab-size", "320", "--destdir",
+            tmp_path / str(number), "--drop-control",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        made.append(contents(tmp_path / str(number)))
+        manifest = json.loads(made[-1].pop("manifest.json"))
+        report = manifest["report"]["corpora"][0]
+        assert (report["read"], report["dropped"]) == (40, {"over-long line": 1, "control character": 1})
+    assert made[0] == made[1]
+
+
+def test_columns_of_a_table_are_chosen_by_number(corpora: Path, tmp_path: Path) -> None:
+    source, target = lines(30, 3)
+    rows = [f"{number}\t{b}\t{a}\n" for number, (a, b) in enumerate(zip(source, target, strict=True))]
+    (tmp_path / "c.tsv").write_text("".join(rows))
+    flags = ["--testpref", tmp_path / "c.tsv", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
+    refused("has 3 columns and no heading that names the languages", *flags)
+    refused("--columns has 1 items", *flags, "--columns", "3")
+    refused("--columns does nothing for the prefix", "--validpref", corpora / "valid", *flags, "--columns", "3,2")
+    result = preprocess(*flags, "--columns", "3,2")
+    assert result.exit_code == 0, result.output
+    assert Dataset.open(tmp_path / "data")["test"].source_lines() == source

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from nmtkit.cli import main
+from nmtkit.corpora.corpus import Pairs
+from nmtkit.corpora.writer import CorpusWriter
 
 SENTENCE = "ein Hund läuft über die Wiese, und der Mann sagt: »Ja!« z.B. 3,5 km/h (naïve) don't a-b… 東京 ½"
 WORDS = [*SENTENCE.split(), "\u2028", "x\x85y", "Ende\r"]
@@ -291,3 +293,15 @@ def test_json_lines_of_generate_are_scored_by_their_best_translation(name, tmp_p
     assert f"{name}: scoring the best translation of each JSON record" in result.stderr.replace("\n", " ")
     mixed = nmtkit_score("--ref", reference, stdin=records[0] + "\n{}\n")
     assert mixed.exit_code == 2 and "standard input:2: not a record of nmtkit generate" in mixed.stderr
+
+
+@pytest.mark.parametrize(("name", "flags"), [("ref.tsv", ()), ("ref.tmx", ("-t", "de")), ("ref.jsonl", ("-t", "de"))],
+                         ids=["tsv", "tmx", "jsonl"])  # fmt: skip
+def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):
+    with CorpusWriter(str(tmp_path / name), ("en", "de")) as writer:
+        writer.write(Pairs(["a b c d", "e"], ["w x y z", "v\u2028w"], [{}, {}]))
+    (tmp_path / "plain.de").write_text("w x y z\nv\u2028w\n")
+    system = "w x y z\nv\u2028u\n"
+    expected = nmtkit_score("--ref", tmp_path / "plain.de", *flags, stdin=system)
+    assert expected.exit_code == 0, expected.output
+    assert nmtkit_score("--ref", tmp_path / name, *flags, stdin=system).stdout == expected.stdout

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nmtkit.corpora.blocks import Block, Span
+from nmtkit.corpora.corpus import Corpus
+from nmtkit.corpora.duplicates import pair_keys
 from nmtkit.data import cleaning
 from nmtkit.data.cleaning import CleaningStatistics, Example, LineBytes
 from nmtkit.data.config import PreprocessConfig
-from nmtkit.data.corpus import Block, ParallelFiles, Span
-from nmtkit.data.duplicates import pair_keys
 from nmtkit.data.encoding import PairEncoder
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
@@ -56,7 +57,7 @@ def test_every_reason_is_counted_once_and_the_first_one_wins(joint_tokenizer: To
     for name, text in zip(("t.en", "t.de"), sides, strict=True):
         (tmp_path / name).write_bytes(text)
         spans.append(Span(tmp_path / name, 0, len(text)))
-    block, files = Block(101, len(pairs), *spans), ParallelFiles(tmp_path / "t.en", tmp_path / "t.de")
+    block, files = Block(101, len(pairs), *spans), Corpus(tmp_path / "t.en", tmp_path / "t.de")
     encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
     held_out = encoder.encode_texts((b"a dog\n", b"ein  Hund\n"), files, 1)
     held_out_keys = sorted_keys(encoder, held_out)
@@ -83,7 +84,7 @@ def sorted_keys(encoder: PairEncoder, sides: tuple[Encoded, Encoded]) -> npt.NDA
 def test_a_giant_line_is_dropped_without_being_read(joint_tokenizer: Tokenizer, tmp_path: Path) -> None:
     absent = Span(tmp_path / "absent", 0, 1 << 40)
     block = Block(7, 1, absent, Span(tmp_path / "t.de", 0, 5), over_long=True)
-    files = ParallelFiles(tmp_path / "t.en", tmp_path / "t.de")
+    files = Corpus(tmp_path / "t.en", tmp_path / "t.de")
     encoder = PairEncoder(joint_tokenizer, ("uint16", "uint16"), (None, None))
     encoded = encoder.encode(block, files, config(), np.empty(0, np.uint64))
     assert encoded.sizes == (0, 0, 0, 0)

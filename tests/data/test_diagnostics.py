@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from parallel_text import parallel_lines, write_pair
 
-from nmtkit.data import corpus
+from nmtkit.corpora import blocks
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.preprocess import preprocess
 from nmtkit.demo.run import read_corpus, write_corpus
@@ -57,7 +57,7 @@ def test_shifted_lines_are_told_with_the_line_they_begin_at(
     (warning,) = warnings(tmp_path, SOURCE[1:], TARGET[:-1], caplog)
     assert "train.en have a correlation of 0.0" in warning or "train.en have a correlation of -0.0" in warning
     assert "from about line" not in warning
-    monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
+    monkeypatch.setattr(blocks, "BLOCK_LINES", 500)
     shifted = TARGET[:1600] + TARGET[1601:] + TARGET[1600:1601]
     (warning,) = warnings(tmp_path, SOURCE, shifted, caplog)
     assert "from about line 1,501 on: are the lines of one side shifted or shuffled" in warning
@@ -98,7 +98,7 @@ def test_sides_in_each_others_language_are_told(
     )
     assert "with the valid and test sets is -0.9" in warning or "with the valid and test sets is -1.0" in warning
     # without other text, a part of the lines against the rest
-    monkeypatch.setattr(corpus, "BLOCK_LINES", 500)
+    monkeypatch.setattr(blocks, "BLOCK_LINES", 500)
     mixed = [
         [*one[:1000], *other[1000:1500], *one[1500:]] for one, other in ((SOURCE, TARGET), (TARGET, SOURCE))
     ]  # fmt: skip

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import zstandard
 
-from nmtkit.data import corpus
-from nmtkit.data.corpus import ParallelFiles
+from nmtkit.corpora import blocks as blocks_module
+from nmtkit.corpora import lines as lines_module
+from nmtkit.corpora.compression import open_bytes
+from nmtkit.corpora.corpus import Corpus, locate_side
+from nmtkit.corpora.lines import decode, line_windows, lists_of_lines
 from nmtkit.data.spm_training import sample_pairs
 from nmtkit.scoring.texts import read_lines
-from nmtkit.translation.inputs import lines_of_file, lines_of_stream
+from nmtkit.translation.inputs import lines_of_stream
 
 
 def read_all(
@@ -22,15 +25,16 @@ def read_all(
 ) -> list[tuple[int, bytes, bytes]]:
     return [
         (block.first_line, block.source.read(), block.target.read())
-        for block in corpus.blocks(ParallelFiles(source, target), folder, 1000, shard)
+        for block in blocks_module.blocks(Corpus(source, target), folder, 1000, shard)
     ]
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "BLOCK_LINES", 4)
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", 30)
-    monkeypatch.setattr(corpus, "CHUNK", 7)
+    monkeypatch.setattr(blocks_module, "BLOCK_LINES", 4)
+    monkeypatch.setattr(blocks_module, "BLOCK_BYTES", 30)
+    monkeypatch.setattr(blocks_module, "CHUNK", 7)
+    monkeypatch.setattr(lines_module, "CHUNK", 7)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".xz", ".zst"])
@@ -49,7 +53,7 @@ def test_blocks_are_the_lines_whatever_the_compression(suffix: str, tmp_path: Pa
     files = [tmp_path / f"t.{language}{suffix}" for language in ("en", "de")]
     for file, lines in zip(files, sides, strict=True):
         file.write_bytes(compress(b"\n".join(lines)))  # the last line lacks its line feed
-    blocks = read_all(corpus.locate(str(tmp_path / "t"), "en"), corpus.locate(str(tmp_path / "t"), "de"), tmp_path)
+    blocks = read_all(locate_side(str(tmp_path / "t"), "en"), locate_side(str(tmp_path / "t"), "de"), tmp_path)
     assert [b"".join(part) for part in zip(*(block[1:] for block in blocks), strict=True)] == [
         b"".join(line + b"\n" for line in lines) for lines in sides
     ]
@@ -81,13 +85,13 @@ def test_unequal_line_counts_name_both_files_and_counts(suffix: str, tmp_path: P
 
 def test_locate_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no such file: \S*t\.en"):
-        corpus.locate(str(tmp_path / "t"), "en")
+        locate_side(str(tmp_path / "t"), "en")
     (tmp_path / "t.en").touch()
     with pytest.raises(ValueError, match=r"t\.en is empty"):
-        corpus.locate(str(tmp_path / "t"), "en")
+        locate_side(str(tmp_path / "t"), "en")
     (tmp_path / "t.en.gz").write_bytes(gzip.compress(b"a\n"))
     with pytest.raises(ValueError, match=r"both \S*t\.en and \S*t\.en\.gz exist"):
-        corpus.locate(str(tmp_path / "t"), "en")
+        locate_side(str(tmp_path / "t"), "en")
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -96,8 +100,9 @@ def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
     chunk: int, suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logging.getLogger("nmtkit").propagate = True  # a command that ran before may have turned it off
-    monkeypatch.setattr(corpus, "CHUNK", chunk)
-    monkeypatch.setattr(corpus, "BLOCK_LINES", 2)
+    monkeypatch.setattr(blocks_module, "CHUNK", chunk)
+    monkeypatch.setattr(lines_module, "CHUNK", chunk)
+    monkeypatch.setattr(blocks_module, "BLOCK_LINES", 2)
     text = "\ufeffa\r\n\r\nb\rc\n\ufeffd\r\re\r\r\nf\r".encode()
     expected = ["a", "", "b\rc", "\ufeffd\r\re\r", "f"]
     for language in ("en", "de"):
@@ -107,9 +112,9 @@ def test_line_ends_of_windows_and_byte_order_marks_are_removed_and_counted(
     assert b"".join(block[1] for block in blocks).decode() == "".join(line + "\n" for line in expected)
     assert f"{source}: the byte-order mark at its beginning is removed" in caplog.messages
     assert f"{target}: the carriage return at the end of 4 lines is removed" in caplog.messages
-    assert [line for lines in corpus.line_lists(source, 1000) for line in lines] == expected
+    assert [line for lines in lists_of_lines(source, 1000) for line in lines] == expected
     caplog.clear()
-    assert [line for lines in lines_of_file(source, 2) for line in lines] == expected
+    assert [line for lines in line_windows(source, 2) for line in lines] == expected
     assert [line for lines in lines_of_stream(io.BytesIO(text), "standard input", 2) for line in lines] == expected
     assert read_lines(source) == expected
     for name in (source, "standard input", source):
@@ -124,11 +129,11 @@ def test_a_truncated_zst_file_is_an_error_wherever_it_ends(compressed_frames: in
     whole = skippable + b"".join(map(compressor.compress, [b"x" * 500_000, *parts[:compressed_frames]]))
     path = tmp_path / "t.zst"
     path.write_bytes(whole)
-    with corpus.open_bytes(path) as file:
+    with open_bytes(path) as file:
         assert file.read() == b"x" * 500_000 + b"".join(parts[:compressed_frames])
     for size in [*range(len(whole) - 12, len(whole)), len(whole) - 200_000, len(skippable) + 9]:
         path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=r"t\.zst is damaged"), corpus.open_bytes(path) as file:
+        with pytest.raises(ValueError, match=r"t\.zst is damaged"), open_bytes(path) as file:
             file.read()
 
 
@@ -136,7 +141,7 @@ def test_missing_zstandard_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     (tmp_path / "t.en.zst").write_bytes(b"x")
     with pytest.raises(ImportError, match=r"pip install 'nmtkit\[zstd\]'"):
-        corpus.locate(str(tmp_path / "t"), "en")
+        locate_side(str(tmp_path / "t"), "en")
 
 
 COMPRESS = {
@@ -147,8 +152,8 @@ COMPRESS = {
 }
 READERS = {
     "blocks": lambda path: read_all(path, path, path.parent),
-    "line_lists": lambda path: list(corpus.line_lists(path, 1000)),
-    "lines_of_file": lambda path: list(lines_of_file(path, 100)),
+    "line_lists": lambda path: list(lists_of_lines(path, 1000)),
+    "line_windows": lambda path: list(line_windows(path, 100)),
     "read_lines": read_lines,
 }
 
@@ -166,24 +171,24 @@ def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path) -> No
     for suffix in (".gz", ".bz2", ".xz", ".zst"):
         (tmp_path / f"t.en{suffix}").write_bytes(b"plain text\n")
         with pytest.raises(ValueError, match=rf"t\.en{suffix} is damaged"):
-            corpus.locate(str(tmp_path / "t"), "en")
+            locate_side(str(tmp_path / "t"), "en")
         (tmp_path / f"t.en{suffix}").unlink()
 
 
 def test_bad_utf8_names_file_line_and_byte() -> None:
     good = "grün\n".encode()
-    assert corpus.decode(good, Path("t.de"), 1) == "grün\n"
+    assert decode(good, Path("t.de"), 1) == "grün\n"
     with pytest.raises(ValueError, match=r"t\.de:12: byte 3 of the line"):
-        corpus.decode(good * 2 + b"ab\xff\n" + good, Path("t.de"), 10)
+        decode(good * 2 + b"ab\xff\n" + good, Path("t.de"), 10)
     for bad in (b"\xed\xa0\x80", b"\xc0\xaf", b"\xe2\x96", "ß".encode("latin-1")):
         with pytest.raises(ValueError, match=r"t\.de:7"):
-            corpus.decode(bad, Path("t.de"), 7)
+            decode(bad, Path("t.de"), 7)
 
 
 def test_text_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     for language in ("en", "de"):
         (tmp_path / f"t.{language}").write_text("a\nb\n")
-    (block,) = corpus.blocks(ParallelFiles(tmp_path / "t.en", tmp_path / "t.de"), tmp_path, 1000)
+    (block,) = blocks_module.blocks(Corpus(tmp_path / "t.en", tmp_path / "t.de"), tmp_path, 1000)
     (tmp_path / "t.en").write_text("a\n")
     with pytest.raises(ValueError, match="shorter"):
         block.source.read()
@@ -198,10 +203,10 @@ def test_memory_does_not_grow_with_an_over_long_line(line_feed: str, tmp_path: P
             for _ in range(size >> 20):
                 file.write(b"x" * (1 << 20))
             file.write(line_feed.encode() + b"last\n" * bool(line_feed))
-    files = ParallelFiles(tmp_path / "t.en.gz", tmp_path / "t.de.gz")
+    files = Corpus(tmp_path / "t.en.gz", tmp_path / "t.de.gz")
     tracemalloc.start()
     spans = []
-    for block in corpus.blocks(files, tmp_path, 16_384):
+    for block in blocks_module.blocks(files, tmp_path, 16_384):
         spans.append((block.first_line, block.lines, block.over_long, block.source.size))
         if not block.over_long:
             assert block.target.read() == (b"last\n" if block.first_line == 3 else b"first de\n")

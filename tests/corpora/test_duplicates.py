@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmtkit.data import duplicates
-from nmtkit.data.duplicates import RowHash, find_duplicates, pair_keys, partition, tag_salt
+from nmtkit.corpora import duplicates
+from nmtkit.corpora.duplicates import RowHash, find_duplicates, pair_keys, partition, tag_salt
 
 
 def test_duplicates_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

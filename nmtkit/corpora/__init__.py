@@ -1,0 +1,1 @@
+"""Corpora: parallel text in files of several formats, read and written as pairs of lines."""

@@ -1,0 +1,64 @@
+"""Compares language codes (BCP 47): `en` includes `en-GB`, `EN` and `eng_Latn`."""
+
+import re
+from collections.abc import Sequence
+
+# Codes of three letters that have a code of two letters, which BCP 47 prefers: ISO 639-3, then ISO 639-1.
+_SHORT = """
+aaraa abkab afraf akaak amham araar argan asmas avaav aveae aymay azeaz bakba bambm belbe benbn bisbi bodbo bosbs brebr
+bulbg catca cescs chach chece chucu chvcv corkw cosco crecr cymcy danda deude divdv dzodz ellel engen epoeo estet euseu
+eweee faofo fasfa fijfj finfi frafr fryfy fulff glagd glega glggl glvgv grngn gujgu hatht hauha hebhe herhz hinhi hmoho
+hrvhr hunhu hyehy iboig idoio iiiii ikuiu ileie inaia indid ipkik islis itait javjv jpnja kalkl kankn kasks katka kaukr
+kazkk khmkm kikki kinrw kirky komkv konkg korko kuakj kurku laolo latla lavlv limli linln litlt ltzlb lublu luglg mahmh
+malml marmr mkdmk mlgmg mltmt monmn mrimi msams myamy nauna navnv nblnr ndend ndong nepne nldnl nnonn nobnb norno nyany
+ocioc ojioj orior ormom ossos panpa plipi polpl porpt pusps quequ rohrm ronro runrn rusru sagsg sansa sinsi slksk slvsl
+smese smosm snasn sndsd somso sotst spaes sqisq srdsc srpsr sswss sunsu swasw swesv tahty tamta tattt telte tgktg tgltl
+thath tirti tonto tsntn tsots tuktk turtr twitw uigug ukruk urdur uzbuz venve vievi volvo wlnwa wolwo xhoxh yidyi yoryo
+zhaza zhozh zulzu
+""".split()  # noqa: SIM905
+SHORT_CODES = {codes[:3]: codes[3:] for codes in _SHORT}
+
+_CODE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]{1,8})*")
+
+
+def subtags(code: str) -> list[str]:
+    """Returns the parts of a code in lower case. A language of three letters becomes its code of two letters."""
+    first, *rest = code.lower().replace("_", "-").split("-")
+    return [SHORT_CODES.get(first, first), *rest]
+
+
+def is_code(text: str) -> bool:
+    """Returns whether a text has the form of a language code."""
+    return _CODE.fullmatch(text) is not None
+
+
+def includes(wanted: str, code: str) -> bool:
+    """Returns whether `code` is the language `wanted`, perhaps with more parts (RFC 4647, section 3.3.2).
+
+    The parts of `wanted` must occur in `code` in the same order: `zh-TW` includes `zh-Hant-TW`.
+    """
+    first, *rest = subtags(wanted)
+    own, *others = subtags(code)
+    if own != first:
+        return False
+    remaining = iter(others)
+    return all(part in remaining for part in rest)
+
+
+def best_match(wanted: str, codes: Sequence[str]) -> int | None:
+    """Returns the index of the code that fits `wanted` best, or None if no code fits.
+
+    An equal code fits best, then the first code that `wanted` includes, then `wanted` without its last parts (RFC 4647,
+    section 3.4): if no text is in `en-US`, the text in `en` is taken.
+    """
+    own = subtags(wanted)
+    every = [subtags(code) for code in codes]
+    if own in every:
+        return every.index(own)
+    for index, code in enumerate(codes):
+        if includes(wanted, code):
+            return index
+    for length in range(len(own) - 1, 0, -1):
+        if own[:length] in every:
+            return every.index(own[:length])
+    return None
