@@ -11,17 +11,20 @@ from torch import Tensor
 
 from nmtkit.api.settings import PathLike, configs, names_of, texts
 from nmtkit.architectures import Architecture
-from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.layers.packed import Packed
+from nmtkit.architectures.hidden_states import decoder_states, encoder_states
+from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
+from nmtkit.layers.packed import Batch, Packed
 from nmtkit.plugins import load_plugins
 from nmtkit.search.options import SearchOptions
-from nmtkit.translation.attention import Attention, attend
+from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
+from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import Translator, batch_ends
 
-# B: number of texts, S: number of source pieces with eos, D: width of the model
+# B: number of texts, S: source pieces with eos, T: target pieces with eos, L: target pieces of the longest text,
+# D: width of the model, V: target vocabulary
 
 Pooling = Literal["none", "mean"]
 _OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
@@ -51,14 +54,16 @@ def load(
         torch.set_num_threads(devices.threads)
     paths = [path] if isinstance(path, str | Path) else path
     settings = dataclasses.asdict(of_translator)
-    return Model(Translator.load(paths, device, devices.precision, devices.engine, trainable=trainable, **settings))
+    translator = Translator.load(paths, device, devices.precision, devices.engine, trainable=trainable, **settings)
+    return Model(translator, trainable)
 
 
 class Model:
     """A model or an ensemble in evaluation mode, with the tokenizer. `load` creates it."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: Translator, trainable: bool = False) -> None:
         self._translator = translator
+        self._gradients = trainable
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -136,7 +141,13 @@ class Model:
 
     @overload
     def score(  # type: ignore[overload-overlap]  # a str is also a Sequence[str]; the first overload applies
-        self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
+        self,
+        source: str,
+        target: str,
+        *,
+        per_piece: Literal[False] = False,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
     ) -> float: ...
     @overload
     def score(
@@ -144,69 +155,211 @@ class Model:
         source: Sequence[str],
         target: Sequence[str],
         *,
+        per_piece: Literal[False] = False,
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> list[float]: ...
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self,
+        source: str,
+        target: str,
+        *,
+        per_piece: Literal[True],
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[float]: ...
+    @overload
     def score(
+        self,
+        source: Sequence[str],
+        target: Sequence[str],
+        *,
+        per_piece: Literal[True],
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> list[list[float]]: ...
+    def score(
+        self,
+        source: str | Sequence[str],
+        target: str | Sequence[str],
+        *,
+        per_piece: bool = False,
+        source_lang: str | None = None,
+        target_lang: str | None = None,
+    ) -> float | list[float] | list[list[float]]:
+        """Returns the log probability (natural logarithm, eos included) of a translation, or a list for a list.
+
+        >>> model.score("A dog runs.", "Ein Hund rennt.")
+        -2.71
+
+        With `per_piece`, returns the log probability of each target piece, and last the log probability of eos.
+
+        Raises ValueError if the two lists differ in length.
+        """
+        requests = _pairs(source, target)
+        options = SearchOptions(
+            score_reference=True, quality=per_piece, source_lang=source_lang, target_lang=target_lang
+        )
+        translations = self._translator.stream(requests, self._translator.pipeline(options))
+        best = [translation.hypotheses[0] for translation in translations]
+        if per_piece:
+            pieces = [list(hypothesis.token_log_probabilities or []) for hypothesis in best]
+            return pieces[0] if isinstance(source, str) else pieces
+        scores = [hypothesis.log_probability for hypothesis in best]
+        return scores[0] if isinstance(source, str) else scores
+
+    def batch(
         self,
         source: str | Sequence[str],
         target: str | Sequence[str],
         *,
         source_lang: str | None = None,
         target_lang: str | None = None,
-    ) -> float | list[float]:
-        """Returns the log probability (natural logarithm, eos included) of a translation, or a list for a list.
+    ) -> Batch:
+        """Returns texts and translations as ids on the device of the model: the input of its torch modules.
 
-        >>> model.score("A dog runs.", "Ein Hund rennt.")
-        -2.71
+        >>> batch = model.batch(["A dog runs."], ["Ein Hund rennt."])
+        >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
 
-        Raises ValueError if the two lists differ in length.
+        `source` and `target_input` are `Packed`: sentences end to end, with their lengths; `to_padded()` returns
+        [B, L]. `target_output` [T] holds the piece that each position predicts.
+
+        Raises ValueError for a text that is longer than the model can read, and for lists that differ in length.
         """
-        sources, targets = texts(source), texts(target)
-        if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
-            raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
-        requests = [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
-        options = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
-        found = self._translator.stream(requests, self._translator.pipeline(options))
-        scores = [translation.hypotheses[0].log_probability for translation in found]
-        return scores[0] if isinstance(source, str) else scores
+        search = SearchOptions(score_reference=True, source_lang=source_lang, target_lang=target_lang)
+        pipeline = Pipeline(self.tokenizer, search, max_source_len=UNLIMITED)
+        segments = [leaf.input for line in pipeline.segments(_pairs(source, target)) for leaf in line.leaves()]
+        for model in self.architectures:
+            for number, segment in enumerate(segments, 1):
+                _check_length(f"text {number}", len(segment.ids), model.max_source_positions)
+                _check_length(f"translation {number}", len(segment.reference or []) + 1, model.max_target_positions)
+        references = [list(segment.reference or []) for segment in segments]
+        device = self._translator.device
+        output = [token for ids in references for token in (*ids, EOS)]
+        return Batch(
+            source=Packed.from_lists([list(segment.ids) for segment in segments], device),
+            target_input=Packed.from_lists([[BOS, *ids] for ids in references], device),
+            target_output=torch.tensor(output, device=device),
+            target_tokens=len(output),
+            pairs=torch.arange(len(segments)),
+        )
 
     @overload
-    def encode(self, source: str, *, pooling: Pooling = "none") -> Tensor: ...  # type: ignore[overload-overlap]
+    def logits(self, source: str, target: str, *, padded: bool = False, **languages: str | None) -> Tensor: ...  # type: ignore[overload-overlap]
     @overload
-    def encode(self, source: Sequence[str], *, pooling: Literal["none"] = "none") -> list[Tensor]: ...
+    def logits(
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[False] = False, **languages: str | None
+    ) -> list[Tensor]: ...
     @overload
-    def encode(self, source: Sequence[str], *, pooling: Literal["mean"]) -> Tensor: ...
-    @torch.inference_mode()
-    def encode(self, source: str | Sequence[str], *, pooling: Pooling = "none") -> Tensor | list[Tensor]:
+    def logits(
+        self, source: Sequence[str], target: Sequence[str], *, padded: Literal[True], **languages: str | None
+    ) -> Tensor: ...
+    def logits(
+        self, source: str | Sequence[str], target: str | Sequence[str], *, padded: bool = False, **languages: str | None
+    ) -> Tensor | list[Tensor]:
+        """Returns the logits of each target piece, given the source and the pieces before it (teacher forcing).
+
+        For a text, the result is a tensor T V: a row for each piece of `target` and a row for eos. For a list, the
+        result is a list of such tensors, or with `padded` one tensor B L V with zeros after the end of each text.
+        `source_lang` and `target_lang` are for models of several languages. If the model was loaded with `trainable`,
+        the logits have gradients.
+
+        >>> model.logits("A dog runs.", "Ein Hund rennt.").log_softmax(-1)
+
+        Raises ValueError for an ensemble, and in the cases of `batch`.
+        """
+        module, batch = self._single("logits"), self.batch(source, target, **languages)
+        with torch.set_grad_enabled(self._gradients):
+            features = module(batch.source, batch.target_input)
+            logits = batch.target_input.with_values(module.output_projection(features))
+        if isinstance(source, str):
+            return logits.values
+        return logits.to_padded() if padded else list(logits.split())
+
+    def decoder_states(
+        self, source: str, target: str, *, source_lang: str | None = None, target_lang: str | None = None
+    ) -> list[Tensor]:
+        """Returns the states T D of the decoder, one tensor for the embeddings and one for each layer.
+
+        Row t predicts piece t of `target`; the last row predicts eos. The last tensor is the input of the output
+        projection. If the model was loaded with `trainable`, the states have gradients.
+
+        Raises ValueError for an ensemble, for architectures whose layers do not compute one row for each token, and in
+        the cases of `batch`.
+        """
+        module = self._single("decoder_states")
+        batch = self.batch(source, target, source_lang=source_lang, target_lang=target_lang)
+        with torch.set_grad_enabled(self._gradients):
+            return decoder_states(module, batch.source, batch.target_input)
+
+    @overload
+    def encode(self, source: str, *, pooling: Pooling = "none", layers: Literal["last"] = "last") -> Tensor: ...  # type: ignore[overload-overlap]
+    @overload
+    def encode(
+        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["last"] = "last"
+    ) -> list[Tensor]: ...
+    @overload
+    def encode(
+        self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["last"] = "last"
+    ) -> Tensor: ...
+    @overload
+    def encode(  # type: ignore[overload-overlap]
+        self, source: str, *, pooling: Pooling = "none", layers: Literal["all"]
+    ) -> list[Tensor]: ...
+    @overload
+    def encode(
+        self, source: Sequence[str], *, pooling: Literal["none"] = "none", layers: Literal["all"]
+    ) -> list[list[Tensor]]: ...
+    @overload
+    def encode(self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"]) -> list[Tensor]: ...
+    @torch.no_grad()  # not inference_mode: a hook may put the states into a pass with gradients
+    def encode(
+        self, source: str | Sequence[str], *, pooling: Pooling = "none", layers: Literal["last", "all"] = "last"
+    ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
         For a text, the output is a tensor S D with a row for each piece and a row for eos (some architectures have a
         different number of rows). For a list, the output is a list of such tensors. `pooling="mean"` returns the mean
         of the rows: D for a text, B D for a list. Means from the same model can be compared.
 
-        Raises ValueError for an ensemble, and for a text that is longer than the model can read.
+        `layers="all"` returns a list of such results instead: the embeddings with positions, then the output of each
+        layer. The last result is that of `layers="last"`.
+
+        Raises ValueError for an ensemble, for a text that is longer than the model can read, and with `layers="all"`
+        for architectures whose layers do not compute one row for each piece.
         """
         if pooling not in ("none", "mean"):
             raise ValueError(f"pooling is {pooling!r}; it must be none or mean")
+        if layers not in ("last", "all"):
+            raise ValueError(f"layers is {layers!r}; it must be last or all")
         model = self._single("encode")
         sentences = self.tokenizer.encode_source(texts(source)).split()
-        limit = model.max_source_positions
         for number, ids in enumerate(sentences, 1):
-            if limit is not None and len(ids) > limit:
-                raise ValueError(f"text {number} has {len(ids)} pieces; this model reads {limit} at most")
+            _check_length(f"text {number}", len(ids), model.max_source_positions)
         order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index]))
         ends = batch_ends([len(sentences[index]) for index in order], self._translator.max_tokens, 1)
-        rows: dict[int, Tensor] = {}
+        states: dict[int, list[Tensor]] = {}  # index of a text -> states of its layers, each S D
         for start, end in zip([0, *ends], ends, strict=False):
-            batch = order[start:end]
-            packed = Packed.from_lists([sentences[index].tolist() for index in batch], self._translator.device)
-            rows |= zip(batch, (memory.float().cpu() for memory in model.encode(packed).split()), strict=True)
-        memories = [rows[index] for index in range(len(sentences))]
-        if pooling == "mean":
-            means = [memory.mean(0) for memory in memories]
-            return means[0] if isinstance(source, str) else torch.stack(means) if means else torch.empty(0)
-        return memories[0] if isinstance(source, str) else memories
+            indices = order[start:end]
+            packed = Packed.from_lists([sentences[index].tolist() for index in indices], self._translator.device)
+            if layers == "all":
+                outputs = [packed.with_values(values) for values in encoder_states(model, packed)]
+            else:
+                outputs = [model.encode(packed)]
+            of_texts = zip(*(output.split() for output in outputs), strict=True)
+            states |= {index: [x.float().cpu() for x in each] for index, each in zip(indices, of_texts, strict=True)}
+
+        def result(layer: int) -> Any:
+            rows = [states[index][layer] for index in range(len(sentences))]
+            if pooling == "mean":
+                means = [row.mean(0) for row in rows]
+                return means[0] if isinstance(source, str) else torch.stack(means) if means else torch.empty(0)
+            return rows[0] if isinstance(source, str) else rows
+
+        if layers == "last":
+            return result(-1)
+        return [result(layer) for layer in range(len(states[0]))] if states else []
 
     def attention(
         self,
@@ -238,6 +391,18 @@ class Model:
         names = ", ".join(type(model).__name__ for model in self.architectures)
         sizes = f"{self.tokenizer.source_size:,} source and {self.tokenizer.target_size:,} target pieces"
         return f"<nmtkit.Model: {names}, {sizes}, on {self._translator.device}>"
+
+
+def _check_length(title: str, pieces: int, limit: int | None) -> None:
+    if limit is not None and pieces > limit:
+        raise ValueError(f"{title} has {pieces} pieces; this model reads {limit} at most")
+
+
+def _pairs(source: str | Sequence[str], target: str | Sequence[str]) -> list[Request]:
+    sources, targets = texts(source), texts(target)
+    if isinstance(source, str) != isinstance(target, str) or len(sources) != len(targets):
+        raise ValueError(f"there are {len(sources)} sources and {len(targets)} translations; give one for each")
+    return [Request(text, reference=other) for text, other in zip(sources, targets, strict=True)]
 
 
 def _request(line: Any, index: int) -> Request:
