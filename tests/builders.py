@@ -4,6 +4,7 @@ Every builder is deterministic: the same arguments return the same weights.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,9 +137,9 @@ REAL_LINES = [
 ]
 
 
-def save_transformer(path: Path, **changes: object) -> Path:
-    """Writes the checkpoint of a Transformer of random, sharp weights, whose tokenizer knows `REAL_LINES`."""
-    tokenizer = Tokenizer(train_model(REAL_LINES, 400))
+def save_transformer(path: Path, *, tags: Sequence[str] = (), **changes: object) -> Path:
+    """Writes the checkpoint of a Transformer of random, sharp weights. Its tokenizer knows `REAL_LINES` and `tags`."""
+    tokenizer = Tokenizer(train_model(REAL_LINES, 400, tags=tags))
     small = {"encoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
     model = tiny_transformer(vocabulary_of(tokenizer), sharpness=2.0, **small)
     with torch.no_grad():
@@ -153,7 +154,7 @@ def fragments() -> list[str]:
     return [" ".join(line.split()[start:]) for line in REAL_LINES for start in range(6)]
 
 
-def save_ending_transformer(path: Path, **changes: object) -> Path:
+def save_ending_transformer(path: Path, **changes: Any) -> Path:
     """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end."""
     model, tokenizer = from_checkpoint(save_transformer(path, **changes))
     lines = fragments()
