@@ -1,5 +1,6 @@
 """`nmtkit import`: converts a model of another toolkit to a checkpoint."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
         languages = {"source_lang": source_lang, "target_lang": target_lang}
         (translation,) = Translator([model], tokenizer).translate([line], **languages)
         stderr.print(f"{line} → {translation.text}", markup=False, highlight=False, soft_wrap=True)
+    generate = ["nmtkit", "generate", "--path", str(destination), *tokenizer.language_flags(source_lang, target_lang)]
+    stderr.print(f"next: {shlex.join(generate)} < source.txt", markup=False, highlight=False, soft_wrap=True)
 
 
 def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:

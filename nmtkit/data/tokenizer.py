@@ -208,6 +208,16 @@ class Tokenizer:
         ids = takewhile(self._source.is_control, range(self.source_size - 1, EOS, -1))
         return {self._source.id_to_piece(token).strip("_<>"): token for token in reversed(list(ids))}
 
+    @property
+    def has_target_languages_only(self) -> bool:
+        """Whether the language tokens name target languages only, as in multilingual models of Marian (>>deu<<)."""
+        return any(self._source.id_to_piece(id).startswith(">>") for id in self.languages.values())
+
+    def language_flags(self, source: str | None = None, target: str | None = None) -> list[str]:
+        """Returns the flags of `nmtkit generate` that choose the languages, with SRC and TGT for unknown codes."""
+        flags = ["--target-lang", target or "TGT"] if self.languages else []
+        return flags if self.has_target_languages_only or not flags else ["--source-lang", source or "SRC", *flags]
+
     def language_ids(
         self, source: str | None, target: str | None, flags: tuple[str, str] = ("--source-lang", "--target-lang")
     ) -> tuple[list[int], list[int]]:
@@ -225,7 +235,7 @@ class Tokenizer:
             if given:
                 raise ValueError(f"{next(iter(given))} is for multilingual models; this model has no language tokens")
             return [], []
-        target_only = self._source.id_to_piece(next(iter(self.languages.values()))).startswith(">>")
+        target_only = self.has_target_languages_only
         if target_only and source is not None:
             raise ValueError(
                 f"{flags[0]} has no effect: this model has tokens of target languages only; leave {flags[0]} out"

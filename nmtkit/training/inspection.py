@@ -66,7 +66,7 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"][f"validation {name}"] = value
     if "run" in contents:
         sections |= of_run(contents["run"])
-    return Description("checkpoint", path, sections, commands(path, contents))
+    return Description("checkpoint", path, sections, commands(path, contents, tokenizer))
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
@@ -112,9 +112,13 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     return sections
 
 
-def commands(path: Path, contents: checkpoint.Checkpoint) -> dict[str, str]:
+def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns shell commands that use the checkpoint, by purpose."""
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
-    result = {"translate": shlex.join(["nmtkit", "generate", "--path", str(path), *plugins]) + " < source.txt"}
+    trained = contents.get("run", {}).get("languages") or (None, None)
+    known = [language if language in tokenizer.languages else None for language in trained]
+    generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
+    result = {"translate": shlex.join(generate) + " < source.txt"}
     if "adapters" in contents:
         result["merge them into the base"] = shlex.join(
             ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]

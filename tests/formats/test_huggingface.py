@@ -307,6 +307,27 @@ def test_import_says_what_it_found_and_translates_a_line(tmp_path: Path) -> None
     assert "All are equal. → " in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "languages"),
+    [
+        ("marian", [], ""),
+        ("marian_languages", [], " --target-lang TGT"),
+        ("marian_languages", ["--target-lang", "deu"], " --target-lang deu"),
+        ("nllb", [], " --source-lang SRC --target-lang TGT"),
+        ("mbart_50", ["--source-lang", "en_XX", "--target-lang", "de_DE"], " --source-lang en_XX --target-lang de_DE"),
+    ],
+)
+def test_import_and_inspect_show_the_command_with_the_languages_that_the_model_needs(
+    name: str, given: list[str], languages: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.pt"
+    result = CliRunner().invoke(main, ["import", str(FOLDER / name), str(model), *given])
+    assert result.stderr.endswith(f"\nnext: nmtkit generate --path {model}{languages} < source.txt\n")
+    known = "" if not languages else languages if "TGT" in languages else None
+    shown = CliRunner().invoke(main, ["inspect", str(model)]).stdout
+    assert known is None or f"nmtkit generate --path {model}{known} < source.txt" in " ".join(shown.split())
+
+
 def test_languages_are_required_of_a_model_that_has_them_and_refused_by_others(tmp_path: Path) -> None:
     several, targets, none = (imported(name, tmp_path) for name in ("m2m_100", "marian_languages", "marian"))
     with pytest.raises(ValueError, match="give --source-lang and --target-lang, one of af, am"):
