@@ -116,11 +116,11 @@ def test_requests_carry_prefixes_and_phrases(model: nmtkit.Model) -> None:
         ({"beam": True}, "beam: True is not a whole number"),
         ({"beam": 0}, "--beam is 0; it must be at least 1"),
         ({"nbest": 9}, "--nbest 9 needs --beam 9 or more"),
-        ({"alignment": "hard"}, "alignment does nothing without nbest"),
-        ({"quality": True}, "quality does nothing without nbest"),
+        ({"alignment": "hard"}, "alignment needs nbest"),
+        ({"quality": True}, "quality needs nbest"),
         ({"mbr": "chrf", "nbest": 2, "temperature": 0.5}, "--temperature does nothing without --sampling"),
         ({"mbr": "chrf"}, "mbr"),
-        ({"score_reference": True}, "score_reference is the method score"),
+        ({"score_reference": True}, "score_reference is not an option here"),
         ({"source_tag": "<2xx>"}, "the tokenizer has no tag '<2xx>'"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_wrong_option_is_named(model: nmtkit.Model, options: dict[str, Any], m
 
 @pytest.mark.parametrize("source", [[1, 2], ["a dog", None], b"a dog", [["a dog"]]])
 def test_what_is_no_text_is_named_with_its_type(model: nmtkit.Model, source: Any) -> None:
-    with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list); give a text, or texts"):
+    with pytest.raises(ValueError, match=r"item \d is of type (int|NoneType|list); give a text or a list of texts"):
         model.translate(source)
 
 
@@ -145,7 +145,7 @@ def test_an_ensemble_is_that_of_the_command(path: Path, tmp_path: Path) -> None:
     assert ensemble.translate(LINES) == [row["hypotheses"][0]["text"] for row in rows]
     assert len(ensemble.architectures) == 2
     for method in (ensemble.encode, ensemble.attention):
-        with pytest.raises(ValueError, match="is of one model, and this is an ensemble of 2"):
+        with pytest.raises(ValueError, match="needs a single model, but this is an ensemble of 2"):
             method("a dog")
 
 

@@ -227,7 +227,7 @@ BROKEN = [
     (ReturnsPadded, ["shapes are right", RUNS], r"ReturnsPadded.decode returned a Tensor of shape \[2, 8, 6\] for"),
     (EncodesATensor, ["shapes are right", RUNS], "EncodesATensor.encode returned a Tensor of .* must return a Packed"),
     (Drops, ["every parameter gets a finite gradient"], "no gradient reaches spare.weight, spare.bias"),
-    (IgnoresTheSource, ["every source word matters"], "no feature depends on word 0 of a source sentence of 6"),
+    (IgnoresTheSource, ["every source word matters"], "features do not depend on word 0 of a source sentence of 6"),
     (HidesState, ["weights survive a round trip"], "must be parameters or registered buffers"),
     (StepsOtherwise, ["a step equals the full pass"], "step differs from the full pass at token 1 of row 0"),
     (ReadsWeights, ["a prepared model computes the same"], "read the weights of a layer only by calling the layer"),
@@ -295,7 +295,7 @@ CRITERION_MISTAKES = [
     (Means, "a batch that counts for nothing is taken", "the loss of a micro-batch without targets is nan"),
     (OtherNll, "nll is the negative log likelihood", "'nll' is .* but the negative log-likelihood of the target is"),
     (Attached, "a loss and its counts are returned", "the counts mine carry gradients"),
-    (Trained, "it has no parameters of its own", "its parameters weight would never be trained or saved"),
+    (Trained, "it has no parameters of its own", "the criterion has the parameters weight"),
 ]  # fmt: skip
 
 
@@ -359,7 +359,7 @@ def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> No
     [
         (Stuck, "the learning rate is the groups", "updates with learning rates 0.0001 and 0.01 are equal"),
         (Forgets, "its state survives a round trip", "everything that step depends on must be in self.state"),
-        (Partial, "every parameter is in a group", "bias are in no param_groups"),
+        (Partial, "every parameter is in a group", "bias are missing in param_groups"),
     ],
 )
 def test_an_optimizer_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -399,7 +399,7 @@ class Observes(Silent):
     [
         (Silent, "every rate is a finite number of at least zero", "Silent returned None for update 1; it must"),
         (Nan, "every rate is a finite number of at least zero", "Nan returned nan for update 1; it must"),
-        (Counts, "a rate depends on its update alone", "because a resumed run asks again"),
+        (Counts, "a rate depends on its update alone", "because a resumed run calls lr again"),
         (Observes, "resume is exact", "state() must return everything that observe changes"),
     ],
 )
@@ -463,7 +463,7 @@ class Averaging(Score):
         (Unasked, "a finite number is returned", "so the metric must set translates = True"),
         (Upside, "references score no worse than nothing", "with higher_is_better = True empty lines are better"),
         (Remembering, "the score repeats", "keep no state between calls"),
-        (Averaging, "counts are sums", "it is a mean; return the sum"),
+        (Averaging, "counts are sums", "this looks like a mean; return the sum"),
     ],
 )
 def test_a_metric_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:
@@ -646,10 +646,10 @@ KIND = "pairs of its level are returned"
     ("cls", "check", "message"),
     [
         (One, KIND, "transform returned a ndarray; it must return a tuple (source, target)"),
-        (Outside, KIND, "the source returned has ids outside the vocabulary"),
-        (Lists, KIND, "the source returned is a list; with level"),
+        (Outside, KIND, "the returned source has ids outside the vocabulary"),
+        (Lists, KIND, "the returned source is a list; with level"),
         (InPlace, "what is given is left alone", "change and return copies"),
-        (CountsPairs, "it repeats with the generator", "or the result depends on the pairs before it"),
+        (CountsPairs, "it repeats with the generator", "or the result depends on earlier pairs"),
     ],
 )
 def test_a_transform_that_breaks_a_promise(registered: Any, cls: Any, check: str, message: str) -> None:

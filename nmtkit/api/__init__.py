@@ -1,8 +1,8 @@
-"""nmtkit in Python: what the commands do, as functions; `import nmtkit` has all of it, and loads torch only when used.
+"""The commands of nmtkit as Python functions. `import nmtkit` provides them, and loads torch only at the first use.
 
-Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and are checked as flags are: an
-unknown one is a ValueError that names the nearest, and so are a wrong type and a number out of range. Nothing is
-printed; what the commands say goes to the logger "nmtkit".
+Settings have the names of the flags, with underscores (`--max-len-a` is `max_len_a`), and the same checks. An unknown
+name, a wrong type and a number out of range raise ValueError; for an unknown name, the message suggests the most
+similar name. Nothing is printed; messages go to the logger "nmtkit".
 """
 
 from nmtkit.api.commands import average, preprocess, score

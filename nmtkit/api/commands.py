@@ -15,7 +15,7 @@ from nmtkit.training import averaging
 
 
 def preprocess(**settings: Any) -> Report:
-    """Makes a dataset from parallel text, as `nmtkit preprocess` does. `settings` are the flags of this command.
+    """Makes a dataset from parallel text, like `nmtkit preprocess`. `settings` are the flags of this command.
 
     >>> report = nmtkit.preprocess(
     ...     source_lang="en", target_lang="de", trainpref="data/train", validpref="data/val", destdir="data-bin"
@@ -39,7 +39,7 @@ def average(
     best: int | None = None,
     best_checkpoint_metric: str = "loss",
 ) -> Path:
-    """Writes the average of checkpoints to `output` and returns its path, as `nmtkit average-checkpoints` does.
+    """Writes the average of checkpoints to `output` and returns its path, like `nmtkit average-checkpoints`.
 
     >>> nmtkit.average("checkpoints", "averaged.pt", last=5)
 
@@ -59,14 +59,14 @@ def score(
     bootstrap: int = 0,
     **settings: Any,
 ) -> dict[str, Score]:
-    """Returns the scores of a corpus by metric, as `nmtkit score` does. Each score has its sacreBLEU signature.
+    """Returns the scores of a corpus by metric, like `nmtkit score`. Each score has its sacreBLEU signature.
 
     >>> nmtkit.score(["Ein Hund rennt."], ["Ein Hund läuft."], ["bleu"])["bleu"].value
 
-    `references` are the lines of one reference text, or a list of several such lists. With `bootstrap`, the
-    number of resamples, each score has a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`,
-    `sources` and `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of lines, and
-    ImportError for a metric that is not installed.
+    `references` are the lines of one reference text, or a list of several such lists. With `bootstrap`, the number of
+    resamples, each score has a 95 % interval. `settings` are `tokenize`, `lowercase`, `target_lang`, `sources` and
+    `comet_model`. Raises ValueError for an unknown metric and for unequal numbers of lines, and ImportError for a
+    metric that is not installed.
     """
     names = (metric,) if isinstance(metric, str) else tuple(metric)
     (chosen,) = configs("nmtkit.score", settings, metrics.Settings)

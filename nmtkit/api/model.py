@@ -1,4 +1,4 @@
-"""A model with its tokenizer: translation, scores, attention weights, and the encoder's representation of a text."""
+"""A model with its tokenizer: translation, scores, attention weights, and encoder output."""
 
 import dataclasses
 import typing
@@ -37,13 +37,11 @@ def load(
 
     >>> model = nmtkit.load("averaged.pt", precision="int8")
 
-    `plugins` are Python files or modules to import first, as with `--plugin`. `options` are the flags of
-    `nmtkit generate` that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`,
-    `max_source_len`, `long_lines`.
+    `plugins` are Python files or modules to import first, like `--plugin`. `options` are the flags of `nmtkit generate`
+    that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`, `max_source_len`, `long_lines`.
 
-    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, the
-    model has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, gradients and
-    hooks.
+    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, the model
+    has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, gradients and hooks.
 
     Raises OSError or ValueError with the name of the file or the option.
     """
@@ -94,7 +92,7 @@ class Model:
         source_tag: str | None = None,
         **options: Any,
     ) -> Any:
-        """Translates texts: returns one translation for a text, a list for a list, an iterator for any other iterable.
+        """Translates texts: a text to one translation, a list to a list, any other iterable to an iterator.
 
         >>> model.translate("A dog runs.")
         'Ein Hund rennt.'
@@ -104,9 +102,8 @@ class Model:
 
         Without `nbest`, a translation is a str. With any `nbest`, even 1, a translation is a `Translation` with
         `hypotheses`, best first. A hypothesis has `text`, `pieces`, `score` and `log_probability`. The option
-        `alignment` adds the source pieces that each piece attends to. `glossary` adds `terms`: the terms in
-        the source, each with the target term found in the translation, if any. `quality` adds an estimate of the
-        model's confidence.
+        `alignment` adds links to the source pieces. `glossary` adds `terms`: the terms in the source, each with the
+        target term found in the translation, if any. `quality` adds an estimate of the model's confidence.
 
         A text is one line; a newline at the end of the text is ignored. A `Request` can be given instead of a text: it
         also has a prefix of the translation, and phrases that the translation must or must not contain. The iterator
@@ -114,21 +111,23 @@ class Model:
 
         `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
         text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`). Raises ValueError
-        for options that are unknown, out of range or cannot be combined, and for an item that is neither a text nor a
+        for options that are unknown, out of range or cannot be combined, and for an item that is not a text or a
         request.
         """
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
-                raise ValueError(f"{name} does nothing without nbest, with which translations are objects")
+                raise ValueError(f"{name} needs nbest, because only translations with nbest are objects that hold it")
         given = options if nbest is None else options | {"nbest": nbest}
         search, text = configs("translate", given, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
-            raise ValueError("score_reference is the method score of a model")
+            raise ValueError("score_reference is not an option here; call the method score of the model")
         if search.mbr is not None and nbest is None:
-            raise ValueError("mbr chooses among nbest translations; give nbest")
+            raise ValueError("mbr chooses from nbest translations; give nbest")
         if text.rewriting and search.alignment is not None:
             names = ", ".join(text.rewriting)
-            raise ValueError(f"alignment is that of the text a model reads; leave it out with {names}")
+            raise ValueError(
+                f"alignment refers to the text that the model reads, which {names} changes; leave out alignment"
+            )
         alone = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if alone else source)
         requests = (_request(line, index) for index, line in enumerate(lines))
@@ -319,9 +318,9 @@ class Model:
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:
         """Returns the output of the encoder, to which the decoder attends, in fp32 on the CPU.
 
-        For a text, the output is a tensor S D with a row for each piece and a row for eos (some architectures have a
-        different number of rows). For a list, the output is a list of such tensors. `pooling="mean"` returns the mean
-        of the rows: D for a text, B D for a list. Means from the same model can be compared.
+        For a text, the output is a tensor S D with a row for each piece and a row for eos. Some architectures have a
+        different number of rows. For a list, the output is a list of such tensors. `pooling="mean"` returns the mean of
+        the rows: D for a text, B D for a list. Means from the same model can be compared.
 
         `layers="all"` returns a list of such results instead: the embeddings with positions, then the output of each
         layer. The last result is that of `layers="last"`.
@@ -384,7 +383,7 @@ class Model:
 
     def _single(self, method: str) -> Architecture:
         if len(self.architectures) > 1:
-            raise ValueError(f"{method} is of one model, and this is an ensemble of {len(self.architectures)}")
+            raise ValueError(f"{method} needs a single model, but this is an ensemble of {len(self.architectures)}")
         return self.architectures[0]
 
     def __repr__(self) -> str:
@@ -409,5 +408,5 @@ def _request(line: Any, index: int) -> Request:
     if isinstance(line, Request):
         return line
     if not isinstance(line, str):
-        raise ValueError(f"item {index} is of type {type(line).__name__}; give a text, or texts")
+        raise ValueError(f"item {index} is of type {type(line).__name__}; give a text or a list of texts")
     return Request(line.removesuffix("\n"))

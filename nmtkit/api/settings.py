@@ -19,10 +19,10 @@ def names_of(cls: Any) -> dict[str, str]:
 def configs(
     title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
 ) -> list[Any]:
-    """Returns a config of each class. Each config contains the settings in `given` that are flags of the class.
+    """Returns a config of each class, with the settings in `given` that are flags of the class.
 
-    Raises ValueError for wrong settings; `title` is the name of the caller in the message. `elsewhere` is another
-    function with its settings; the message names this function if `given` contains one of these settings.
+    Raises ValueError for wrong settings. The message begins with `title`, the name of the caller. `elsewhere` is the
+    name of another function and its settings; if `given` contains such a setting, the message names this function.
     """
     owners = {name: (cls, field) for cls in classes for name, field in names_of(cls).items()}
     for name in given:
@@ -60,5 +60,5 @@ def texts(texts: str | Sequence[str]) -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts)
     for index, text in enumerate(listed):
         if not isinstance(text, str):
-            raise ValueError(f"item {index} is of type {type(text).__name__}; give a text, or texts")
+            raise ValueError(f"item {index} is of type {type(text).__name__}; give a text or a list of texts")
     return listed

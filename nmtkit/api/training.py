@@ -1,4 +1,4 @@
-"""Training in this process: what `nmtkit train` does."""
+"""Trains in this process, like `nmtkit train`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from nmtkit.training.run_config import RunConfig
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a run ended, and what it left in its folder."""
+    """The end of a run, and the files in its folder."""
 
-    reason: str  # why the run ended: "--max-update 1000 is reached", or the name of a signal, such as "SIGINT"
+    reason: str  # stop reason: "--max-update 1000 is reached", or the name of a signal, such as "SIGINT"
     updates: int  # number of updates made, including updates before a resume
     finished: bool  # False if a signal stopped the run; the same call resumes it
     save_dir: Path
@@ -36,7 +36,7 @@ class TrainingResult:
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores of the best validation, empty where there was none."""
+        """The scores of the best validation, or an empty dict if there was no validation."""
         if self.best is None:
             return {}
         scores: dict[str, float] = checkpoint.read(self.best, mmap=True).get("scores", {})
@@ -46,7 +46,7 @@ class TrainingResult:
 def train(
     settings: Mapping[str, Any] | PathLike, data: PathLike | None = None, callbacks: Sequence[Callback] = ()
 ) -> TrainingResult:
-    """Trains a model on a dataset in this process, as `nmtkit train` does, and returns how the run ended.
+    """Trains a model on a dataset in this process, like `nmtkit train`, and returns a TrainingResult.
 
     >>> result = nmtkit.train({"arch": "transformer_tiny", "max_update": 1000, "save_dir": "run"}, "data-bin")
     >>> nmtkit.load(result.best).translate("A dog runs.")
@@ -63,11 +63,11 @@ def train(
     given = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
     job = _job({name.replace("-", "_"): value for name, value in given.items()}, data)
     if job.data is None:
-        raise ValueError("nmtkit.train needs data: the dataset that nmtkit.preprocess made")
+        raise ValueError("nmtkit.train needs data, a dataset made by nmtkit.preprocess")
     processes = job.run.nproc_per_node or 1
     if processes > 1 and not distributed.launched():
         raise ValueError(
-            f"nproc_per_node is {processes}, and nmtkit.train trains in this one process; start the script with "
+            f"nproc_per_node is {processes}, but nmtkit.train trains in a single process; start the script with "
             f"torchrun --nproc-per-node {processes}, or give the command nmtkit train"
         )
     end = Run(job, job.data, Lines(), callbacks).run()
@@ -85,7 +85,7 @@ def train(
 
 
 def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
-    """Returns the job for `given`, which maps flags to values. Raises ValueError if no part of the job has a flag."""
+    """Returns the job for `given`, which maps flags to values. Raises ValueError for a flag that does not exist."""
     title = "nmtkit.train"
     chosen = {kind: registry.flag[2:].replace("-", "_") for kind, registry in REGISTRIES.items()}
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}

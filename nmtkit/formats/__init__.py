@@ -1,1 +1,1 @@
-"""Models of other toolkits, one file for each: what nmtkit writes for them, and what it reads."""
+"""Import and export of models of other toolkits, one file for each format."""

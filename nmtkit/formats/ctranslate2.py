@@ -13,21 +13,20 @@ from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.layers.feed_forward import GATED
 
-# Settings that models of CTranslate2 also have.
+# Settings that CTranslate2 supports with any value.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "positions", "max_positions", "pre_norm"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm", "scale_embeddings"}
 SAME |= {"activation", "position_offset", "norm_eps"}
-POSITIONS = 4096  # number of positions in the table of sinusoids; the exported model holds this table
+POSITIONS = 4096  # number of positions in the exported table of sinusoids
 
 
 def save(source: Path, destination: Path, quantization: Literal["float32", "int8"]) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that `ctranslate2.Translator` loads.
 
     The translator reads and writes SentencePiece pieces, so the folder also holds the SentencePiece models. By default,
-    CTranslate2 sorts hypotheses by log probability / pieces. The argument `length_penalty` of `translate_batch` changes
-    this order.
+    CTranslate2 sorts hypotheses by log probability / pieces. `length_penalty` in `translate_batch` changes this order.
 
-    Raises ValueError naming an option of the architecture that CTranslate2 does not have.
+    Raises ValueError that names an option of the architecture that CTranslate2 does not support.
     """
     require()
     model, tokenizer = models.from_checkpoint(source)
@@ -44,7 +43,7 @@ def save(source: Path, destination: Path, quantization: Literal["float32", "int8
 
 
 def require() -> None:
-    """Raises ImportError with an installation command if the package ctranslate2 is missing."""
+    """Raises ImportError with the install command if the package ctranslate2 is missing."""
     if importlib.util.find_spec("ctranslate2") is None:
         raise ImportError("this needs the package ctranslate2: pip install 'nmtkit[export]'")
 

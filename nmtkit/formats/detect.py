@@ -1,4 +1,4 @@
-"""Finds the toolkit that a model on disk is from."""
+"""Detects the toolkit of a model on disk."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ from nmtkit.formats import fairseq, huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError naming `source`."""
+    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError with the name of
+    `source`."""
     try:
         return _load(source)
     except ValueError as error:
@@ -19,7 +20,8 @@ def load(source: Path) -> Checkpoint:
 def _load(source: Path) -> Checkpoint:
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such file or folder")
-    if (source / huggingface.CONFIG_FILE).exists():  # tested first: Hugging Face's Trainer writes .pt files too
+    # tested first, because the Trainer of Hugging Face also writes .pt files
+    if (source / huggingface.CONFIG_FILE).exists():
         return huggingface.load(source)
     if source.suffix == ".npz" or any(marian.decoder_files(source)):
         return marian.load(source)
@@ -28,6 +30,6 @@ def _load(source: Path) -> Checkpoint:
     if source.is_dir():
         return huggingface.load(source)
     raise ValueError(
-        f"{source} is not a model that can be imported: give a folder of Hugging Face's transformers, "
-        "Marian's .npz, or fairseq's .pt with its dictionaries"
+        f"{source} is not a model that can be imported: give a folder of Hugging Face transformers, an .npz of "
+        "Marian, or a .pt of fairseq with its dictionaries"
     )

@@ -19,14 +19,14 @@ def check_expressible(
 ) -> Transformer:
     """Returns `model`, the model of the checkpoint `source`. Raises ValueError if `program` cannot reproduce `model`.
 
-    `same` are settings that models of the program also have. `allowed` are the permitted values of other settings. A
-    setting that is in neither must have its default value. Subclasses of Transformer are refused, because their
-    computation can be different.
+    The program supports every value of the settings in `same`, and the values in `allowed` of other settings. All other
+    settings must have their default values. Subclasses of Transformer are rejected, because their computation can
+    differ.
     """
     if type(model) is not Transformer or type(model.config) is not TransformerConfig:
         raise ValueError(
-            f"{source} is a {type(model).__name__}, and {program} has no such model: only the plain Transformer can be "
-            "exported; or give --format safetensors"
+            f"{source} is a {type(model).__name__}, which {program} does not support: export a Transformer, or give "
+            "--format safetensors"
         )
     config = model.config
     width = config.d_model // config.heads  # default width of a head
@@ -41,8 +41,8 @@ def check_expressible(
             wanted.append(as_flag(field, values))
     if found:
         raise ValueError(
-            f"{source} has {', '.join(found)}, which {program} does not have; models trained with {' '.join(wanted)} "
-            "can be exported; or give --format safetensors"
+            f"{source} has {', '.join(found)}, which {program} does not support; train with {' '.join(wanted)}, or "
+            "give --format safetensors"
         )
     return model
 

@@ -24,7 +24,7 @@ from nmtkit.formats.transformer_names import stacks
 from nmtkit.formats.vocabulary import HIDDEN, Table, read_model, table_of, tokenizer_of, unused
 from nmtkit.formats.weights import Weights, transformer_checkpoint
 
-NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the import reads the first existing file
+NAMES = ("checkpoint_best.pt", "checkpoint_last.pt", "model.pt")  # the first file that exists is read
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the first entries of every vocabulary
 PADDING = 1  # id of the padding; the first position is PADDING + 1
 # fairseq's defaults (fairseq/models/transformer/transformer_legacy.py)
@@ -55,7 +55,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "transformer_align": {},
     "transformer_wmt_en_de_big_align": BIG | {"attention_dropout": 0.1},
 }  # fmt: skip
-# Settings that must be off, because nmtkit's Transformer cannot compute what they add.
+# Settings that must be off, because nmtkit's Transformer does not support them.
 OFF = (
     "adaptive_input", "adaptive_softmax_cutoff", "base_layers", "char_inputs", "cross_self_attention",
     "decoder_layers_to_keep", "decoder_xformers_att_config", "encoder_layers_to_keep", "encoder_xformers_att_config",
@@ -84,7 +84,7 @@ def load(source: Path) -> Checkpoint:
     path = source if source.is_file() else checkpoint_file(source)
     contents = pickles.load(path)
     if "nmtkit" in contents:
-        raise ValueError(f"{path} is a checkpoint of nmtkit already")
+        raise ValueError(f"{path} is already a checkpoint of nmtkit")
     with naming(path):
         settings = settings_of(contents, path)
     if not isinstance(contents.get("model"), dict):
@@ -121,19 +121,23 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
             found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
     arch, task = found.get("arch"), found.get("task") or TASKS[0]
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise ValueError(f"{path} is of architecture {arch}, which is not supported; {', '.join(ARCHITECTURES)} are")
+        raise ValueError(
+            f"{path} has the architecture {arch}, which is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
     if task not in TASKS:
-        raise ValueError(f"{path} was trained for the task {task}, which is not supported; {' and '.join(TASKS)} are")
+        raise ValueError(
+            f"{path} was trained for the task {task}, which is not supported; supported: {' and '.join(TASKS)}"
+        )
     given = {name: value for name, value in found.items() if value is not None}
     return Settings(DEFAULTS | ARCHITECTURES[arch] | given | {"task": task}, path)
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
+    """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     path = settings.path
     for name in OFF:
         if settings.values.get(name):
-            raise ValueError(f"{path} has {name} {settings.values[name]}, which nmtkit's Transformer does not have")
+            raise ValueError(f"{path} has {name} {settings.values[name]}, which nmtkit's Transformer does not support")
     activation = settings.text("activation_fn")
     if activation not in ("relu", "gelu"):
         raise ValueError(f"{path} has activation_fn {activation}; supported are relu and gelu")
@@ -141,7 +145,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
     learned = settings.same_flag("encoder_learned_pos", "decoder_learned_pos")
     shared = settings.flag("share_all_embeddings", False)
     if shared and not joint:
-        raise ValueError(f"{path} has share_all_embeddings, and dictionaries of source and target that differ")
+        raise ValueError(f"{path} has share_all_embeddings, but its source and target dictionaries differ")
     longest = ("max_source_positions", "max_target_positions")
     changes = {
         "encoder_layers": settings.integer("encoder_layers"),
@@ -154,7 +158,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         "pre_norm": settings.same_flag("encoder_normalize_before", "decoder_normalize_before"),
         "activation": activation,
         "attention_bias": True,
-        "output_bias": True,  # hides entries that the original model does not have
+        "output_bias": True,  # the bias hides entries that the original model does not have
         "positions": "learned" if learned else "sinusoidal_fairseq",
         "position_offset": 0 if learned else PADDING + 1,
         "max_positions": settings.same(*longest) if learned else settings.integer(longest[0]),
@@ -175,7 +179,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 
 
 def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Table, Table, Tokenizer]:
-    """Returns the source table, the target table and the tokenizer. Reads files in the folder of the checkpoint."""
+    """Reads dictionaries and SentencePiece models. Returns the source table, the target table and the tokenizer."""
     folder = path.parent
     files = dictionary_files(path, settings)
     models = tokenizer_files(folder, [file.name.split(".")[1] for file in files])
@@ -185,7 +189,7 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
         with naming(path):
             names = language_tokens(path, settings)
         if by_side[0] != by_side[1]:
-            raise ValueError(f"{folder} has dictionaries that differ; a model of several languages has one")
+            raise ValueError(f"{folder} has different dictionaries; a multilingual model needs a single dictionary")
         for by_id in by_side:
             by_id |= dict(enumerate((token for token in names if token not in by_id.values()), len(by_id)))
             if settings.values.get("lang_tok_style") == "mbart" and "<mask>" not in by_id.values():
@@ -195,7 +199,7 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
         rows = len(weights.matrix(f"{side}.embed_tokens.weight"))
         if rows != len(by_id):
             raise ValueError(
-                f"{file} makes a vocabulary of {len(by_id)} entries, and the {side} embeddings have {rows} rows: the "
+                f"{file} makes a vocabulary of {len(by_id)} entries, but the {side} embeddings have {rows} rows: the "
                 "dictionary belongs to another model"
             )
         own = {piece.text for piece in pieces_of(model)}
@@ -213,7 +217,8 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
 
 
 def dictionary(path: Path) -> dict[int, str]:
-    """Returns the entries of a dict.txt by id, with the special entries first. Raises ValueError for a wrong line."""
+    """Returns the entries of a dict.txt by id, with the special entries first. Raises ValueError for an invalid
+    line."""
     by_id = dict(enumerate(SPECIAL))
     known = set(SPECIAL)
     lines = read_text(path).split("\n")
@@ -223,8 +228,8 @@ def dictionary(path: Path) -> dict[int, str]:
         word, _, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
         overwrites = line.rstrip().endswith(" #fairseq:overwrite")
         if not word or not count.lstrip("-").isdigit() or (word in known and not overwrites):
-            raise ValueError(f"{path}, line {number}: {line[:60]!r} is not a word and its count, or repeats a word")
-        if word in known:  # the earlier entry keeps its row, but gets a name that text never produces
+            raise ValueError(f"{path}, line {number}: {line[:60]!r} must be a new word and its count")
+        if word in known:  # the earlier entry keeps its row, but its name becomes one that text never produces
             by_id |= {id: unused(id) for id, piece in by_id.items() if piece == word}
         known.add(word)
         by_id[len(by_id)] = word
@@ -232,11 +237,11 @@ def dictionary(path: Path) -> dict[int, str]:
 
 
 def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
-    """Returns a dict from fairseq's language tokens, in the order of their ids, to nmtkit's language tokens.
+    """Maps the language tokens of fairseq, in the order of their ids, to the language tokens of nmtkit.
 
-    Two arrangements are supported: the source begins with the token of the source language and the target with the
-    token of the target language (M2M-100), or only the source begins with a token, that of the target language. Raises
-    ValueError for any other arrangement.
+    Two arrangements are supported. In M2M-100, the source begins with the token of the source language, and the target
+    with the token of the target language. Otherwise, only the source begins with a token, which is the token of the
+    target language. Raises ValueError for any other arrangement.
     """
     values = settings.values
     main = (values.get("langtoks") or {}).get("main")
@@ -244,7 +249,7 @@ def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
     template = {("src", "tgt"): "__{}__", ("tgt", None): ">>{}<<", ("tgt", False): ">>{}<<"}.get(places)
     if template is None or values.get("lang_tok_replacing_bos_eos"):
         raise ValueError(
-            f"{path} has the language tokens {places} on its two sides; supported are ('src', 'tgt') and "
+            f"{path} has the language tokens {places} on source and target; supported are ('src', 'tgt') and "
             "('tgt', None), without lang_tok_replacing_bos_eos"
         )
     languages = values.get("langs") or []
@@ -262,7 +267,7 @@ def language_tokens(path: Path, settings: Settings) -> dict[str, str]:
 
 
 def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights under the names of fairseq 0.12. Leaves out tensors that are not weights."""
+    """Renames the weights as in fairseq 0.12. Leaves out tensors that are not weights."""
     norms = {
         "encoder": ["self_attn_layer_norm", "final_layer_norm"],
         "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
@@ -313,8 +318,10 @@ def checkpoint_file(folder: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise FileNotFoundError(f"{folder} does not hold a checkpoint, such as {NAMES[0]}")
-    raise ValueError(f"{folder} holds {len(found)} checkpoints, and no {NAMES[0]}; name one, such as {found[0]}")
+        raise FileNotFoundError(f"{folder} does not contain a checkpoint such as {NAMES[0]}")
+    raise ValueError(
+        f"{folder} contains {len(found)} checkpoints, but no {NAMES[0]}; give the path of one, such as {found[0]}"
+    )
 
 
 def dictionary_files(path: Path, settings: Settings) -> list[Path]:
@@ -333,7 +340,7 @@ def dictionary_files(path: Path, settings: Settings) -> list[Path]:
         missing = next((language for language in languages if language and language not in files), "SRC")
         raise FileNotFoundError(
             f"{path.parent / f'dict.{missing}.txt'}: no such file; the dictionaries of fairseq's dataset "
-            f"({data or 'data-bin'}) have to be in the folder of the checkpoint"
+            f"({data or 'data-bin'}) must be in the folder of the checkpoint"
         )
     if settings.value("task") == TASKS[1] or len({read_bytes(file) for file in files.values()}) == 1:
         chosen = [name for name in languages if name] if all(languages) else list(files)
@@ -345,7 +352,7 @@ def dictionary_files(path: Path, settings: Settings) -> list[Path]:
             return [files[str(name)] for name in order]
     names = ", ".join(file.name for file in files.values())
     raise ValueError(
-        f"{path.parent} holds {names}, and the checkpoint does not name its source language; name them "
+        f"{path.parent} contains {names}, but the checkpoint does not name its source language; name them "
         "dict.source.txt and dict.target.txt"
     )
 
@@ -362,12 +369,13 @@ def tokenizer_files(folder: Path, languages: Sequence[str]) -> list[bytes]:
     if files:
         listed = ", ".join(file.name for file in files)
         raise ValueError(
-            f"{folder} holds the SentencePiece models {listed}; leave one for both sides, or source.spm and target.spm"
+            f"{folder} contains the SentencePiece models {listed}; keep one model for both sides, or source.spm and "
+            "target.spm"
         )
     codes = sorted(file.name for file in folder.iterdir() if "code" in file.name.lower())
-    why = f"; {codes[0]} is of fastBPE or subword-nmt, which nmtkit does not have" if codes else ""
+    why = f"; {codes[0]} belongs to fastBPE or subword-nmt, which nmtkit does not support" if codes else ""
     raise FileNotFoundError(
-        f"{folder} does not hold a SentencePiece model (sentencepiece.bpe.model, spm.model){why}. A model whose "
-        "text another tool segments cannot be imported; let fairseq translate text, and train a model here on its "
-        "translations"
+        f"{folder} does not hold a SentencePiece model (sentencepiece.bpe.model, spm.model){why}. A model with a "
+        "different segmentation cannot be imported; instead, translate text with fairseq, and train a model of "
+        "nmtkit on the translations"
     )

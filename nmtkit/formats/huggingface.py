@@ -36,8 +36,9 @@ from nmtkit.formats.weights import Weights, load_safetensors, transformer_checkp
 CONFIG_FILE, TOKENIZER_FILE, GENERATION_FILE = "config.json", "tokenizer_config.json", "generation_config.json"
 TOKENIZER_JSON, SPM_FILE, VOCAB_FILE = "tokenizer.json", "sentencepiece.bpe.model", "vocab.json"
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
-IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"  # tables of sinusoids, zeros
-# Defaults of transformers for settings that config.json leaves out, if the defaults depend on the model type.
+# tables of sinusoids, and biases of zeros
+IGNORED = r"model\.(en|de)coder\.(version|embed_positions\.weights?)|final_logits_bias"
+# Defaults of transformers that depend on the model type, for settings that config.json leaves out.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "marian": {"activation_function": "gelu", "scale_embedding": False, "attention_dropout": 0.0, "layerdrop": 0.0},
     "m2m_100": {"activation_function": "relu", "scale_embedding": True, "attention_dropout": 0.1, "layerdrop": 0.05},
@@ -49,7 +50,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "m2m_100": {"positions": "sinusoidal_fairseq", "pre_norm": True},
     "mbart": {"positions": "learned", "pre_norm": True, "embedding_norm": True, "output_bias": True},
 }
-# Search settings -> values that change nothing. They are in generation_config.json; older models use config.json.
+# Search setting -> values without effect. The settings are in generation_config.json; older models use config.json.
 SEARCH_SETTINGS: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,), "length_penalty": (1.0,), "no_repeat_ngram_size": (0,), "repetition_penalty": (1.0,),
     "min_length": (0,), "num_beam_groups": (1,), "diversity_penalty": (0.0,), "do_sample": (False,),
@@ -66,10 +67,12 @@ def load(folder: Path) -> Checkpoint:
     ImportError if the weights need the package safetensors and the package is missing. Warns about search settings and
     added tokens, which are not imported.
     """
-    settings = Settings(read_json(folder / CONFIG_FILE, "a folder of transformers has one"), folder / CONFIG_FILE)
+    settings = Settings(
+        read_json(folder / CONFIG_FILE, "a folder of transformers contains this file"), folder / CONFIG_FILE
+    )
     kind = settings.value("model_type")
     if not isinstance(kind, str) or kind not in LOADERS:
-        raise ValueError(f"{settings.path}: model type {kind!r} is not supported; {', '.join(LOADERS)} are")
+        raise ValueError(f"{settings.path}: model type {kind!r} is not supported; supported: {', '.join(LOADERS)}")
     config = config_of(settings, kind)
     weights = Weights(read_weights(folder), folder)
     sizes = vocabulary_sizes(settings, weights)
@@ -85,12 +88,12 @@ def load(folder: Path) -> Checkpoint:
 
 
 def config_of(settings: Settings, kind: str) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
+    """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     defaults = DEFAULTS[kind]
     activation = settings.text("activation_function", defaults["activation_function"])
     if activation not in ACTIVATIONS:
         raise ValueError(
-            f"{settings.path}: activation_function {activation!r} is not supported; {', '.join(ACTIVATIONS)} are"
+            f"{settings.path}: activation_function {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
         )
     changes = {
         "encoder_layers": settings.integer("encoder_layers"),
@@ -117,7 +120,7 @@ def config_of(settings: Settings, kind: str) -> TransformerConfig:
 def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
     """Returns the sizes of the source vocabulary and the target vocabulary.
 
-    Raises ValueError if the number of rows of the embeddings differs from the size.
+    Raises ValueError if the embeddings have a different number of rows.
     """
     source = settings.integer("vocab_size")
     sizes = source, source
@@ -126,7 +129,7 @@ def vocabulary_sizes(settings: Settings, weights: Weights) -> tuple[int, int]:
     for stack, name, size in zip(("encoder", "decoder"), ("vocab_size", "decoder_vocab_size"), sizes, strict=True):
         rows = len(weights.matrix(*embedding_names(stack)))
         if rows != size:
-            raise ValueError(f"{settings.path}: {name} is {size}, and the embeddings have {rows} rows")
+            raise ValueError(f"{settings.path}: {name} is {size}, but the embeddings have {rows} rows")
     return sizes
 
 
@@ -141,7 +144,7 @@ def warn_of_search_settings(folder: Path, settings: Settings) -> None:
     ]
     if asked:
         log.warning(
-            "%s: settings of the search are not imported: %s; give generate its own flags, such as --beam",
+            "%s: search settings are not imported: %s; give flags of generate instead, such as --beam",
             path if path.exists() else settings.path, ", ".join(asked),
         )  # fmt: skip
 
@@ -150,13 +153,13 @@ def warn_of_search_settings(folder: Path, settings: Settings) -> None:
 
 
 def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
-    """Reads two SentencePiece models, and either one table of ids for both models or one table for each model."""
+    """Reads two SentencePiece models, and one table of ids for both models or for each model."""
     models = [read_model(folder / f"{side}.spm") for side in ("source", "target")]
     start = settings.integer("decoder_start_token_id", settings.integer("pad_token_id"))
     starts: list[int | None]
     if settings.flag("share_encoder_decoder_embeddings", True):
         paths, sides, starts = [folder / VOCAB_FILE], [models], [start]
-    else:  # the decoder's first token is an entry of the target table
+    else:  # the first token of the decoder is an entry of the target table
         paths, sides = [folder / VOCAB_FILE, folder / "target_vocab.json"], [models[:1], models[1:]]
         starts = [None, start]
     tables = []
@@ -170,7 +173,7 @@ def marian_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -
 
 
 MBART_50 = "MBart50Tokenizer"
-# The languages of M2M-100 in the order of their tokens. transformers 5 does not write these tokens to a file.
+# The languages of M2M-100 in the order of their tokens. transformers 5 does not save these tokens.
 M2M_100 = (
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha he hi hr ht hu "
     "hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne nl no ns oc or pa pl ps pt "
@@ -179,20 +182,21 @@ M2M_100 = (
 
 
 def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> tuple[Table, Table, Tokenizer]:
-    """Reads one SentencePiece model. The ids are those of vocab.json (M2M-100), or follow the numbering of fairseq."""
+    """Reads one SentencePiece model. The ids come from vocab.json (M2M-100), or follow the numbering of fairseq."""
     about = read_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).exists() else {}
     if settings.value("model_type") == "mbart" and MBART_50 not in (
         settings.values.get("tokenizer_class"),
         str(about.get("tokenizer_class")).removesuffix("Fast"),
     ):
         raise ValueError(
-            f"{folder} is not an mBART-50: its tokenizer is not {MBART_50}. Earlier mBART models (cc25, en-ro) write "
-            "the language after the source, which is not supported"
+            f"{folder} is not an mBART-50 model: its tokenizer is not {MBART_50}. Earlier mBART models (cc25, en-ro) "
+            "put the language token after the source, which is not supported"
         )
     if about.get("legacy_behaviour"):
         raise ValueError(
-            f"{folder / TOKENIZER_FILE}: legacy_behaviour, a language after the source, is not supported. NLLB "
-            "itself was trained with the language before it: unless this model was trained otherwise, set it to false"
+            f"{folder / TOKENIZER_FILE}: legacy_behaviour (a language token after the source) is not supported. NLLB "
+            "was trained with the token before the source; set legacy_behaviour to false unless this model was "
+            "trained with the token after the source"
         )
     if (folder / SPM_FILE).exists() or not (folder / TOKENIZER_JSON).exists():
         model = read_model(folder / SPM_FILE)
@@ -225,10 +229,9 @@ LOADERS: dict[str, Callable[[Path, Settings, tuple[int, int]], tuple[Table, Tabl
 
 
 def added_tokens(folder: Path, pieces: Collection[str], size: int) -> dict[int, str]:
-    """Returns the added tokens by id. Releases of transformers write these tokens to different files.
+    """Returns the added tokens by id. Each release of transformers writes these tokens to a different file.
 
-    The oldest releases write a list of names without ids. The first name has the id `size`, and the list does not
-    contain <mask>.
+    The oldest releases write a list of names without ids and without <mask>. The first name has the id `size`.
     """
     found: dict[int, str] = {}
     for name, key in ((TOKENIZER_FILE, "added_tokens_decoder"), (TOKENIZER_JSON, "added_tokens")):
@@ -255,7 +258,7 @@ def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None
     if tokens:
         more = f" and {len(tokens) - 5} more" if len(tokens) > 5 else ""
         log.warning(
-            "%s: the added tokens %s%s are not imported; text with them is divided into other pieces",
+            "%s: the added tokens %s%s are not imported, so text with these tokens is divided into different pieces",
             folder, ", ".join(tokens[:5]), more,
         )  # fmt: skip
 
@@ -263,12 +266,13 @@ def warn_of_added_tokens(folder: Path, added: set[str], known: set[str]) -> None
 def check_id(id: Any, path: Path) -> int:
     """Returns `id`, a number or text, as a number. Raises ValueError naming the path if `id` is not a valid id."""
     if isinstance(id, bool) or not isinstance(id, int | str) or not str(id).isascii() or not str(id).isdigit():
-        raise ValueError(f"{path}: {str(id)[:40]!r} is not an id of a piece; ids are whole numbers from 0")
+        raise ValueError(f"{path}: {str(id)[:40]!r} is not an id of a piece; ids are whole numbers from 0 up")
     return int(id)
 
 
 def pieces_by_id(path: Path) -> dict[int, str]:
-    """Reads a table from piece to id. Raises ValueError for an empty table, a negative id or a repeated id."""
+    """Reads a table of pieces and ids. Returns the pieces by id. Raises ValueError for an empty table, a negative id or
+    a repeated id."""
     contents = read_json(path)
     by_id = {check_id(id, path): piece for piece, id in contents.items()}
     if not by_id or len(by_id) < len(contents):
@@ -310,7 +314,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Returns all tensors by name. Reads a single file, or all files that an index lists."""
+    """Returns all tensors by name. Reads a single file, or all files of an index."""
     weights: dict[str, Tensor] = {}
     for name, read in (("model.safetensors", load_safetensors), ("pytorch_model.bin", pickles.load)):
         index = folder / f"{name}.index.json"
@@ -320,7 +324,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             return weights
         if (folder / name).exists():
             return read(folder / name)
-    raise FileNotFoundError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
+    raise FileNotFoundError(f"{folder} contains neither model.safetensors nor pytorch_model.bin")
 
 
 def part_names(index: Path) -> list[str]:

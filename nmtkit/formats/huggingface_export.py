@@ -1,8 +1,8 @@
 """Exports a Transformer as a folder for Hugging Face's transformers: MarianMTModel with MarianTokenizer.
 
 In Marian's position encoding, all sines come before all cosines. In the position encoding of the paper, sines and
-cosines alternate. The export therefore permutes the axes of the residual stream: it permutes the rows and columns of
-all weights that read or write the residual stream. Both models then compute the same function.
+cosines alternate. The export therefore permutes the rows and columns of all weights that read or write the residual
+stream. Both models then compute the same function.
 """
 
 import json
@@ -24,7 +24,7 @@ from nmtkit.formats.model_card import model_card
 from nmtkit.formats.transformer_names import layer_names
 from nmtkit.formats.weights import check_safetensors, save_safetensors
 
-# SAME are settings that Marian's models also have. ALLOWED are the values of other settings that Marian supports.
+# Marian supports every value of the settings in SAME, and the values in ALLOWED of other settings.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
 SAME |= {"share_embeddings", "output_bias", "attention_bias"}
 ALLOWED = {"activation": ("relu", "gelu", "swish"), "positions": ("sinusoidal", "sinusoidal_halves")}
@@ -37,14 +37,14 @@ USAGE = [
     "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
     "```",
 ]
-WRITES = ("out_proj", "fc2")  # their output is added to the residual stream; all other layers read this stream
+WRITES = ("out_proj", "fc2")  # layers that write the residual stream; all other layers read it
 
 
 def save(source: Path, destination: Path) -> None:
     """Writes `source`, the checkpoint of a Transformer, as a folder that transformers loads.
 
-    Raises ValueError naming an option of the architecture that Marian does not have. Raises ImportError if the package
-    safetensors is missing.
+    Raises ValueError that names an option of the architecture that Marian does not support. Raises ImportError if the
+    package safetensors is missing.
     """
     check_safetensors()
     contents = checkpoint.load(source)
@@ -97,7 +97,7 @@ def special_ids() -> dict[str, int]:
 
 
 def generation_settings() -> dict[str, Any]:
-    """Returns nmtkit's default search as settings of transformers, but without the length penalty."""
+    """Returns the settings of transformers for nmtkit's default search, without its length penalty."""
     return {"num_beams": 4, "max_length": 512, "bad_words_ids": [[BOS], [UNK]], **special_ids()}
 
 

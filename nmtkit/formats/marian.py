@@ -4,8 +4,8 @@ A model is an .npz file, with a decoder.yml in the same folder. decoder.yml name
 SentencePiece model (.spm) or a list of pieces (.yml). With lists, as in OPUS-MT, the folder also holds the
 SentencePiece models source.spm and target.spm. The import does not need the package pymarian.
 
-This module parses YAML itself, because PyYAML refuses plain scalars that begin with a comma. Marian writes such
-scalars: the entry of the comma in the vocabularies of OPUS-MT is an example.
+This module parses YAML itself, because PyYAML rejects plain scalars that begin with a comma. Marian writes such
+scalars, for example in the vocabularies of OPUS-MT.
 """
 
 import json
@@ -80,24 +80,24 @@ def load(source: Path) -> Checkpoint:
 
 
 def config_of(settings: Settings, joint: bool) -> TransformerConfig:
-    """Returns the config of a model. Raises ValueError naming a setting that nmtkit's Transformer does not support."""
+    """Returns the config of a model. Raises ValueError that names an unsupported setting."""
     path = settings.path
     for name, allowed in FIXED.items():
         value = settings.value(name, allowed[0])
         words = value if isinstance(value, list) else str(value).split()
         if value not in allowed and set(words) - set(allowed):
             raise ValueError(
-                f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not have; it has "
+                f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not support; supported: "
                 f"{allowed[-1] or 'none'}"
             )
     activation = settings.text("transformer-ffn-activation")
     if activation not in ACTIVATIONS:
-        raise ValueError(f"{path} has transformer-ffn-activation {activation}; nmtkit reads {', '.join(ACTIVATIONS)}")
+        raise ValueError(f"{path} has transformer-ffn-activation {activation}; supported: {', '.join(ACTIVATIONS)}")
     inner = settings.integer("transformer-dim-ffn")
     if settings.integer("transformer-decoder-dim-ffn", 0) not in (0, inner):
         raise ValueError(
-            f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit has one "
-            "width for both stacks"
+            f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit "
+            "supports only one width for encoder and decoder"
         )
     tied = settings.flag("tied-embeddings-all")
     changes = {
@@ -119,19 +119,19 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
 
 
 def embeddings_are_normalised(settings: Settings) -> bool:
-    """Returns whether a norm follows the embeddings. Raises ValueError unless the other norms follow the layers.
+    """Returns whether a norm follows the embeddings. Raises ValueError unless all other norms follow layers.
 
     Marian describes the operations around a layer with letters: d is dropout, a is the residual sum, n is the norm.
-    Marian's pre-norm differs from nmtkit's pre-norm, because Marian computes the keys and values of self-attention
-    from the input that is not yet normalised.
+    Marian's pre-norm differs from nmtkit's pre-norm, because keys and values of self-attention in Marian are computed
+    from the input before the norm.
     """
     places = [f"transformer-{place}" for place in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")]
     letters = [settings.text(place, "").replace("d", "") for place in places]
     if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
         found = ", ".join(f"{place} {settings.text(place, '')!r}" for place in places)
         raise ValueError(
-            f"{settings.path} has {found}; not supported: nmtkit reads models with 'dan' after each layer alone (and "
-            "'nd' after the embeddings, if any)"
+            f"{settings.path} has {found}; which is not supported: norms and residual sums must be 'dan' after each "
+            "layer (and 'nd' after the embeddings, if any)"
         )
     return letters[3] == "n"
 
@@ -142,7 +142,7 @@ def embeddings_are_normalised(settings: Settings) -> bool:
 def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
     """Returns the pieces of a vocabulary by id, the SentencePiece model, and the piece for unknown text.
 
-    Raises ValueError for a wrong file and FileNotFoundError for a missing file. The message names the file.
+    Raises ValueError for an invalid file and FileNotFoundError for a missing file. The message names the file.
     """
     if path.suffix == ".spm":
         model = read_model(path, f"decoder.yml names it as the {side} vocabulary")
@@ -150,7 +150,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
         by_id = dict(enumerate(piece.text for piece in pieces))
         return by_id, model, next((piece.text for piece in pieces if piece.type == UNKNOWN), "<unk>")
     if path.suffix not in (".yml", ".yaml", ".json"):
-        raise ValueError(f"{path} is a vocabulary of another kind; nmtkit reads .spm and .yml")
+        raise ValueError(f"{path} has an unknown format; nmtkit reads vocabularies in .spm and .yml files")
     table = parse(read_text(path, f"decoder.yml names it as the {side} vocabulary"), path)
     try:
         by_id = {int(id): word for word, id in table.items()}
@@ -158,7 +158,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
         raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …") from error
     if not table or sorted(by_id) != list(range(len(table))):
         raise ValueError(f"{path} is not a table from pieces to the ids 0, 1, 2, …")
-    purpose = f"{path.name} lists pieces, and this file is the SentencePiece model that makes them"
+    purpose = f"{path.name} lists pieces, so the SentencePiece model that makes these pieces is needed"
     return by_id, read_model(path.parent / f"{side}.spm", purpose), "<unk>"
 
 
@@ -176,13 +176,13 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
         rows = len(weights.matrix(*names))
         if rows != max(table.rows) + 1:
             raise ValueError(
-                f"{weights.path} has embeddings for {rows} entries, and its vocabulary has {max(table.rows) + 1}"
+                f"{weights.path} has embeddings for {rows} entries, but its vocabulary has {max(table.rows) + 1}"
             )
     for embeddings in found.values():
         embeddings[BOS] = 0  # Marian's decoder starts from zeros
     if config.tie_output:
         found["output_projection.weight"] = found["target_embedding.tokens.weight"]
-    else:  # older releases write the transposed matrix, and its name has no "t" at the end
+    else:  # older releases write the transposed matrix under a name without the final "t"
         old = f"{output}_W" in weights.tensors
         matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
         found["output_projection.weight"] = weights.select(matrix, target.rows, output)
@@ -195,7 +195,7 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 
 def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
-    """Returns, for each weight of the layers, its name in nmtkit and the names of its parts in Marian."""
+    """Maps the name of each weight of the layers in nmtkit to the names of its parts in Marian."""
     names: list[tuple[str, list[str]]] = []
 
     def linear(ours: str, prefix: str, parts: str) -> None:
@@ -245,7 +245,7 @@ def decoder_file(source: Path) -> Path:
     for candidate in decoder_files(source):
         return candidate
     raise FileNotFoundError(
-        f"{source}.decoder.yml: no such file; Marian writes one beside a model, with the names of its vocabularies"
+        f"{source}.decoder.yml: no such file; Marian writes this file next to a model; it names the vocabularies"
     )
 
 
@@ -264,7 +264,7 @@ def names(facts: Mapping[str, Any], entry: str, count: int, path: Path) -> list[
 
 
 def read_weights(path: Path) -> Weights:
-    """Returns all tensors by name. Does not run code from the file."""
+    """Returns all tensors by name. Runs no code of the file."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; decoder.yml names it as the model")
     if not path.is_file():
@@ -273,13 +273,13 @@ def read_weights(path: Path) -> Weights:
         with np.load(path, allow_pickle=False) as arrays:
             return Weights({name: torch.from_numpy(arrays[name]) for name in arrays.files}, path)
     except (ValueError, OSError, EOFError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not an .npz of Marian, or is damaged: {error}") from error
+        raise ValueError(f"{path} is not an .npz file of Marian, or is damaged: {error}") from error
 
 
 def settings_of(weights: Weights, path: Path) -> Settings:
     """Returns the settings of the model. The tensor SETTINGS holds them as text."""
     if SETTINGS not in weights.tensors:
-        raise ValueError(f"{path} does not hold {SETTINGS}, in which Marian keeps the settings of a model")
+        raise ValueError(f"{path} does not hold {SETTINGS}, where Marian saves the settings of a model")
     try:
         text = weights.tensors[SETTINGS].numpy().tobytes().rstrip(b"\0").decode()
     except UnicodeDecodeError as error:
@@ -315,9 +315,9 @@ def parse(text: str, path: Path) -> dict[str, Any]:
                 found[key] = []
             else:
                 raise ValueError("neither a pair nor an element of a list")
-        except (ValueError, OverflowError) as error:  # for example, an escape of a character that does not exist
+        except (ValueError, OverflowError) as error:  # for example, an escape of an invalid character
             raise ValueError(
-                f"{path}, line {number}: {stripped[:60]!r} is not YAML as Marian writes it: {error}"
+                f"{path}, line {number}: {stripped[:60]!r} is not YAML in the form that Marian writes: {error}"
             ) from error
     return found
 

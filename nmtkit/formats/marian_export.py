@@ -24,16 +24,16 @@ from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
 from nmtkit.formats.model_card import model_card
 
-# SAME are settings that Marian's models also have. ALLOWED are the values of other settings that Marian supports.
+# Marian supports every value of the settings in SAME, and the values in ALLOWED of other settings.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
-# Marian's norms add 1e-6 to the variance. With the usual 1e-5, log probabilities differ by about 1e-5 (relative).
+# Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
 MODEL = "model.npz"
 USAGE = [
     "```sh",
     "pip install pymarian",
-    "pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder, of a build of Marian",
+    "pymarian decode -c decoder.yml --cpu-threads 2 < text > translations    # or marian-decoder of a build of Marian",
     "```",
 ]
 
@@ -65,13 +65,13 @@ def check_tokenizer(tokenizer: Tokenizer, source: Path) -> None:
     """Raises ValueError for a tokenizer that Marian cannot use."""
     if tokenizer.languages:
         raise ValueError(
-            f"{source} translates between several languages, whose tokens Marian does not put before the source; "
-            "give --format huggingface or safetensors"
+            f"{source} is multilingual, but Marian does not put language tokens before the source; give --format "
+            "huggingface or safetensors"
         )
     if any(piece.startswith(FOREIGN) for piece in tokenizer.target_pieces(range(tokenizer.target_size))):
         raise ValueError(
-            f"{source} has two BPE models with one table of ids, some of whose pieces Marian would write differently; "
-            "give --format huggingface or safetensors"
+            f"{source} has two BPE models with one table of ids, and Marian would write some pieces differently; give "
+            "--format huggingface or safetensors"
         )
 
 
@@ -114,7 +114,7 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
 
 
 def decoder_settings(tokenizer: Tokenizer) -> dict[str, str]:
-    """Returns Marian's settings for nmtkit's default search. Marian's length penalty is length ** normalize."""
+    """Returns Marian's settings for nmtkit's default search. The length penalty of Marian is length ** normalize."""
     names = list(vocabularies(tokenizer))
     files = {"relative-paths": "true", "models": f"[{MODEL}]", "vocabs": f"[{names[0]}, {names[-1]}]"}
     batches = {"mini-batch": "64", "maxi-batch": "100", "maxi-batch-sort": "src"}
@@ -129,7 +129,7 @@ def as_yaml(settings: Mapping[str, str]) -> str:
 
 
 def to_marian(model: Transformer) -> dict[str, Tensor]:
-    """Returns the weights in fp32 under Marian's names. Raises ValueError if bos cannot get the embedding 0."""
+    """Returns the weights in fp32 under Marian's names. Raises ValueError if the embedding of bos cannot become 0."""
     shift_bos_to_zero(model)
     config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
     found: dict[str, Tensor] = {}

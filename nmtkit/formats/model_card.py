@@ -21,9 +21,9 @@ def model_card(
     facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     lines = ["---", *metadata, "pipeline_tag: translation", "tags: [translation, marian, nmtkit]", "---", ""]
-    lines += ["# A translation model", "", "Trained with nmtkit. Text goes in Unicode's form NFC.", "", *usage, ""]
+    lines += ["# A translation model", "", "Trained with nmtkit. Normalise text to Unicode form NFC.", "", *usage, ""]
     lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
     if scores:
-        lines += ["", "## Scores", "", "Of the validation at that update:", "", "| score | value |", "|---|---|"]
+        lines += ["", "## Scores", "", "Validation at this update:", "", "| score | value |", "|---|---|"]
         lines += [f"| {name} | {value:.4g} |" for name, value in scores.items()]
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """Reads tensors, plain containers and settings from pickles of other toolkits. Does not run code from the file.
 
-torch.load(weights_only=True) builds only tensors and plain containers. The settings are objects of argparse or, in
-newer files, of omegaconf and fairseq. `PickledObject` replaces the classes of these objects.
+torch.load(weights_only=True) builds only tensors and plain containers. But the settings are objects of argparse, or of
+omegaconf and fairseq in newer files. `PickledObject` replaces the classes of these objects.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-# `PickledObject` replaces these classes and all classes of PACKAGES, so none of these classes is imported or called.
+# `PickledObject` replaces these classes and all classes of PACKAGES, so they are never imported or called.
 HARMLESS = ["argparse.Namespace", "collections.defaultdict", "typing.Any", "pathlib.PosixPath", "pathlib.PurePosixPath"]
 HARMLESS += [f"builtins.{name}" for name in ("dict", "list", "int", "str", "float", "bool", "tuple")]
 PACKAGES = ("omegaconf", "fairseq")
@@ -47,7 +47,7 @@ def load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     allowed = list(HARMLESS)
-    with suppress(Exception):  # a damaged file, or a format before torch 1.6: `torch.load` raises below
+    with suppress(Exception):  # if the file is damaged or older than torch 1.6, `torch.load` below raises an error
         allowed += [name for name in get_unsafe_globals_in_checkpoint(str(path)) if name.split(".")[0] in PACKAGES]
     try:
         with safe_globals([(PickledObject, name) for name in allowed]), warnings.catch_warnings():
@@ -57,7 +57,7 @@ def load(path: Path) -> dict[str, Any]:
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found:
             raise ValueError(
-                f"{path} asks for {found[1].rstrip(',')}, which is not part of a model; nothing was imported, and no "
+                f"{path} needs {found[1].rstrip(',')}, which is not part of a model; nothing was imported, and no "
                 "code of the file was run"
             ) from error
         raise ValueError(f"{path} is not a checkpoint of PyTorch, or is damaged or incomplete") from error

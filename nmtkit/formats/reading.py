@@ -11,7 +11,7 @@ def read_bytes(path: Path, purpose: str = "") -> bytes:
     """Returns the contents of a regular file. If the file is missing, the message ends with `purpose`."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{purpose and '; '}{purpose}")
-    if not path.is_file():  # reading a named pipe would wait forever
+    if not path.is_file():  # reading a named pipe could block forever
         raise ValueError(f"{path} is not a regular file")
     return path.read_bytes()
 
@@ -36,7 +36,7 @@ def read_json(path: Path, purpose: str = "") -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns errors such as KeyError, from contents with a wrong structure, into a ValueError that names `path`."""
+    """Turns errors caused by a wrong structure, such as KeyError, into a ValueError that names `path`."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -44,7 +44,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class Settings:
-    """The settings of a model by name. Each method raises ValueError naming the file, the setting and its value."""
+    """The settings of a model by name. Each method raises ValueError with the file, the setting and its value."""
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
         self.values, self.path = values, path
@@ -100,5 +100,5 @@ class Settings:
     def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:
         if len(set(values)) > 1:
             given = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-            raise ValueError(f"{self.path} has {given}; nmtkit's Transformer has one setting for all of these")
+            raise ValueError(f"{self.path} has {given}; nmtkit's Transformer needs the same value for all of them")
         return values[0]

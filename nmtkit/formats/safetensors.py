@@ -1,4 +1,4 @@
-"""Writes a checkpoint as standard files: weights in safetensors, config as JSON, and the tokenizer's models.
+"""Writes a checkpoint as standard files: weights in safetensors, config as JSON, and SentencePiece models.
 
 Needs the package safetensors.
 """

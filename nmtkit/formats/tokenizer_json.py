@@ -1,7 +1,7 @@
 """Converts a tokenizer.json back into a SentencePiece model.
 
-transformers 5 saves a tokenizer.json of the package tokenizers instead of a SentencePiece model. A tokenizer.json that
-was converted from a SentencePiece model still holds everything that the model needs: the pieces by id, the scores
+transformers 5 saves a tokenizer.json of the package tokenizers instead of a SentencePiece model. Such a file, if
+converted from a SentencePiece model, still contains everything that the model needs: the pieces by id, the scores
 (unigram) or the order of the merges (BPE), and the table of the normaliser.
 """
 
@@ -26,14 +26,14 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
     kind = model.get("type")
     if kind not in ("BPE", "Unigram") or model.get("byte_fallback") or not splits_at_spaces(contents):
         raise ValueError(
-            f"{path} was made from no SentencePiece model that nmtkit knows (it is a {kind} model); copy "
+            f"{path} was not made from a supported SentencePiece model (it is a {kind} model); copy "
             "sentencepiece.bpe.model into the folder"
         )
     if kind == "BPE":
         by_id = {id: piece for piece, id in model["vocab"].items()}
         products = [by_piece(merge, model["vocab"]) for merge in model["merges"]]
         if products != sorted(products):
-            raise ValueError(f"{path}: its merges are not in the order of its pieces, as those of SentencePiece are")
+            raise ValueError(f"{path}: its merges are not in the order of its pieces, so SentencePiece cannot use them")
         scores = {piece: float(-id) for id, piece in by_id.items()}
     else:
         by_id = {id: piece for id, (piece, _) in enumerate(model["vocab"])}
@@ -44,7 +44,8 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
 
 
 def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of the piece that a merge makes. A merge is two pieces, in older files separated by a space."""
+    """Returns the id of the piece that a merge makes. A merge is a pair of pieces; in older files, a space separates
+    the pieces."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return ids[left + right]
 
@@ -60,7 +61,8 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 
 
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the table of the normaliser, or b"" without a table. Raises ValueError for other kinds of normalisers."""
+    """Returns the table of the normaliser, or b"" if there is none. Raises ValueError for a normaliser of another
+    tool."""
     outer = contents.get("normalizer") or {"normalizers": []}
     found = b""
     for part in outer.get("normalizers", [outer]):
@@ -68,7 +70,7 @@ def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
             found = base64.b64decode(part["precompiled_charsmap"])
         elif part.get("type") != "Replace" or part.get("pattern") != SEVERAL_SPACES:
             raise ValueError(
-                f"{path}: its normalizer {part.get('type')} is none of SentencePiece; copy sentencepiece.bpe.model "
-                "into the folder"
+                f"{path}: its normalizer {part.get('type')} does not exist in SentencePiece; copy "
+                "sentencepiece.bpe.model into the folder"
             )
     return found

@@ -34,7 +34,7 @@ def stacks(weights: Weights, config: TransformerConfig, prefix: str = "") -> dic
         ("source", "encoder", config.encoder_layers),
         ("target", "decoder", config.decoder_layers),
     ):
-        if config.positions == "learned":  # the first rows, up to the id of the padding, are not positions of tokens
+        if config.positions == "learned":  # the first rows, up to the padding id, are unused
             table = weights.matrix(f"{prefix}{stack}.embed_positions.weight")
             found[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
         if config.embedding_norm:

@@ -10,13 +10,13 @@ from nmtkit.data.spm_model import CONTROL, UNKNOWN, pieces_of, renumbered
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.formats.reading import read_bytes
 
-HIDDEN = -1e4  # the output bias that gives probability 0 to entries that the original model does not have
+HIDDEN = -1e4  # output bias of entries that the original model does not have; it makes their probability 0
 SPECIAL = frozenset(("<unk>", "<s>", "</s>", "<pad>", "<mask>"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """The vocabulary of one side: pieces by id, with <unk>, the decoder's first token and </s> at 0, 1 and 2.
+    """The vocabulary of one side: pieces by id. The ids 0, 1 and 2 are <unk>, the first token of the decoder and </s>.
 
     `rows` maps each id to a row of the original embeddings. `hidden` lists the ids that the original model does not
     have. `control` is the set of pieces that text never produces.
@@ -33,7 +33,7 @@ class Table:
 
 
 def tokenizer_of(tables: Sequence[Table], models: Sequence[bytes]) -> Tokenizer:
-    """Returns a tokenizer made of the source and target SentencePiece models, with the ids of the tables."""
+    """Returns a tokenizer with the source and target SentencePiece models and the ids of the tables."""
     source, target = (table.renumber(model) for table, model in zip(tables, models, strict=True))
     return Tokenizer(source, None if source == target else target)
 
@@ -56,15 +56,15 @@ def table_of(
     eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
 ) -> Table:
-    """Returns the table of the vocabulary in the file `path`. The vocabulary has `size` entries; `models` divide text.
+    """Returns the table of the vocabulary in the file `path`. The vocabulary has `size` entries. `models` are its
+    SentencePiece models.
 
-    The decoder starts from the entry `start`. None means that the decoder starts from eos. Then <s>, the decoder's
-    first token in nmtkit, gets the row of eos, and an entry <s> of the original vocabulary counts as unused. Pieces
-    that are in `models` but not in the vocabulary get the row of <unk>. Raises ValueError naming the path if an entry
-    is missing.
+    The decoder starts from the entry `start`, or from eos if `start` is None. In the second case, <s> gets the row of
+    eos, and an entry <s> of the original vocabulary counts as unused. Pieces that are in `models` but not in the
+    vocabulary get the row of <unk>. Raises ValueError naming the path if an entry is missing.
     """
     if max(by_id) >= size:
-        raise ValueError(f"{path} has ids up to {max(by_id)}, and the model has {size} entries")
+        raise ValueError(f"{path} has ids up to {max(by_id)}, but the model has {size} entries")
     taken = {"<s>"} if start is None else set()
     by_id = {id: unused(id) if by_id.get(id) in (None, *taken) else by_id[id] for id in range(size)}
     ids = {piece: id for id, piece in by_id.items()}
@@ -82,7 +82,7 @@ def table_of(
         piece for id, piece in sorted(by_id.items()) if piece not in own | special and stands_for_language(piece)
     ]
     known = [piece for id, piece in sorted(by_id.items()) if piece not in {unk, eos, first, *languages}]
-    known.sort(key=lambda piece: piece not in special)  # languages come last
+    known.sort(key=lambda piece: piece not in special)  # sorts languages to the end
     unknown = sorted(own - ids.keys())
     pieces = [unk, first, eos, *known, *unknown, *languages]
     rows = [ids[unk], start if start is not None else ids[eos], ids[eos]]
@@ -93,7 +93,7 @@ def table_of(
 
 
 def unused(id: int) -> str:
-    """Returns the name of an entry whose row of the embeddings belongs to no piece."""
+    """Returns the name of an entry whose embedding is not used."""
     return f"<unused {id}>"
 
 

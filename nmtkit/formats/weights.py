@@ -13,13 +13,14 @@ from nmtkit.checkpoint import Checkpoint
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of
 
-ARCHITECTURE = "transformer_base"  # name in ARCHITECTURES; the settings of an imported model override this preset
+ARCHITECTURE = "transformer_base"  # preset in ARCHITECTURES, which the settings of an imported model override
 
 
 class Weights:
     """Tensors of a file by name. `take` returns a tensor of one or two dimensions in fp32, and records its name.
 
-    The methods raise ValueError if a tensor is missing or not as expected. The message names the file and the tensor.
+    The methods raise ValueError if a tensor is missing or has an unexpected shape or type. The message names the file
+    and the tensor.
     """
 
     def __init__(self, tensors: dict[str, Tensor], path: Path) -> None:
@@ -28,7 +29,7 @@ class Weights:
 
     def take(self, name: str) -> Tensor:
         if name not in self.tensors:
-            raise ValueError(f"{self.path} has no weights {name}; is it a model of another kind, or incomplete?")
+            raise ValueError(f"{self.path} has no weights {name}; it may be incomplete, or a different kind of model")
         tensor = self.tensors[name]
         if not torch.is_tensor(tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
             kind = f"of type {tensor.dtype} and shape {list(tensor.shape)}" if torch.is_tensor(tensor) else "no tensor"
@@ -58,11 +59,12 @@ class Weights:
     def select(self, table: Tensor, rows: list[int], name: str) -> Tensor:
         """Returns the given rows of `table`. Raises ValueError naming `name` if `table` has too few rows."""
         if max(rows) >= len(table):
-            raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, and {name} has {len(table)} rows")
+            raise ValueError(f"{self.path}: the vocabulary has ids up to {max(rows)}, but {name} has {len(table)} rows")
         return table[rows]
 
     def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
-        """Returns the given rows of the output bias `name`, or zeros without a bias. The ids `hidden` get `value`."""
+        """Returns the given rows of the output bias `name`, or zeros without a bias. The bias of the ids `hidden` is
+        `value`."""
         bias = torch.zeros(len(rows))
         if name is not None and name in self.tensors:
             bias = self.select(self.take(name).flatten(), rows, name)
@@ -70,23 +72,24 @@ class Weights:
         return bias
 
     def check_equal(self, names: Sequence[str], setting: str) -> None:
-        """Raises ValueError if tensors differ although `setting` declares that they are the same parameter."""
+        """Raises ValueError if tensors differ although they are the same parameter according to `setting`."""
         present = [name for name in names if name in self.tensors]
         for name in present[1:]:
             if not torch.equal(self.take(present[0]), self.take(name)):
-                raise ValueError(f"{self.path} has {setting}, and weights that differ: {present[0]} and {name}")
+                raise ValueError(f"{self.path} has {setting}, but different weights: {present[0]} and {name}")
 
     def check_all_taken(self, ignored: str = "") -> None:
-        """Raises ValueError if a tensor was not taken. Skips tensors whose whole name matches the pattern `ignored`."""
+        """Raises ValueError if a tensor was not taken, unless its whole name matches the pattern `ignored`."""
         rest = sorted(name for name in self.tensors.keys() - self.taken if not re.fullmatch(ignored, name))
         if rest:
             more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
             raise ValueError(
-                f"{self.path} has weights {rest[0]}{more}, which the model that its settings describe does not have"
+                f"{self.path} has weights {rest[0]}{more}, which do not belong to the model of its settings"
             )
 
     def stack(self, found: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Stores the concatenated weights and biases of the layers `theirs` in `found`, as the layer `ours`."""
+        """Concatenates the weights and the biases of the layers `theirs`, and stores them in `found` as the layer
+        `ours`."""
         for kind in ("weight", "bias"):
             found[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
 
@@ -95,28 +98,29 @@ class Weights:
         parts = [self.take(name) for name in names]
         if len({part.shape[1:] for part in parts}) > 1:
             shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(names, parts, strict=True))
-            raise ValueError(f"{self.path} has weights whose shapes do not fit each other: {shapes}")
+            raise ValueError(f"{self.path} has weights whose shapes do not match: {shapes}")
         return torch.cat(parts)
 
 
 def transformer_checkpoint(
     config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
 ) -> Checkpoint:
-    """Returns the checkpoint of a Transformer. Raises ValueError naming weights of a wrong shape or not finite."""
+    """Returns the checkpoint of a Transformer. Raises ValueError that names weights with a wrong shape or with values
+    that are not finite."""
     with torch.device("meta"):  # gives the shapes without allocating memory
         expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():
         if name not in expected or tensor.shape != expected[name].shape:
             wanted = list(expected[name].shape) if name in expected else "no such weights"
             raise ValueError(
-                f"{path}: the weights do not fit the settings: those of {name} in nmtkit have shape "
-                f"{list(tensor.shape)}, and the settings describe {wanted}"
+                f"{path}: the weights do not match the settings: {name} of nmtkit has shape {list(tensor.shape)}, but "
+                f"the settings describe {wanted}"
             )
         if not tensor.isfinite().all():
-            raise ValueError(f"{path} is damaged: the weights of {name} in nmtkit are not finite")
+            raise ValueError(f"{path} is damaged: {name} of nmtkit has values that are not finite")
     with NoInitialisation():
         model = build(ARCHITECTURE, config, vocabulary_of(tokenizer))
-    load_weights(model, weights, f"{path}: the weights do not fit the settings")
+    load_weights(model, weights, f"{path}: the weights do not match the settings")
     return to_checkpoint(model.eval(), ARCHITECTURE, config, tokenizer, [], 0)
 
 
@@ -132,7 +136,7 @@ def _package() -> Any:
 
 
 def check_safetensors() -> None:
-    """Raises ImportError with an installation command if the package safetensors is missing."""
+    """Raises ImportError with the install command if the package safetensors is missing."""
     _package()
 
 
@@ -149,7 +153,7 @@ def load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def save_safetensors(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors to a file. Raises OSError naming the file if writing fails, for example on a full disk."""
+    """Writes tensors to a file. Raises OSError with the file name if writing fails, for example on a full disk."""
     package = _package()
     try:
         package.torch.save_file(dict(weights), path, metadata=metadata)

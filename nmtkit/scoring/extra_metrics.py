@@ -16,13 +16,13 @@ logger = logging.getLogger("nmtkit")
 def split_compounds(tokenized: str) -> str:
     """Turns `a-b` into `a ##AT##-##AT## b`. If matches overlap (`a-b-c`), only the first match changes.
 
-    The original script also makes a single pass, with the same result.
+    The original script has the same result, because it also makes a single pass.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokenized)
 
 
 class TokenizedBLEU(BLEU):
-    """The BLEU of papers from 2016 to 2019 for English-German. The scores are not comparable with sacreBLEU's BLEU.
+    """The English-German BLEU in papers from 2016 to 2019. The scores are not comparable with sacreBLEU's BLEU.
 
     The Moses tokenizer splits translations and references, and every hyphen between two other characters becomes a
     separate token (`rich-text` to `rich ##AT##-##AT## text`). N-grams are counted without smoothing, as in
@@ -71,9 +71,11 @@ class Comet(Metric):
         try:
             import comet
         except ImportError:
-            raise ImportError("comet is not installed: pip install 'nmtkit[comet]' (it brings a large model)") from None
+            raise ImportError(
+                "comet is not installed: pip install 'nmtkit[comet]' (it downloads a large model)"
+            ) from None
         if sources is None:
-            raise ValueError("COMET reads the source too: give it as --src FILE, or use --data")
+            raise ValueError("COMET also reads the source: give --src FILE, or --data")
         self.model_name = model
         self.sources = sources
         self.model: Any = comet.load_from_checkpoint(comet.download_model(model))

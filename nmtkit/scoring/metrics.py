@@ -17,7 +17,7 @@ DEFAULT_COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of the metrics."""
+    """Settings of metrics."""
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
     lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as TERCOM does
@@ -35,7 +35,7 @@ class Score:
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths
     mean: float | None = None  # mean score of the bootstrap resamples
-    interval: float | None = None  # half the width of the 95 % interval of the resamples
+    interval: float | None = None  # half the width of the 95 % confidence interval
 
 
 def score(
@@ -77,7 +77,7 @@ def sentence_scores(
 ) -> list[list[Score]]:
     """Returns, for each metric, the score of every sentence.
 
-    BLEU uses only n-gram lengths that do not exceed the length of the sentence. Raises the errors of `score`.
+    BLEU uses only n-gram lengths that do not exceed the length of the sentence. Raises the same errors as `score`.
     """
     check_sentences(hypotheses, references)
     table = []
@@ -105,13 +105,13 @@ def check_names(names: Sequence[str]) -> None:
     if unknown:
         raise ValueError(f"unknown metric {unknown[0]!r}; known: {', '.join(KNOWN_METRICS)}")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"name each metric once, and at least one; given: {', '.join(names) or 'none'}")
+        raise ValueError(f"name at least one metric, and each metric once; given: {', '.join(names) or 'none'}")
 
 
 def build_metrics(
     names: Sequence[str], settings: Settings, references: Sequence[Sequence[str]] = (), sentence_level: bool = False
 ) -> list[Any]:
-    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names out of `KNOWN_METRICS`.
+    """Returns sacreBLEU's metric objects (`sacrebleu.metrics.base.Metric`) for names in `KNOWN_METRICS`.
 
     Logs a warning for metrics that compare words if the `references` are written without spaces.
     """

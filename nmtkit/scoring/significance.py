@@ -1,4 +1,4 @@
-"""Paired significance tests of systems against a baseline, by sacreBLEU."""
+"""Paired significance tests of systems against a baseline, computed by sacreBLEU."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ def compare(
     set. Both tests are two-sided. A copy of the baseline gets p = 1, although sacreBLEU would return the smallest
     possible p-value.
 
-    Raises ValueError for fewer than two systems, and the errors of `metrics.score`.
+    Raises ValueError for fewer than two systems, and the same errors as `metrics.score`.
     """
     from sacrebleu.significance import PairedTest
 

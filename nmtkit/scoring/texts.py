@@ -17,10 +17,10 @@ logger = logging.getLogger("nmtkit")
 
 
 def lines_of(text: bytes, name: Path) -> list[str]:
-    """Returns the lines of a text without byte-order mark and carriage returns. Only a newline ends a line.
+    """Returns the lines of a text without the byte order mark and carriage returns. Only a newline ends a line.
 
-    Warns with the counts of removed characters. Raises ValueError for an empty text and for bytes that are
-    not UTF-8. The message contains `name` and the line number.
+    Warns with the counts of removed characters. Raises ValueError for an empty text and for bytes that are not UTF-8.
+    The message contains `name` and the line number.
     """
     if not text:
         raise ValueError(f"{name} is empty")
@@ -31,7 +31,7 @@ def lines_of(text: bytes, name: Path) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a file, which may be compressed. Raises OSError, and the errors of `lines_of`."""
+    """Returns the lines of a file, which may be compressed. Raises OSError, and the same errors as `lines_of`."""
     with open_bytes(path) as file:
         return lines_of(file.read(), path)
 
@@ -56,7 +56,9 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         translation = _best_translation(line)
         if translation is None:
-            raise ValueError(f"{name}:{number}: not a record of nmtkit generate --format jsonl, but the first line is")
+            raise ValueError(
+                f"{name}:{number}: the first line is a record of nmtkit generate --format jsonl, but this line is not"
+            )
         translations.append(translation)
     logger.info("%s: scoring the best translation of each JSON record", name)
     return translations
@@ -79,7 +81,7 @@ def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
         if len(other) != len(lines):
             raise ValueError(
                 f"line counts differ: {first} has {len(lines)}, {name} has {len(other)}; "
-                "line i of both texts must belong to the same source line"
+                "line i of both texts must translate the same source line"
             )
 
 

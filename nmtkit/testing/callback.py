@@ -13,7 +13,7 @@ def every_hook_has_a_name_that_a_run_calls(subject: Subject[Callback]) -> None:
 
 def a_state_is_a_dict_that_is_loaded_again(subject: Subject[Callback]) -> None:
     state: object = subject.build().state()
-    require(isinstance(state, dict), f"state returned {described(state)}; it must return a dict, or {{}} without state")
+    require(isinstance(state, dict), f"state returned {described(state)}; it must return a dict ({{}} without state)")
     assert isinstance(state, dict)
     other = subject.build()
     other.load_state(state)

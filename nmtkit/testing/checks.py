@@ -11,7 +11,7 @@ from nmtkit.plugins import plugin_message
 from nmtkit.registry import Registry
 
 T = TypeVar("T")
-Check = Callable[[Any], None]  # takes a Subject; raises an exception if the component breaks the contract
+Check = Callable[[Any], None]  # called with a Subject; raises an exception if the component breaks the contract
 
 
 @dataclass(eq=False)
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def reason(self) -> str:
-        """Returns why the check failed: the message, and for errors other than ContractError also type and place."""
+        """The reason of a failed check: the message, and for errors other than ContractError also type and location."""
         if self.error is None:
             return ""
         if isinstance(self.error, ContractError):
@@ -71,8 +71,8 @@ class Contract(Generic[T]):
     def __call__(self, name: str, tokenizer: Tokenizer | None = None, /, **settings: Any) -> None:
         """Raises ContractError, with the reason of each failed check, unless the component passes all checks.
 
-        `settings` override the preset of the component; small ones make the checks fast. The checks of a logits
-        processor use `tokenizer` instead of a tiny one.
+        `settings` override the preset of the component. Small sizes make the checks fast. The checks of a logits
+        processor use `tokenizer` instead of a tiny tokenizer.
         """
         subject = self.subject(name, tokenizer, **settings)
         failed = [result for result in self.results(subject) if result.error is not None]
@@ -91,7 +91,7 @@ class Contract(Generic[T]):
             error = None
             try:
                 check(subject)
-            except Exception as raised:  # plug-ins raise any type
+            except Exception as raised:  # plug-ins can raise any type
                 error = raised
             yield Result(title(check), error)
 

@@ -27,7 +27,7 @@ CONTRACTS: tuple[Contract[Any], ...] = (
 
 
 def components(names: Sequence[str]) -> list[tuple[Contract[Any], str]]:
-    """Returns the components of any kind with these names. Without names, returns all components of plug-ins.
+    """Returns the components with these names, of any kind. Without names, returns all components of plug-ins.
 
     Raises ValueError for an unknown name, and if there is nothing to check.
     """
@@ -36,9 +36,11 @@ def components(names: Sequence[str]) -> list[tuple[Contract[Any], str]]:
     for name in names:
         if not any(name == other for _, other in known):
             listed = ", ".join(other for _, other in of_plugins) or "none"
-            raise ValueError(f"no component is called {name!r}; plug-ins have registered {listed}. Add --plugin FILE?")
+            raise ValueError(
+                f"no component is called {name!r}; components of plug-ins: {listed}. Is --plugin FILE missing?"
+            )
     chosen = [(contract, name) for contract, name in known if name in names] if names else of_plugins
     if not chosen:
         kinds = ", ".join(contract.registry.kind for contract in CONTRACTS)
-        raise ValueError(f"no plug-in has registered a component that can be checked: {kinds}. Add --plugin FILE")
+        raise ValueError(f"no plug-in has registered a component that can be checked ({kinds}); add --plugin FILE")
     return chosen

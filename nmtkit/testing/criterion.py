@@ -88,14 +88,17 @@ def training_repeats_with_the_seed(subject: Subject[Criterion]) -> None:
 
     equal = all(torch.equal(value, other) for value, other in zip(losses(), losses(), strict=True))
     require(
-        equal, "two calls differ after the same torch.manual_seed; draw random numbers from torch's generator alone"
+        equal, "two calls differ after the same torch.manual_seed; draw random numbers only from the generator of torch"
     )
 
 
 def it_has_no_parameters_of_its_own(subject: Subject[Criterion]) -> None:
     criterion = criterion_of(subject)
     names = ", ".join(name for name, parameter in criterion.named_parameters() if parameter.requires_grad)
-    require(not names, f"its parameters {names} would never be trained or saved; move them to an architecture")
+    require(
+        not names,
+        f"the criterion has the parameters {names}, which a run never trains or saves; move them to an architecture",
+    )
 
 
 check_criterion = Contract(

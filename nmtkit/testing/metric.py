@@ -39,7 +39,7 @@ def the_score_repeats(subject: Subject[Metric]) -> None:
     metric, references = subject.build(), dataset()["valid"].references()
     worse = [line[::-1] for line in references]
     first, _, again = (score(subject, metric, lines) for lines in (references, worse, references))
-    require(first == again, f"the same translations score {first:g} and then {again:g}; keep no state between calls")
+    require(first == again, f"the same translations score {first:g}, and then {again:g}; keep no state between calls")
 
 
 def references_score_no_worse_than_nothing(subject: Subject[Metric]) -> None:
@@ -48,8 +48,8 @@ def references_score_no_worse_than_nothing(subject: Subject[Metric]) -> None:
     right = perfect >= empty if metric.higher_is_better else perfect <= empty
     require(
         right,
-        f"the references themselves score {perfect:g}, empty lines score {empty:g}; with higher_is_better = "
-        f"{metric.higher_is_better} empty lines are better: --best-checkpoint-metric would keep the wrong checkpoint",
+        f"the references as translations score {perfect:g}, empty lines {empty:g}; with higher_is_better = "
+        f"{metric.higher_is_better} empty lines are better, so --best-checkpoint-metric would keep a wrong one",
     )
 
 
@@ -59,8 +59,8 @@ def counts_are_sums(subject: Subject[Metric]) -> None:
         single, double = float(value), float(twice[name])
         require(
             not single or abs(double / single - 1) > 0.2,
-            f"count returned {single:.4g} for {name!r} of a batch, and {double:.4g} for twice the batch: it is a mean; "
-            "return the sum, because sums are added up over batches and processes",
+            f"count returned {single:.4g} for {name!r} of a batch, and {double:.4g} for twice the batch: this looks "
+            "like a mean; return the sum, because counts are added over batches and processes",
         )
 
 

@@ -54,7 +54,10 @@ def every_parameter_is_in_a_group(subject: Subject[Optimizer]) -> None:
     task = Regression(subject)
     held = [parameter for group in task.optimizer.param_groups for parameter in group["params"]]
     missing = [name for name, value in task.layer.named_parameters() if not any(value is other for other in held)]
-    require(not missing, f"{', '.join(missing)} are in no param_groups; pass all groups of the factory on")
+    require(
+        not missing,
+        f"{', '.join(missing)} are missing in param_groups; pass all groups of the factory to the optimizer",
+    )
 
 
 def the_learning_rate_is_the_groups(subject: Subject[Optimizer]) -> None:
@@ -62,7 +65,7 @@ def the_learning_rate_is_the_groups(subject: Subject[Optimizer]) -> None:
     require(
         not torch.equal(slow, fast),
         'updates with learning rates 0.0001 and 0.01 are equal; the trainer sets group["lr"] before every step, so the '
-        "step must read the rate there",
+        "step must read this rate",
     )
 
 
@@ -81,7 +84,7 @@ def every_parameter_is_changed(subject: Subject[Optimizer]) -> None:
     task = Regression(subject).step(1e-2, 3)
     same = [name for name, value in task.layer.named_parameters() if torch.equal(value, before[name])]
     require(not same, f"three updates do not change {', '.join(same)}")
-    require(task.weights().isfinite().all(), "three updates at lr 0.01 make weights that are not finite")
+    require(task.weights().isfinite().all(), "after three updates at lr 0.01, weights are not finite")
 
 
 def a_gradient_of_zeros_is_taken(subject: Subject[Optimizer]) -> None:
@@ -89,7 +92,7 @@ def a_gradient_of_zeros_is_taken(subject: Subject[Optimizer]) -> None:
     for parameter in task.layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     task.optimizer.step()
-    require(task.weights().isfinite().all(), "an update with gradients of zero makes weights that are not finite")
+    require(task.weights().isfinite().all(), "after an update with gradients of zeros, weights are not finite")
 
 
 def its_state_survives_a_round_trip(subject: Subject[Optimizer]) -> None:
@@ -107,8 +110,8 @@ def its_state_survives_a_round_trip(subject: Subject[Optimizer]) -> None:
     second.step(1e-2, 3)
     require(
         torch.equal(whole.weights(), second.weights()),
-        "an optimizer that loads the state_dict of another makes other updates; everything that step depends on must "
-        "be in self.state[parameter] or in the groups",
+        "an optimizer that loads the state_dict of another optimizer makes different updates; everything that step "
+        "depends on must be in self.state[parameter] or in the groups",
     )
 
 
@@ -131,8 +134,8 @@ def a_shard_is_stepped_as_the_whole_where_declared(subject: Subject[Optimizer]) 
     parts = torch.cat([stepped(slice(0, 3)), stepped(slice(3, 8))])
     require(
         torch.allclose(stepped(slice(0, 8)), parts, rtol=1e-4, atol=1e-6),
-        "it is registered with works_on_shards=True, but updates of two halves of a matrix differ from those of the "
-        "whole; leave works_on_shards out",
+        "it is registered with works_on_shards=True, but updates of two halves of a matrix differ from the update of "
+        "the whole matrix; leave out works_on_shards",
     )
 
 

@@ -58,7 +58,7 @@ def write_corpus(prefix: Path, pairs: int, seed: int) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hides log messages below the level of warnings, and restores the number of torch's threads at the end."""
+    """Hides log messages below warnings, and restores the number of threads of torch at the end."""
     log, threads = logging.getLogger("nmtkit"), torch.get_num_threads()
     level = log.level
     log.setLevel(max(level, logging.WARNING))
@@ -101,7 +101,7 @@ def batch(*pairs: int) -> Batch:
 
 
 def train(names: Mapping[str, str], settings: Mapping[str, Any], save_dir: Path, max_update: int) -> None:
-    """Trains with the components `names` (by kind) up to update `max_update`. Resumes an existing run in `save_dir`."""
+    """Trains with the components `names` (by kind) until update `max_update`. Resumes an existing run in `save_dir`."""
     settings = RUN | dict(settings) | {"save_dir": save_dir, "max_update": max_update}
     with quiet():
         Run(JobTemplate.read(names={"metrics": "none"} | dict(names)).job(settings), tiny_dataset(), Lines()).run()
@@ -123,7 +123,7 @@ def resume_is_exact(subject: Subject[Any]) -> None:
 
 
 def check_resume(subject: Subject[Any], folder: Path) -> None:
-    """Does the check of `resume_is_exact`, and leaves the checkpoints of both runs in `folder`."""
+    """Checks the same as `resume_is_exact`, and keeps the checkpoints of both runs in `folder`."""
     kind = next(kind for kind, registry in REGISTRIES.items() if registry is subject.registry)
     names = {"architecture": "transformer_tiny", kind: subject.name}
     settings = {"lr": 0.01, "warmup_updates": 4} | ({} if kind == "architecture" else TINY_TRANSFORMER)
@@ -135,6 +135,6 @@ def check_resume(subject: Subject[Any], folder: Path) -> None:
     differ = [name for name, tensor in whole.items() if not torch.equal(tensor, parts[name])]
     require(
         not differ,
-        f"a run resumed after update 2 has other weights after update 4 than an uninterrupted run: {differ[:3]}; an "
-        "update may depend only on the saved state (state_dict, state), the arguments and torch's generator",
+        f"after update 4, a run resumed after update 2 has different weights from an uninterrupted run: {differ[:3]}; "
+        "an update may depend only on the saved state (state_dict, state), the arguments and torch's generator",
     )

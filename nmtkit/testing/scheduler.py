@@ -30,7 +30,7 @@ def a_rate_depends_on_its_update_alone(subject: Subject[LRScheduler]) -> None:
         require(
             again == forwards[update],
             f"lr({update}) is {again:g}, but the first call returned {forwards[update]:g}; the rate must be a function "
-            "of the update, the config and the scores given to `observe`, because a resumed run asks again",
+            "of the update, the config and the scores given to `observe`, because a resumed run calls lr again",
         )
 
 
@@ -45,14 +45,14 @@ def resume_is_exact(subject: Subject[LRScheduler]) -> None:
             state = json.loads(json.dumps(before.state()))
         except (TypeError, ValueError) as error:
             raise ContractError(
-                f"state() returned a value that is not a plain type: {error}; return numbers, texts and lists"
+                f"state() returned a value that a checkpoint cannot hold: {error}; return numbers, texts and lists"
             ) from None
         after.load_state(state)
         for update in range(stop + 1, RUN[-1] + 1):
             rate = _after(after, update)
             require(
                 rate == rates[update],
-                f"a run resumed after update {stop} has the rate {rate:g} at update {update}, an uninterrupted run "
+                f"at update {update}, a run resumed after update {stop} has the rate {rate:g}, an uninterrupted run "
                 f"{rates[update]:g}; state() must return everything that observe changes",
             )
 

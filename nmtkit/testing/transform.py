@@ -53,19 +53,19 @@ def pairs_of_its_level_are_returned(subject: Subject[Transform]) -> None:
             assert isinstance(result, tuple)
             for side, value, size in zip(("source", "target"), result, sizes, strict=True):
                 if transform.level == "text":
-                    require(isinstance(value, str), f"the {side} returned is {described(value)}; with level = "
+                    require(isinstance(value, str), f"the returned {side} is {described(value)}; with level = "
                             '"text" it must be a str')  # fmt: skip
                     continue
                 right = isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu"
                 require(
                     right,
-                    f"the {side} returned is {described(value)}"
+                    f"the returned {side} is {described(value)}"
                     + (f" of {value.dtype}, shape {list(value.shape)}" if isinstance(value, np.ndarray) else "")
                     + '; with level = "ids" it must be a one-dimensional array of whole numbers',
                 )
                 inside = not len(value) or (int(value.min()) >= 0 and int(value.max()) < size)
                 require(
-                    inside, f"the {side} returned has ids outside the vocabulary, 0 to {size - 1}: {value.tolist()}"
+                    inside, f"the returned {side} has ids outside the vocabulary, 0 to {size - 1}: {value.tolist()}"
                 )
 
 
@@ -86,8 +86,9 @@ def it_repeats_with_the_generator(subject: Subject[Transform]) -> None:
     same = all(_equal(again[index][side], first[index][side]) for index in again for side in (0, 1))
     require(
         same,
-        "the same pair with the same generator gives another result, or the result depends on the pairs before it; "
-        "draw from `generator` alone and keep no state between calls: resume and runs of several processes rely on it",
+        "the same pair with the same generator gives a different result, or the result depends on earlier pairs; "
+        "draw random numbers only from `generator`, and keep no state between calls, because resumed runs and runs "
+        "of several processes need equal results",
     )
 
 

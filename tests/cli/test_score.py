@@ -292,7 +292,7 @@ def test_json_lines_of_generate_are_scored_by_their_best_translation(name, tmp_p
     assert result.stdout == plain
     assert f"{name}: scoring the best translation of each JSON record" in result.stderr.replace("\n", " ")
     mixed = nmtkit_score("--ref", reference, stdin=records[0] + "\n{}\n")
-    assert mixed.exit_code == 2 and "standard input:2: not a record of nmtkit generate" in mixed.stderr
+    assert mixed.exit_code == 2 and "standard input:2: the first line is a record of nmtkit generate" in mixed.stderr
 
 
 @pytest.mark.parametrize(("name", "flags"), [("ref.tsv", ()), ("ref.tmx", ("-t", "de")), ("ref.jsonl", ("-t", "de"))],

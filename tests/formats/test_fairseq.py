@@ -139,13 +139,13 @@ def append_word(folder: Path, word: str = "extra", languages: tuple[str, ...] = 
 FC1 = "decoder.layers.0.fc1.bias"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated": (lambda folder: os.truncate(folder / "checkpoint_best.pt", 40_000), "is damaged or incomplete"),
-    "no checkpoint": (lambda folder: without(folder, "checkpoint_best.pt"), "does not hold a checkpoint"),
+    "no checkpoint": (lambda folder: without(folder, "checkpoint_best.pt"), "does not contain a checkpoint"),
     "no pickle": (lambda folder: (folder / "checkpoint_best.pt").write_text("text"), "is damaged or incomplete"),
     "no dict": (lambda folder: change(folder, source_lang="fr"), "dict.fr.txt: no such file"),
     "no dict at all": (lambda folder: without(folder, "dict.en.txt", "dict.de.txt"), "dict.SRC.txt: no such file"),
     "nmtkit's": (
         lambda folder: torch.save({"nmtkit": 2}, folder / "checkpoint_best.pt"),
-        "is a checkpoint of nmtkit already",
+        "is already a checkpoint of nmtkit",
     ),
     "other dict": (append_word, "entries, and the encoder embeddings have 1"),
     "dictionaries differ": (lambda folder: append_word(folder, languages=("de",)), "the decoder embeddings have 1"),
@@ -157,7 +157,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "codes": (
         lambda folder: (folder / "sentencepiece.bpe.model").rename(folder / "bpecodes"),
-        "bpecodes is of fastBPE or subword-nmt",
+        "bpecodes belongs to fastBPE or subword-nmt",
     ),
     "two tokenizers": (lambda folder: (folder / "b.model").write_bytes(b""), "b.model, sentencepiece.bpe.model; leave"),
     "NaN": (lambda folder: change(folder, {FC1: torch.full((48,), torch.nan)}), "not finite"),
@@ -168,7 +168,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "wrong width": (lambda folder: change(folder, encoder_ffn_embed_dim=64, decoder_ffn_embed_dim=64), "do not fit"),
     "not tied": (
         lambda folder: change(folder, {"decoder.output_projection.weight": torch.ones(160, 32)}),
-        "share_decoder_input_output_embed, and weights that differ",
+        "share_decoder_input_output_embed, but different weights",
     ),
     "architecture": (lambda folder: change(folder, arch="fconv_iwslt_de_en"), "of architecture fconv_iwslt_de_en"),
     "no architecture": (lambda folder: torch.save({"model": {}}, folder / "checkpoint_best.pt"), "neither args nor"),
@@ -271,7 +271,7 @@ def test_which_dictionary_is_the_sources_must_be_known(tmp_path: Path) -> None:
     folder = tmp_path / "separate"
     shutil.copytree(FOLDER / "separate", folder)
     change(folder, source_lang=None, target_lang=None, data="data-bin")
-    assert "holds dict.de.txt, dict.en.txt, and the checkpoint does not name its source language" in refused(folder)
+    assert "contains dict.de.txt, dict.en.txt, but the checkpoint does not name its source language" in refused(folder)
     for name, language in (("source", "en"), ("target", "de")):
         (folder / f"dict.{language}.txt").rename(folder / f"dict.{name}.txt")
         (folder / f"spm.{language}.model").rename(folder / f"spm.{name}.model")

@@ -174,14 +174,14 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         "not finite",
     ),
     "missing": (lambda folder: change_weights(folder, **{f"{FC1}.bias": None}), f"has no weights {FC1}.bias"),
-    "more": (lambda folder: change_weights(folder, adapter=torch.ones(2)), "has weights adapter, which the model"),
+    "more": (lambda folder: change_weights(folder, adapter=torch.ones(2)), "has weights adapter, which do not belong"),
     "not tied": (
         lambda folder: change_weights(folder, **{"lm_head.weight": torch.ones(ROWS, 32)}),
-        "tie_word_embeddings, and weights that differ: model.shared.weight and lm_head.weight",
+        "tie_word_embeddings, but different weights: model.shared.weight and lm_head.weight",
     ),
     "not shared": (
         lambda folder: change_weights(folder, **{"model.decoder.embed_tokens.weight": torch.ones(ROWS, 32)}),
-        "share_encoder_decoder_embeddings, and weights that differ",
+        "share_encoder_decoder_embeddings, but different weights",
     ),
     "tied in the weights alone": (
         lambda folder: change_settings(folder, tie_word_embeddings=False),
@@ -189,7 +189,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     ),
     "more rows": (
         lambda folder: change_weights(folder, **{"model.shared.weight": torch.zeros(ROWS + 1, 32)}),
-        f"vocab_size is {ROWS}, and the embeddings have {ROWS + 1} rows",
+        f"vocab_size is {ROWS}, but the embeddings have {ROWS + 1} rows",
     ),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 40_000), "model.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
@@ -272,7 +272,7 @@ def test_a_language_after_the_source_is_refused(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "nllb", folder)
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"legacy_behaviour": True}))
-    assert "legacy_behaviour, a language after the source, is not supported" in refused(folder)
+    assert "legacy_behaviour (a language token after the source) is not supported" in refused(folder)
 
 
 def test_weights_may_lie_in_a_pickle_or_in_parts(tmp_path: Path) -> None:

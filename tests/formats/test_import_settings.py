@@ -124,7 +124,10 @@ def test_added_tokens_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
     weights |= {"final_logits_bias": torch.cat([weights["final_logits_bias"], torch.zeros(1, 1).half()], 1)}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     huggingface.load(folder)
-    assert "the added tokens <name> are not imported; text with them is divided into other pieces" in caplog.text
+    assert (
+        "the added tokens <name> are not imported, so text with these tokens is divided into different pieces"
+        in caplog.text
+    )
 
 
 def test_settings_of_the_search_are_told(tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_settings_of_the_search_are_told(tmp_path: Path) -> None:
     (tmp_path / "model.pt").unlink()
     change_settings(folder, "generation_config.json", num_beams=6, length_penalty=0.8, do_sample=False)
     said = CliRunner().invoke(main, command).stderr
-    assert "generation_config.json: settings of the search are not imported: num_beams 6, length_penalty 0.8" in said
+    assert "generation_config.json: search settings are not imported: num_beams 6, length_penalty 0.8" in said
 
 
 def test_weights_may_lie_in_parts_of_a_pickle(tmp_path: Path) -> None:
@@ -190,7 +193,9 @@ def test_an_output_projection_of_its_own_is_read_under_both_names(name: str, out
 
 
 def test_weights_that_the_settings_do_not_describe_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has weights encoder_l2_.*more, which the model that its settings describe"):
+    with pytest.raises(
+        ValueError, match=r"has weights encoder_l2_.*more, which do not belong to the model of its settings"
+    ):
         detect.load(change_marian(tmp_path / "half", "enc-depth: 2", "enc-depth: 1"))
 
 
