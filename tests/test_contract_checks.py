@@ -291,7 +291,7 @@ class Trained(Mine):
 CRITERION_MISTAKES = [
     (Tensors, "a loss and its counts are returned", r"criterion Tensors returned a Tensor of shape \[\]; it must"),
     (Unreduced, "a loss and its counts are returned", r"returned a Tensor of shape \[5\] for 'sum'; it must be .* sum"),
-    (Means, "the loss is a sum and no mean", "it is a mean. Return the sum over tokens"),
+    (Means, "the loss is a sum and no mean", "this looks like a mean. Return the sum over tokens"),
     (Means, "a batch that counts for nothing is taken", "the loss of a micro-batch without targets is nan"),
     (OtherNll, "nll is the negative log likelihood", "'nll' is .* but the negative log-likelihood of the target is"),
     (Attached, "a loss and its counts are returned", "the counts mine carry gradients"),
@@ -748,4 +748,4 @@ def test_a_criterion_that_returns_a_mean_is_not_trained(mirror_data: Path, tmp_p
     flags += ["--save-dir", str(tmp_path / "run"), "--max-update", "1", "--device", "cpu"]
     result = CliRunner().invoke(main, ["train", str(mirror_data), *flags])
     assert result.exit_code == 2
-    assert "criterion MeanLoss: 'sum' is" in result.stderr and "it is a mean. Return the sum" in result.stderr
+    assert "criterion MeanLoss: 'sum' is" in result.stderr and "this looks like a mean. Return the sum" in result.stderr

@@ -32,9 +32,9 @@ def option(
     """Declares a config field, which is also a command-line flag and a TOML key. The default `...` makes it required.
 
     `min` and `max` are inclusive limits, `above` and `below` exclusive limits; in a tuple they apply to every item.
-    None is always allowed. NaN, infinity and numbers beyond `LARGEST` are never allowed. `help` states the unit.
-    `flag` replaces the name of the flag ("-s/--source-lang"), and `metavar` the name of its value on the help page.
-    `section` starts a new heading there. A `repeatable` flag adds one item to a tuple each time, and the item may
+    None is always allowed. NaN, infinity and numbers beyond `LARGEST` are never allowed. `help` states the unit. `flag`
+    replaces the name of the flag ("-s/--source-lang"), and `metavar` the name of its value on the help page. `section`
+    starts a new heading on the help page. A `repeatable` flag adds one item to a tuple each time, and the item may
     contain commas. A field with choices has the type `Literal["a", "b"]`.
     """
     metadata = {"help": help, "min": min, "max": max, "above": above, "below": below}
@@ -65,7 +65,8 @@ def check_limits(config: Any) -> None:
             declared = {name: bound for name in LIMITS if (bound := field.metadata.get(name)) is not None}
             lower = {} if "above" in declared else {"min": -LARGEST}
             limits = lower | ({} if "below" in declared else {"max": LARGEST}) | declared
-            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]  # NaN fails all
+            # a comparison with NaN is always false
+            unmet = [name for name, bound in limits.items() if not LIMITS[name][1](number, bound)]
             if unmet:
                 named = [name for name in LIMITS if name in declared or name in unmet]
                 words = " and ".join(f"{LIMITS[name][0]} {limits[name]:,}" for name in named)

@@ -10,10 +10,10 @@ from nmtkit.config.fields import flag_of
 
 @dataclass(frozen=True)
 class FlagRule:
-    """A condition: `flag` has an effect only together with one of `needs`, and has none together with `excludes`.
+    """A rule for a flag: `flag` needs one of `needs`, and cannot be combined with any of `excludes`.
 
-    A name is a flag as users type it, with a value if that matters ("--format jsonl"), or another fact about the
-    command ("several --sys").
+    A name is a flag as users type it, with a value if that matters ("--format jsonl"), or a fact about the command
+    ("several --sys").
     """
 
     flag: str
@@ -26,8 +26,8 @@ def check_flags(rules: Collection[FlagRule], given: Collection[str], on: Collect
     """Raises ValueError for the first broken rule.
 
     `given` are the flags that the user typed. `on` are the flags with an effect: if 1 is the default, `--groups 1` is
-    given but not on. A flag that is given needs one of its `needs` to be on. A flag that is on must not be given
-    together with one of its `excludes`.
+    given but not on. If a flag is given, one of its `needs` must be on. A flag that is on must not be given together
+    with one of its `excludes`.
     """
     for rule in rules:
         if rule.flag in given and rule.needs and not set(rule.needs) & set(on):

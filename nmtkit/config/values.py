@@ -13,7 +13,7 @@ from nmtkit.config.fields import check_limits, field_types, flag_of
 
 T = TypeVar("T")
 
-COMMAND_LINE = "the command line"  # the `origin` of settings given as flags
+COMMAND_LINE = "the command line"  # `origin` of settings that are given as flags
 
 
 def convert(value: Any, hint: Any, text: bool = False) -> Any:
@@ -66,7 +66,7 @@ def _expected(hint: Any) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Returns the end of an error message about an unknown name: the most similar known name, and all known names."""
+    """Suggests known names for an unknown name: the most similar name, and a list of all. Ends an error message."""
     known = list(known)
     nearest = difflib.get_close_matches(name, known, 1)
     return f"{f'did you mean {nearest[0]!r}? ' if nearest else ''}known: {', '.join(known)}"
@@ -99,7 +99,7 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
             raise ValueError(f"{origin}: {key}: {error}") from None
     try:
         result = config(**checked) if isinstance(config, type) else dataclasses.replace(config, **checked)  # type: ignore[type-var]
-        check_limits(result)  # needed because a config of a plug-in might not derive from Config
+        check_limits(result)  # a config of a plug-in might not derive from Config
     except ValueError as error:
         raise error if origin == COMMAND_LINE else ValueError(f"{origin}: {error}") from None
     return result
@@ -108,8 +108,8 @@ def derive(config: T | type[T], changes: Mapping[str, Any], origin: str) -> T:
 def split_settings(settings: Mapping[str, Any], *classes: type) -> list[dict[str, Any]]:
     """Splits settings by config class. Returns one dict for each class, then a dict of the settings of no class.
 
-    The name of a setting is the name of its field or of its flag, with dashes or underscores. If two classes have this
-    name, the first class gets the setting.
+    The name of a setting is the name of its field or of its flag, with dashes or underscores. If two classes have such
+    a field or flag, the first class gets the setting.
     """
     owners: dict[str, tuple[int, str]] = {}
     for index, cls in enumerate(classes):

@@ -1,4 +1,4 @@
-"""Checks that a criterion returns sums. A training with a plug-in's criterion begins with `check_sum`."""
+"""Checks that a criterion returns sums. A run with a criterion of a plug-in begins with `check_sum`."""
 
 import torch
 
@@ -8,7 +8,7 @@ from nmtkit.criterions.interface import Criterion
 from nmtkit.layers.packed import Batch
 
 SMALL = 1e-4  # losses and counts below this value are not compared
-MEAN = 0.2  # relative change below which a value that should double counts as a mean
+MEAN = 0.2  # a value that grows by less than this share for twice the batch is a mean
 
 
 def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Batch) -> None:
@@ -30,7 +30,7 @@ def check_sum(criterion: Criterion, model: Architecture, pairs: Batch, twice: Ba
         before, after = float(single), float(double.sum if name == "sum" else double.counts[name])
         if abs(before) > SMALL and abs(after / before - 1) < MEAN:
             raise ContractError(
-                f"criterion {type(criterion).__name__}: {name!r} is {before:.4g} for a batch and {after:.4g} for twice "
-                "the batch: it is a mean. Return the sum over tokens; the trainer divides by the target tokens of the "
-                "whole update"
+                f"criterion {type(criterion).__name__}: {name!r} is {before:.4g} for a batch and {after:.4g} for "
+                "twice the batch: this looks like a mean. Return the sum over tokens; the trainer divides by the "
+                "target tokens of the whole update"
             )

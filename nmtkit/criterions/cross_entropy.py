@@ -12,7 +12,7 @@ from nmtkit.layers.packed import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropyConfig(Config):
-    """No settings."""
+    """Settings of plain cross-entropy: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,8 @@ class RDropConfig(LabelSmoothedConfig):
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
 @CRITERIONS.register("cross_entropy", CrossEntropyConfig())
 class CrossEntropy(Criterion):
-    """-log p(target | source). With label smoothing, the target distribution is mixed with the uniform distribution.
+    """The cross-entropy -log p(target | source). With label smoothing, the target distribution is mixed with the
+    uniform distribution.
 
     Source: Vaswani et al. 2017, section 5.4.
     """

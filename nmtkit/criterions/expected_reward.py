@@ -33,19 +33,21 @@ class ExpectedRewardConfig(Config):
     reward: Literal["gleu", "bleu", "chrf"] = option("gleu", "Sentence score: GLEU, smoothed BLEU or chrF2.")
     candidates: Literal["sample", "nbest"] = option("sample", "Source of candidates: sampling or beam search.")
     candidates_per_sentence: int = option(15, "Candidate translations of each sentence.", min=2, max=1000)
-    candidate_extra: int = option(20, "Most pieces by which a candidate is longer than its source.", min=0, max=10_000)
+    candidate_extra: int = option(
+        20, "Maximum number of pieces by which a candidate may be longer than its source.", min=0, max=10_000
+    )
     likelihood_weight: float = option(0.017, "Weight of the log-likelihood relative to the reward (equation 9).", min=0)
 
 
 @CRITERIONS.register("expected_reward", ExpectedRewardConfig())
 class ExpectedReward(Criterion):
-    """-alpha log p(target | source) - E[reward of a candidate], for fine-tuning after training on likelihood.
+    """The loss -alpha log p(target | source) - E[reward of a candidate], for fine-tuning after training on likelihood.
 
-    With sampled candidates, the gradient is the mean over the candidates of a sentence of the gradient of
-    log p(candidate) times (reward - mean reward of the candidates). With n-best candidates, the expectation is over the
-    n-best list, whose probabilities are renormalised to sum to 1. Candidates are generated without dropout and never
-    contain <unk>. The model scores each candidate like a target, so an update needs `candidates_per_sentence` times as
-    much memory, and --max-tokens should be lower. Validation computes the likelihood only.
+    With sampled candidates, the gradient for a sentence is the mean over its candidates of (reward - mean reward) times
+    the gradient of log p(candidate). With n-best candidates, the expectation is over the n-best list, whose
+    probabilities are renormalised to sum to 1. Candidates are generated without dropout and never contain <unk>. The
+    model scores each candidate like a target, so an update needs `candidates_per_sentence` times as much memory, and
+    --max-tokens should be lower. Validation computes only the likelihood.
     """
 
     def __init__(self, config: ExpectedRewardConfig, tokenizer: Tokenizer) -> None:
@@ -96,7 +98,7 @@ class ExpectedReward(Criterion):
         return torch.tensor(rewards), torch.tensor(owner)
 
     def expected_reward(self, log_p: Tensor, rewards: Tensor, owner: Tensor, sentences: int) -> Tensor:
-        """Returns a sum over sentences. The gradient of this sum is the gradient of the expected reward."""
+        """Returns a sum over sentences whose gradient is the gradient of the expected reward."""
         if self.config.candidates == "nbest":
             highest = log_p.new_full((sentences,), -torch.inf).scatter_reduce(0, owner, log_p.detach(), "amax")
             p = (log_p - highest[owner]).exp()
@@ -151,7 +153,7 @@ def log_probabilities(model: Architecture, memory: Packed, targets: Sequence[lis
     return nll.new_zeros(len(targets)).index_add(0, layout.segment_ids, -nll)
 
 
-# The functions below compare a candidate text with its reference and return a reward from 0 to 1.
+# Each function below compares a candidate text with its reference, and returns a reward from 0 to 1.
 
 
 def gleu(candidate: str, reference: str) -> float:

@@ -21,7 +21,8 @@ class GuidedAlignmentConfig(LabelSmoothedConfig):
     alignment_weight: float = option(0.05, "Weight of the alignment loss relative to the cross-entropy.", min=0)
     alignment_layer: int | None = option(
         None,
-        "Decoder layer to supervise, counted from 1; none: the second-to-last, or the last of two layers.",
+        "Decoder layer to supervise, counted from 1; none: the second-to-last layer, or the last if there are at "
+        "most two.",
         min=1,
         max=1000,
     )
@@ -54,7 +55,7 @@ class GuidedAlignment(CrossEntropy):
             return super().compute_loss(model, batch)
         features, weights = model.forward_with_attention(batch.source, batch.target_input, config.alignment_layer)
         loss, nll = output_cross_entropy(model.output_projection, features, batch.target_output, self.label_smoothing)
-        if weights is None:  # this update skips the layer with the attention weights
+        if weights is None:  # this update skips the supervised layer
             return Loss(loss, {"nll": nll})
         alignment = alignment_loss(weights, batch.alignments, config.alignment_head)
         return Loss(loss + config.alignment_weight * alignment, {"nll": nll, "alignment": alignment.detach()})

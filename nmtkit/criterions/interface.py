@@ -48,8 +48,8 @@ class Criterion(nn.Module, ABC):
         if not isinstance(loss.counts, dict) or "nll" not in loss.counts:
             counts = sorted(loss.counts) if isinstance(loss.counts, dict) else described(loss.counts)
             raise ContractError(
-                f"criterion {name} returned counts {counts} without 'nll', the summed negative "
-                "log-likelihood that perplexity is computed from"
+                f"criterion {name} returned counts {counts} without 'nll', the summed negative log-likelihood, which "
+                "perplexity needs"
             )
         for key, value in {"sum": loss.sum, **loss.counts}.items():
             if not isinstance(value, Tensor) or value.dim():

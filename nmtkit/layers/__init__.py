@@ -1,4 +1,4 @@
-"""Layers of architectures. Fast paths for one kind of device have files of their own, next to the plain ones."""
+"""Layers of architectures. Fast paths for one device type are in separate files."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ def multiplies_in_bf16() -> bool:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel runs. If it fails, logs `otherwise`, the text that says what is used instead."""
+    """Returns whether a GPU kernel runs. If the kernel fails, logs `otherwise`, a text that names the replacement."""
     try:
         with torch.random.fork_rng([]):
             kernel()
-    except Exception as error:  # a compiler raises any kind
+    except Exception as error:  # a compiler can raise any type
         log.warning("%s: %s", otherwise, next(iter(str(error).strip().splitlines()), type(error).__name__))
         return False
     return True
@@ -35,7 +35,7 @@ def works(kernel: Callable[[], object], otherwise: str) -> bool:
 def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
     """Returns one layer that computes several projections of these output widths.
 
-    Its weight has the attribute `stacked_rows`, for optimizers that treat each projection as a matrix of its own.
+    The weight has the attribute `stacked_rows`, for optimizers that treat each projection as a separate matrix.
     """
     linear = nn.Linear(width, sum(rows), bias=bias)
     linear.weight.stacked_rows = tuple(rows)  # type: ignore[attr-defined]
@@ -43,17 +43,17 @@ def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
 
 
 def hooks_of(module: nn.Module) -> list[object]:
-    """Returns the forward and backward hooks of a module itself, without those of its children."""
+    """Returns the forward and backward hooks of a module itself, without the hooks of its children."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return [hook for by_id in hooks for hook in by_id.values()]
 
 
 def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Returns whether calling the module does exactly what the class `kind` does with the module's parameters.
+    """Returns whether a different implementation of `kind` that reads only the module's parameters gives the same
+    result.
 
-    Then another implementation may read these parameters and compute the same. It must not do so for a subclass (which
-    a parametrization makes too), for a module with hooks (`torch.nn.utils.weight_norm` computes the weight in a hook),
-    or for a module whose `forward` was replaced.
+    This is false for a subclass (a parametrization also makes a subclass), for a module with hooks
+    (`torch.nn.utils.weight_norm` computes the weight in a hook), and for a module whose `forward` was replaced.
     """
     if type(module) is not kind or "forward" in module.__dict__ or nn.modules.module._has_any_global_hook():
         return False

@@ -1,8 +1,8 @@
 """Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), in a model and as tensors by name.
 
 With an adapter, a layer computes x W^T + scale (x A^T) B^T (section 4.1), where A has shape [rank, in] and B [out,
-rank], and scale = alpha / rank. Only A and B are trained. B starts at zero, so the first update starts from the
-original model. Outside training, the layer uses the merged weight W + scale B A and takes no more time than without an
+rank], and scale = alpha / rank. Only A and B are trained. B is initialised with zeros, so training starts from the
+original model. Outside training, the layer uses the merged weight W + scale B A and takes the same time as without an
 adapter.
 """
 
@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer with an adapter. It shares the parameters of `linear`, and their names stay the same."""
+    """A linear layer with an adapter. The layer shares the parameters of `linear` and keeps their names."""
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
         nn.Module.__init__(self)
@@ -31,7 +31,8 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
         self.adapter_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
         self.adapter_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
-        nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))  # the same as in loralib, the authors' code
+        # the same initial values as in loralib, the code of the authors
+        nn.init.kaiming_uniform_(self.adapter_a, a=math.sqrt(5))
         if rows := getattr(linear.weight, "stacked_rows", None):
             self.adapter_b.stacked_rows = rows  # type: ignore[attr-defined]
 
@@ -56,10 +57,9 @@ def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], output: nn.Module) -> list[str]:
     """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
-    The names of the layers match one of `patterns`. Initial values come from torch's global generator. The output
-    projection `output` gets no adapter, since losses read its weight. Layers with shared weights or with hooks get no
-    adapter either.
-    Raises ValueError for a pattern without matches.
+    The names of the layers match one of `patterns`. Initial values come from torch's global generator. There is no
+    adapter for the output projection `output`, because losses read its weight, and for layers with shared weights or
+    with hooks. Raises ValueError for a pattern without matches.
     """
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     candidates = {
@@ -69,7 +69,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
     }
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in candidates):
-            raise ValueError(f"--adapter-layers {pattern} matches no linear layer; there are {', '.join(candidates)}")
+            raise ValueError(f"--adapter-layers {pattern} matches no linear layer; known: {', '.join(candidates)}")
     chosen = [name for name in candidates if any(fnmatchcase(name, pattern) for pattern in patterns)]
     model.requires_grad_(False)
     for name in chosen:
@@ -102,13 +102,14 @@ def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Merges adapters into the tensors `base`. Raises ValueError if an adapter does not fit the weight of its layer."""
+    """Merges adapters into the tensors `base`. Raises ValueError if the shapes of an adapter and of the weight of its
+    layer do not match."""
     merged = dict(base)
     layers = {name.rpartition(".")[0] for name in adapters}
     for layer in layers:
         a, b = (adapters.get(f"{layer}.{name}") for name in (A, B))
         weight = base.get(f"{layer}.weight")
         if a is None or b is None or weight is None or weight.shape != (len(b), a.shape[-1]) or len(a) != b.shape[-1]:
-            raise ValueError(f"the adapter of {layer} does not fit a weight of that name")
+            raise ValueError(f"the adapter of {layer} does not match the weight of this layer")
         merged[f"{layer}.weight"] = merge_weight(weight.float(), a.float(), b.float(), scale)
     return merged

@@ -33,7 +33,7 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
 Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128
-MIN_WINDOWS = 4  # blocks are faster if sentences have at least this many windows
+MIN_WINDOWS = 4  # blocks are faster for sentences of at least this many windows
 
 
 def attention(
@@ -83,12 +83,13 @@ def backend(
 
     `window` is None for cross-attention. `capability` is the compute capability of the CUDA device.
 
-    On a CPU, batched products (forward and backward) are faster than torch's kernel up to about 256 tokens. At 16
-    tokens they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens they take 1.5 times as long as
-    the kernel, and more memory. Blocks take the same time per token at any length. With a window of 32 they are as fast
-    as batched products at 128 tokens, and take a seventh (fp32) or a twelfth (bf16) of the kernel's time at 1,024.
+    On a CPU, batched products (forward and backward) are faster than the kernel of torch up to about 256 tokens. At 16
+    tokens, they are 12 times as fast in bf16 and twice as fast in fp32. At 1,024 tokens, they take 1.5 times as long as
+    the kernel, and more memory. For windows, blocks take the same time per token at any length. With a window of 32,
+    blocks are as fast as batched products at 128 tokens. At 1,024 tokens, they take 1/7 (fp32) or 1/12 (bf16) of the
+    time of the kernel.
 
-    Flash attention has no dropout, takes 16-bit inputs and heads of up to 256, and needs an Ampere GPU or later.
+    Flash attention supports 16-bit inputs and head widths up to 256, but not dropout. It needs an Ampere GPU or later.
     """
     if device == "cpu":
         if compiling or dropout > MAX_P:
@@ -108,7 +109,7 @@ def _capability(device: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-# torch.compiler.assume_constant_result sets this mark, but imports the compiler: half of the start-up time of a command
+# the same as torch.compiler.assume_constant_result, which would import the compiler and double the start-up time
 _capability._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -122,12 +123,13 @@ class AttentionContext(Protocol):
         """Attends to the same sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
-        """Attends to the memory of the sentence. `query` is T H K; `project` computes its keys and values from S D."""
+        """Attends to the memory of the sentence. `query` is T H K. `project` computes keys and values of the memory
+        from S D."""
 
 
 @dataclass(frozen=True)
 class PackedContext:
-    """Whole sentences on one layout, as in teacher forcing. Cross-attention reads `memory`.
+    """Context of whole sentences, for teacher forcing. Cross-attention reads `memory`.
 
     If `weights` has a list "self" or "cross", each layer appends its attention weights to the list: B H L M, zero
     beyond the end of a sentence.

@@ -1,7 +1,7 @@
 """Attention on a CPU: batched products with a hand-written backward pass; windows use blocks of the token axis.
 
 Heads are gathered from the projections directly into BH L K, with one copy in each direction. Keys are padded to a
-multiple of 16, since a softmax over fewer columns does not use vector instructions (15 columns take 11 times as long as
+multiple of 16, because vector instructions compute 16 columns of a softmax at once (15 columns take 11 times as long as
 16). The softmax is computed in fp32, products in the dtype of the projections.
 """
 
@@ -21,8 +21,8 @@ from nmtkit.layers.shape_padding import padded_size
 
 KEY_MULTIPLE = 16
 QUERY_MULTIPLE = 4
-SENTENCE_STEPS = 16  # allowed batch sizes between two powers of 2
-MIN_BLOCK = 16  # tokens; smaller blocks are not faster
+SENTENCE_STEPS = 16  # number of allowed batch sizes between two powers of 2
+MIN_BLOCK = 16  # minimum tokens of a block; smaller blocks are not faster
 
 
 def bmm_attention(
@@ -30,10 +30,10 @@ def bmm_attention(
 ) -> Tensor:
     """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    Rows after the last token are ignored. These rows of the result are 0.
+    Rows after the last token are ignored, and are 0 in the result.
     """
     sentences, length = query_layout.sentences, query_layout.max_length
-    if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # fewer shapes: see `shape_padding`
+    if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # limits the number of shapes, as in `shape_padding`
         sentences = padded_size(sentences, SENTENCE_STEPS)
         length += -length % QUERY_MULTIPLE
     name = "bias", spec.causal, spec.window, query_layout.max_length, sentences, length
@@ -64,7 +64,7 @@ class _BmmAttention(torch.autograd.Function):
         scores = torch.bmm(q, k.transpose(1, 2)).float().unflatten(0, (-1, heads))  # B H L M
         weights = torch.softmax(scores.mul_(scale).add_(bias), -1)
         if mask is not None:
-            weights.mul_(mask)  # queries beyond the end of a sentence get no gradient
+            weights.mul_(mask)  # zero for queries beyond the end of a sentence, which then get no gradient
         noise = noise_for(weights) if p else None
         used = weights if noise is None else _dropout(weights, noise, p)
         attended = torch.bmm(used.flatten(0, 1).to(v.dtype), v)  # BH L Kv
@@ -119,15 +119,16 @@ def _blocks(x: Tensor, block: int) -> Tensor:
 
 
 def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
-    """Joins each block to the previous block and, unless causal, to the next: blocks H block K -> blocks H keys K."""
+    """Joins each block with the previous block and, unless causal, with the next block: blocks H block K -> blocks H
+    keys K."""
     padded = F.pad(blocks, (0, 0, 0, 0, 0, 0, 1, 0 if causal else 1), value=beyond)
     return torch.cat([padded[first : first + len(blocks)] for first in range(2 if causal else 3)], 2)
 
 
 def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
-    """Returns the mask added to scores, 0 where a query sees the key and -inf elsewhere: blocks 1 block keys."""
+    """Returns the mask to add to scores, 0 where a query sees a key and -inf elsewhere: blocks 1 block keys."""
     assert spec.window is not None
-    # rows after the last token count as a sentence of their own, so that their softmax is finite
+    # rows after the last token count as a separate sentence, so that their softmax is finite
     segment_ids = _blocks(F.pad(layout.segment_ids, (0, -layout.tokens % block), value=-1)[:, None, None], block)
     key_segment_ids = _with_neighbours(segment_ids, spec.causal, beyond=-2).transpose(2, 3)  # blocks 1 1 keys
     distance = torch.arange(key_segment_ids.shape[3]) - block - torch.arange(block)[:, None]
@@ -138,10 +139,10 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
 
 
 def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentences: int, length: int) -> Tensor:
-    """Returns the mask added to scores, 0 where a query sees the key and -inf elsewhere: B 1 L M.
+    """Returns the mask to add to scores, 0 where a query sees a key and -inf elsewhere: B 1 L M.
 
-    The mask is expanded over queries, since adding rows of 16 keys one by one is slow. Padding queries (the mask has
-    `length` queries for each of `sentences`) see all keys: a softmax over no key would be NaN.
+    The mask is expanded over queries, because adding rows of 16 keys one by one is slow. There are `length` queries for
+    each of `sentences`. Padding queries see all keys, because a softmax over no key would be NaN.
     """
     visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
     bias = _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))

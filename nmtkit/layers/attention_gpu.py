@@ -12,7 +12,7 @@ from nmtkit.layers.packed import Layout, Packed
 # T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest sentence, H heads,
 # K width of a query or key head, Kv width of a value head
 
-WIDTH_MULTIPLE, MAX_WIDTH = 8, 256  # of a head, in flash attention
+WIDTH_MULTIPLE, MAX_WIDTH = 8, 256  # widths of a head in flash attention
 
 
 def varlen_width(key_width: int, value_width: int) -> int:
@@ -25,10 +25,10 @@ def varlen_attention(
 ) -> Tensor:
     """Flash attention over the token axis, in 16 bits and without dropout: T H K, S H K, S H Kv -> T H Kv.
 
-    The kernel stays within each sentence, so sentences need no padding. It needs heads of one width: narrower heads are
-    padded with zeros, which change neither the scores nor the result.
+    The kernel stays within each sentence, so sentences need no padding. All heads must have the same width: narrower
+    heads are padded with zeros, which do not change the scores or the result.
     """
-    from torch.nn.attention.varlen import varlen_attn  # its import registers CUDA operators
+    from torch.nn.attention.varlen import varlen_attn  # imported here, because the import registers CUDA operators
 
     width, value_width, scale = varlen_width(key.shape[-1], value.shape[-1]), value.shape[-1], key.shape[-1] ** -0.5
     query, key, value = (x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
@@ -42,9 +42,9 @@ def varlen_attention(
 def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """torch's scaled_dot_product_attention on padded sentences: T H K, S H K, S H Kv -> T H Kv.
+    """Computes scaled_dot_product_attention of torch on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    The kernel takes every dtype, width and dropout, but needs padding and a mask.
+    The kernel supports every dtype, width and dropout, but needs padding and a mask.
     """
     layouts = query_layout, key_layout, key_layout
     pairs = zip((query, key, value), layouts, strict=True)

@@ -1,4 +1,4 @@
-"""Attention in torch's own operations, padded and with a mask: the reference for all faster backends."""
+"""Attention in basic operations of torch, padded and with a mask. It is the reference for all faster backends."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class AttentionSpec:
     """The variant of attention that a backend computes.
 
     With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
-    most window // 2 (Vaswani et al. 2017, section 4). `dropout` on the weights applies in training and in evaluation.
+    most window // 2 (Vaswani et al. 2017, section 4). `dropout` of the weights applies in training and in evaluation.
     """
 
     causal: bool = False
@@ -50,7 +50,7 @@ def attention_mask(query_layout: Layout, key_layout: Layout, spec: AttentionSpec
         device = visible.device
         rows = torch.arange(query_layout.max_length, device=device)[:, None]
         columns = torch.arange(key_layout.max_length, device=device)
-        # a query beyond the end of its sentence must see some key, since a softmax over no key is NaN
+        # a query beyond the end of its sentence must see a key, because a softmax over no key is NaN
         rows = torch.minimum(rows, (key_layout.lengths - 1)[:, None, None, None])
         if spec.causal:
             visible = visible & (columns <= rows)
@@ -75,7 +75,7 @@ def attention_weights(
 def reference_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """Computes `attention.attention` for any input: T H K, S H K, S H Kv -> T H Kv."""
+    """Computes the same as `attention.attention` for any input: T H K, S H K, S H Kv -> T H Kv."""
     weights = attention_weights(query, key, query_layout, key_layout, spec)
     weights = F.dropout(weights, spec.dropout).to(value.dtype)
     attended = weights @ Packed(value, key_layout).to_padded().transpose(1, 2)  # B H L Kv

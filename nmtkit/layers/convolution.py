@@ -13,8 +13,8 @@ from nmtkit.layers.recurrent import LayerStates
 def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool) -> Tensor:
     """Returns the inputs of the kernel at each token: [T, width] -> [T, kernel x width].
 
-    The earliest input comes first. Inputs are shifted copies of the token axis, with zeros where the shift leaves the
-    sentence. The last input of a causal kernel is the token itself; other kernels have the token in the middle.
+    The earliest input comes first. Inputs are shifted copies of the token axis, with zeros outside the sentence. The
+    last input of a causal kernel is the token itself; other kernels have the token in the middle.
     """
     first = -(kernel - 1) * dilation // (1 if causal else 2)
     taps = []
@@ -39,7 +39,7 @@ class PackedConvolution(nn.Module):
 
     def __init__(self, linear: nn.Module, kernel: int, *, width: int, dilation: int = 1, causal: bool) -> None:
         super().__init__()
-        assert causal or kernel % 2, "a kernel of even width has no middle"
+        assert causal or kernel % 2, "a kernel of even width has no middle token"
         self.linear = linear
         self.kernel, self.dilation, self.causal = kernel, dilation, causal
         self.state_shapes = (((kernel - 1) * dilation, width),)  # inputs of a causal kernel before the token

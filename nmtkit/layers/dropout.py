@@ -1,9 +1,9 @@
 """Dropout (Srivastava et al. 2014), alone and in the residual connection around a sub-layer, with fast masks on CPUs.
 
-On a CPU, `F.dropout` draws one random number for each element, which takes 6 ns on one core. Here random bits are read
-as floating-point numbers: 64 bits are four bf16 numbers. An element is dropped if its number is at most a threshold.
-The share of bit patterns up to a threshold is known exactly. The backward pass of ReLU (zero where a number is at most
-a threshold) drops elements while reading them only once.
+On a CPU, `F.dropout` draws one random number for each element, which takes 6 ns on one core. This module reads random
+bits as floating-point numbers: 64 bits are four bf16 numbers. An element is dropped if its number is at most a
+threshold. The share of bit patterns up to a threshold is known exactly. The kernel of the backward pass of ReLU writes
+zeros where a number is at most a threshold. It therefore drops elements in a single pass over the data.
 """
 
 from functools import lru_cache
@@ -20,7 +20,7 @@ from nmtkit.layers.layer_norm import layer_norm_backward
 
 # supported dtypes: number of bit patterns, and the pattern of infinity
 PATTERNS = {torch.bfloat16: (1 << 16, 0x7F80), torch.float32: (1 << 32, 0x7F80_0000)}
-MAX_P = 0.99  # NaN patterns are never dropped, so no threshold reaches a probability of 1
+MAX_P = 0.99  # NaN patterns are never dropped, so the probability cannot reach 1
 
 
 class Dropout(nn.Module):
@@ -48,8 +48,8 @@ def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor
     """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, in training and in evaluation.
 
     Fused implementations compute an `nn.LayerNorm` with weight and bias. On a CPU under autocast, the result of the
-    fused implementation has the dtype of `change`: bf16 takes half the memory, and the next product needs no cast.
-    Sums and statistics are still taken in fp32. The same holds for training on a GPU where Triton works.
+    fused implementation has the dtype of `change`: bf16 takes half the memory, and the next product needs no cast. Sums
+    and statistics are still taken in fp32. The same applies to training on a GPU if Triton works.
     """
     if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
         arguments = x, change, norm.weight, norm.bias, norm.eps, p
@@ -75,7 +75,7 @@ def uses_kernels(x: Tensor) -> bool:
 
 
 def noise_for(x: Tensor) -> Tensor:
-    """Returns random bits as a tensor of the shape and dtype of x. Infinities and NaNs occur too.
+    """Returns random bits as a tensor of the shape and dtype of x. The numbers include infinities and NaNs.
 
     The seed comes from torch's global generator.
     """
@@ -91,7 +91,7 @@ def dropped(x: Tensor, noise: Tensor, p: float) -> Tensor:
 
 
 def keep_scale(p: float, dtype: torch.dtype) -> float:
-    """Returns the factor for kept elements: exactly 1 / (probability that `dropped` keeps an element)."""
+    """Returns the factor of kept elements: the exact 1 / P(`dropped` keeps an element)."""
     return threshold(p, dtype)[1]
 
 
@@ -99,11 +99,11 @@ def keep_scale(p: float, dtype: torch.dtype) -> float:
 def threshold(p: float, dtype: torch.dtype) -> tuple[float, float]:
     """Returns t with P(noise <= t) ≈ p for noise of this dtype, and the exact 1 / P(noise > t).
 
-    In ascending order of the number, the bit patterns are minus infinity to -0 (`infinity` + 1 patterns), then 0, which
-    equals -0, and then the positive numbers. NaN never compares as <= t, so NaN counts as kept.
+    In ascending order, the numbers are minus infinity to -0 (`infinity` + 1 bit patterns), 0, which equals -0, and the
+    positive numbers. NaN never compares as <= t, so NaN counts as kept.
     """
     patterns, infinity = PATTERNS[dtype]
-    count = max(round(p * patterns), 1)  # patterns up to t
+    count = max(round(p * patterns), 1)  # number of patterns up to t
     if count <= infinity:
         bits, sign = infinity + 1 - count, -1.0
     else:
@@ -128,7 +128,8 @@ class _Dropout(torch.autograd.Function):
 
 
 class _AddAndNorm(torch.autograd.Function):
-    """`add_and_norm` as one autograd node instead of five. It stores only the sum, the noise and the statistics."""
+    """Implements `add_and_norm` as one autograd node instead of five. Stores only the sum, the noise and the
+    statistics."""
 
     @staticmethod
     def forward(ctx, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ from nmtkit.layers.dropout import Dropout
 
 # T tokens, D model width, F inner width of an expert, X experts (choices of a gate); k experts are active for a token
 
-MIN_BLOCK = 16  # rows of one expert that are multiplied together; fewer rows take as long
+MIN_BLOCK = 16  # minimum rows of a block; a block of fewer rows takes the same time
 
 
 class GatingOutput(NamedTuple):
@@ -20,7 +20,8 @@ class GatingOutput(NamedTuple):
 
     weights: Tensor  # [T, k], with sum 1 for each token
     indices: Tensor  # [T, k]
-    load: Tensor | None  # [T, X], only with noise: probability that a choice is active if its own noise is drawn again
+    # [T, X], None without noise: probability that a choice stays active if only its noise is drawn again
+    load: Tensor | None
 
 
 def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> GatingOutput:
@@ -31,7 +32,7 @@ def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> G
     noisy = logits + torch.randn_like(logits) * noise_stddev
     values, ranked = noisy.topk(k + 1, -1)
     indices = ranked[..., :k]
-    # a choice is active if it exceeds the k-th largest of the others, which is the (k+1)-th of all for an active choice
+    # a choice is active if it exceeds the k-th largest other choice (for an active choice, the (k+1)-th largest of all)
     in_top_k = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, indices, True)
     threshold = torch.where(in_top_k, values[..., k, None], values[..., k - 1, None])
     load = torch.special.ndtr((logits - threshold) / noise_stddev.clamp(min=1e-6))  # equation 9
@@ -39,7 +40,7 @@ def noisy_top_k_gating(logits: Tensor, noise_stddev: Tensor | None, k: int) -> G
 
 
 class Experts(nn.Module):
-    """Sends each token to the k experts that a noisy gate ranks highest, and adds up their outputs with its weights.
+    """Sends each token to the k experts that a noisy gate ranks highest, and adds their outputs, weighted by the gate.
 
     With `groups`, a first gate selects k groups, a second gate selects k experts of each group, and the weights of both
     gates are multiplied (appendix B). An expert is max(0, x W) V, without biases (appendix E). In training, each
@@ -62,7 +63,7 @@ class Experts(nn.Module):
         assert 0 < active < experts // (groups or 1), "the load is defined only if some expert is not active"
         self.active, self.groups, self.group_size = active, groups, experts // (groups or 1)
         self.importance_weight, self.load_weight = importance_weight, load_weight
-        # zero logits and some noise at first, so that all experts start with an equal load (appendix A)
+        # the initial logits are zeros with noise, so all experts start with an equal load (appendix A)
         self.gate = nn.Parameter(torch.zeros(width, experts))
         self.noise = nn.Parameter(torch.zeros(width, experts))
         if groups:
@@ -70,7 +71,7 @@ class Experts(nn.Module):
             self.group_noise = nn.Parameter(torch.zeros(width, groups))
         self.fc1 = nn.Parameter(torch.empty(experts, width, hidden).uniform_(-1, 1) * (6 / (width + hidden)) ** 0.5)
         self.fc2 = nn.Parameter(torch.empty(experts, hidden, width).uniform_(-1, 1) * (6 / (width + hidden)) ** 0.5)
-        self.dropout = Dropout(dropout)  # after the ReLU
+        self.dropout = Dropout(dropout)  # applied after the ReLU
         self.balance_losses: list[dict[str, Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,12 +100,13 @@ class Experts(nn.Module):
     def blocked_products(self, x: Tensor, counts: Tensor) -> Tensor:
         """Computes `products` in any dtype, as batched products of blocks. A block has tokens of one expert.
 
-        The number of blocks must not depend on counts that only the device knows. A block has as many rows as an expert
-        gets on average. So at most twice as many rows as necessary are multiplied, and the weights are copied twice.
+        The number of blocks does not depend on `counts`, which only the device knows. The size of a block is the
+        average number of rows of an expert. So at most twice as many rows as necessary are multiplied, and the weights
+        are copied twice.
         """
         experts, dtype = len(self.fc1), compute_dtype(x)
         size = max(MIN_BLOCK, -(-len(x) // experts))
-        number = len(x) // size + experts  # the most blocks that `counts` can ask for
+        number = len(x) // size + experts  # maximum number of blocks for any `counts`
         ends = (-(-counts // size)).cumsum(0)  # [X]: end of the blocks of each expert
         first_token, first_block = (F.pad(sums[:-1], (1, 0)) for sums in (counts.cumsum(0), ends))
         expert = torch.repeat_interleave(torch.arange(experts, device=x.device), counts, output_size=len(x))
@@ -118,9 +120,10 @@ class Experts(nn.Module):
         return torch.bmm(self.dropout(hidden.relu()), fc2).flatten(0, 1).index_select(0, row)
 
     def products_on(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the fastest implementation of `products` for x. On CUDA, no implementation waits for the device.
+        """Returns the fastest implementation of `products` for x. On CUDA, the implementation does not wait for the
+        device.
 
-        torch's grouped product needs bf16 and rows whose size is a multiple of 16 bytes.
+        The grouped product of torch needs bf16, and rows whose size is a multiple of 16 bytes.
         """
         if not x.is_cuda:
             return self.products
@@ -182,7 +185,7 @@ def cv_squared(values: Tensor) -> Tensor:
 def pop_auxiliary_losses(model: nn.Module) -> dict[str, Tensor]:
     """Returns the balance losses of all `Experts` in a model by name, and removes them from the layers.
 
-    A loss is the mean over the forward passes, summed over the layers. In evaluation there are none.
+    A loss is the mean over the forward passes, summed over the layers. In evaluation, there are no losses.
     """
     losses: dict[str, Tensor] = {}
     for layer in model.modules():

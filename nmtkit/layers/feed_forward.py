@@ -16,7 +16,7 @@ GATED = {"reglu": "relu", "geglu": "gelu", "swiglu": "swish"}
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (equation 2), or with another activation.
+    """Computes max(0, x W1 + b1) W2 + b2 (equation 2), or the same with a different activation.
 
     Gated activations compute (act(x Wg + bg) * (x W1 + b1)) W2 + b2; `fc1` computes both factors, the gate first.
     `d_ff` is the width between the two products. `dropout` applies to the output of the activation.
@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
 
 
 def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
-    """Returns relu(linear(x)): T D -> T F. In training on a CPU in bf16, a fused kernel computes it.
+    """Returns relu(linear(x)): T D -> T F. Uses a fused kernel in training on a CPU in bf16.
 
     oneDNN adds the bias and takes the maximum while a tile of the product is in registers. torch's own operations would
     write the bias to all rows before the product, and read and write the result once more after the product.

@@ -1,16 +1,16 @@
 """The KV cache of a beam search on a CPU. When hypotheses are reordered, no keys or values are copied.
 
-Keys and values stay where they were appended. A mask says from which cache positions each hypothesis descends. All
-hypotheses of a sentence attend to all cache positions of the sentence in one matrix product, which takes less time than
-reordering the cache at every step.
+Keys and values are appended and never move. A mask marks the cache positions of the ancestors of each hypothesis. All
+hypotheses of a sentence attend to all cache positions of the sentence in one masked matrix product, which takes less
+time than reordering the cache at every step.
 
 One tensor holds the keys and values of all layers, so that a step prepares the views of all layers at once. For one
-sentence, a layer's step takes 17 operations, about as many as its equations have: the time of operations on such small
-tensors depends on their number.
+sentence, a step of a layer takes 17 operations. Operations on such small tensors take a fixed time each, so their
+number matters.
 
-Cache positions come in multiples of 16: a softmax over fewer columns does not use vector instructions, and takes ten
-times as long for 15 columns as for 16. A cache has no unused positions, since torch would copy a part of a larger
-tensor at every bf16 product.
+Cache positions come in multiples of 16: a softmax over 15 columns does not use vector instructions, and takes ten times
+as long as over 16 columns. A cache has no unused positions, because torch would copy a part of a larger tensor at every
+bf16 product.
 """
 
 import math
@@ -30,8 +30,9 @@ from nmtkit.layers.packed import Packed
 
 Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
 MULTIPLE = 16
-# With so few rows, bf16 products take several times as long as fp32 products, since the setup of a bf16 product takes
-# 12 µs. For transformer_base both take equally long from 64 rows on (16 sentences of 4 rows, or 64 of one row).
+# Up to this number of rows, bf16 products take several times as long as fp32 products, because the setup of a bf16
+# product takes 12 µs. For transformer_base, both take the same time at 64 rows (16 sentences of 4 rows, or 64 sentences
+# of one row).
 MAX_FP32_ROWS = 32
 
 
@@ -42,8 +43,8 @@ def round_up(positions: int) -> int:
 class KeysAndValues:
     """Keys and values of all layers. `by_layer` has the views that attention multiplies: BH K E and BH E Kv.
 
-    Keys and values of equal width lie in one tensor, so that one copy appends both. Its dimensions are layers, 2, B, H,
-    E, K. Keys and values of different widths lie in two tensors, whose second dimension is 1.
+    Keys and values of equal width are in one tensor, so that one copy appends both. Its dimensions are layers, 2, B, H,
+    E, K. Keys and values of different widths are in two tensors, whose second dimension is 1.
     """
 
     def __init__(self, tensors: list[Tensor]) -> None:
@@ -55,7 +56,7 @@ class KeysAndValues:
     def zeros(
         layers: int, sentences: int, heads: int, positions: int, widths: tuple[int, int], like: Tensor
     ) -> "KeysAndValues":
-        """Returns zeros: masked positions are multiplied too, and must be finite."""
+        """Returns zeros, because masked positions are also multiplied and must be finite."""
         parts = [(2, widths[0])] if widths[0] == widths[1] else [(1, width) for width in widths]
         return KeysAndValues([like.new_zeros(layers, n, sentences, heads, positions, width) for n, width in parts])
 
@@ -69,8 +70,9 @@ class KeysAndValues:
 class KVCache:
     """Keys and values of the tokens so far and of the memory, for `beams` hypotheses of each sentence and all layers.
 
-    It is the decoder state of a Transformer (see `architectures.interface.DecoderState`). `projections` has the
-    function of each layer that computes keys and values of the memory. `dtype` is the type of projections and products.
+    This class is the decoder state of a Transformer (see `architectures.interface.DecoderState`). `projections` has a
+    function for each layer, which computes keys and values of the memory. `dtype` is the type of projections and
+    products.
     """
 
     def __init__(
@@ -86,21 +88,21 @@ class KVCache:
         self.beams, self.projections, self.heads, self.window, self.dtype = beams, projections, heads, window, dtype
         self.sentences = sentences = memory.layout.sentences
         device, capacity = memory.values.device, round_up(4 * beams)
-        self.used = 0  # of the E positions
-        self.new = 0  # positions of the newest step
-        self.steps = 0  # tokens of the oldest sentence
-        self.started: Tensor | None = None  # B: steps before the first step of a sentence; None: all are 0
+        self.used = 0  # number of used positions, of E
+        self.new = 0  # number of positions of the newest step
+        self.steps = 0  # number of tokens of the oldest sentence
+        self.started: Tensor | None = None  # B: number of steps before the first step of a sentence; None if all are 0
         self.memory_mask = self._memory_mask(memory, round_up(memory.layout.max_length))  # B 1 M
-        self.cross_attention_mask: Tensor | None = None  # BH new M, the same at every step
+        self.cross_attention_mask: Tensor | None = None  # BH new M, the same mask at every step
         self.memory = self._project(memory, round_up(memory.layout.max_length))
         self.widths = self.memory.tensors[0].shape[-1], self.memory.tensors[-1].shape[-1]
         like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
         self.hypotheses = KeysAndValues.zeros(len(projections), sentences, heads, capacity, self.widths, like)
-        # B R E, added to scores: 0 at the positions from which a row descends, else -inf
+        # B R E, added to scores: 0 at the positions of the ancestors of a row, else -inf
         self.mask = like.new_full((sentences, beams, capacity), -math.inf)
-        # R R: at the positions of the newest step, a row sees its own position only
+        # R R: at the positions of the newest step, a row sees only its own position
         self.self_mask = like.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
-        self.position_step: Tensor | None = None  # B E: the step that filled a position; only with a window
+        self.position_step: Tensor | None = None  # B E: the step that filled a position; set only with a window
         if window is not None:
             self.position_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
         self.layers = [CachedContext(self, index) for index in range(len(projections))]
@@ -112,9 +114,9 @@ class KVCache:
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
         """Reserves cache positions for `tokens` [N]. Each layer then appends the keys and values of these tokens.
 
-        Returns the tokens to compute and their positions, as one integer if all are equal. At the very first step, all
-        rows of a sentence are bos: one row is computed for each sentence, [B], and all rows share its cache position.
-        Later the tokens are [N].
+        Returns the tokens to compute, and their positions (one integer if all are equal). At the first step, all rows
+        of a sentence are bos. So only one row is computed for each sentence, [B], and all rows share its cache
+        position. Later, the tokens are [N].
         """
         by_sentence = tokens.view(-1, self.beams)
         alike = self.used == 0 and bool((by_sentence == by_sentence[:, :1]).all())
@@ -135,10 +137,10 @@ class KVCache:
         if self.cross_attention_mask is None or self.cross_attention_mask.shape[1] != self.new:
             self.cross_attention_mask = self._for_heads(self.memory_mask.expand(-1, self.new, -1))
         slots = [tensor.narrow(4, *newest).unbind() for tensor in self.hypotheses.tensors]
-        self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
+        self.slots = list(zip(*slots, strict=True))  # destinations of new keys and values, for each layer
         heads, (key, value) = self.heads, self.widths
-        self.row_stride = row = heads * (2 * key + value)  # of the projection to queries, keys and values
-        # size, strides and first element of the new keys and values within the projection, for each tensor of slots
+        self.row_stride = row = heads * (2 * key + value)  # width of the projection to queries, keys and values
+        # size, strides and offset of the new keys and values in the projection, for each tensor of slots
         size = [self.sentences, heads, self.new]
         if key == value:
             self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], heads * key)]
@@ -162,7 +164,7 @@ class KVCache:
         return self.by_head(qkv, (self.row_stride, self.widths[0], 1))
 
     def by_head(self, queries: Tensor, strides: tuple[int, int, int]) -> Tensor:
-        """Returns queries as BH R K. `strides` are those between rows, between heads and between elements."""
+        """Returns queries as BH R K. `strides` are the distances between rows, between heads and between elements."""
         row, head, element = strides
         if self.sentences == 1:
             return queries.as_strided((self.heads, self.new, self.widths[0]), (head, row, element))
@@ -198,7 +200,7 @@ class KVCache:
             old.index_copy_(2, slots, new.to(old.dtype))
 
     def _cache_dtype(self, sentences: int, device: torch.device) -> torch.dtype:
-        """Returns the dtype in which keys and values of this many sentences are kept: fp32 for few on a CPU."""
+        """Returns the dtype of the cache for this number of sentences: fp32 for few sentences on a CPU."""
         few = device.type == "cpu" and sentences * self.beams <= MAX_FP32_ROWS
         return torch.float32 if few and self.dtype == torch.bfloat16 else self.dtype
 
@@ -224,30 +226,31 @@ class KVCache:
         return result
 
     def _memory_mask(self, memory: Packed, length: int) -> Tensor:
-        """Returns the mask added to scores, 0 where a sentence has a token and -inf elsewhere: B 1 length."""
+        """Returns the mask to add to scores, 0 where a sentence has a token and -inf elsewhere: B 1 length."""
         mask = F.pad(memory.layout.mask, (0, length - memory.layout.max_length))
         bias = torch.zeros(mask.shape, device=mask.device, dtype=self._cache_dtype(len(mask), mask.device))
         return bias.masked_fill_(~mask, -math.inf)[:, None]
 
     def _prune(self) -> None:
-        """Drops the positions from which no row descends and adds free ones. Most rows share their old ancestors."""
+        """Drops positions that are no row's ancestor, and adds free positions. Most rows share their old ancestors."""
         alive = (self.mask == 0).any(1)  # B E
         used = int(alive.sum(1).max())
         least = 2 * MULTIPLE if self.rows <= MAX_FP32_ROWS else MULTIPLE
         capacity = round_up(used + max(least, self.beams, used // 4))
-        kept = (~alive).to(torch.uint8).argsort(dim=1, stable=True)[:, :used]  # dropped positions in it stay masked
+        # it may contain dropped positions, which stay masked
+        kept = (~alive).to(torch.uint8).argsort(dim=1, stable=True)[:, :used]
         mask = self.mask.gather(2, kept[:, None].expand(-1, self.beams, -1))
         self.mask = F.pad(mask, (0, capacity - used), value=-math.inf)
         if self.position_step is not None:
             self.position_step = F.pad(self.position_step.gather(1, kept), (0, capacity - used))
-        # free positions are masked, but must be finite: they become copies of position 0, so no zeros are written
+        # free positions are masked, but must be finite, so they become copies of position 0
         kept = F.pad(kept, (0, capacity - used))
         self.hypotheses = self.hypotheses.map(lambda x: _select_positions(x, kept))
         self.used = used
 
 
 def _select_positions(tensor: Tensor, positions: Tensor) -> Tensor:
-    """Returns the cache positions [B, E] of a tensor of `KeysAndValues`."""
+    """Selects the cache positions `positions` [B, E] of a tensor of `KeysAndValues`."""
     groups, (sentences, heads, size, width) = tensor.shape[0] * tensor.shape[1], tensor.shape[2:]
     first = torch.arange(groups * sentences * heads, device=tensor.device).view(groups, sentences, heads, 1) * size
     rows = (first + positions[:, None]).flatten()  # index_select copies whole rows, unlike gather
@@ -265,7 +268,7 @@ class CachedContext:
         cache = self.cache
         if qkv.dtype != cache.dtype:
             return self.self_attention(qkv.to(cache.dtype), split, spec).to(qkv.dtype)
-        if type(split) is not HeadSplit:  # a plug-in changes queries, keys or values
+        if type(split) is not HeadSplit:  # a plug-in has changed the split into queries, keys and values
             qkv = torch.cat([part.flatten(1) for part in split(qkv)], 1)
         query = cache.append(self.layer, qkv)
         return cached_attention(query, *cache.hypotheses.by_layer[self.layer], cache.attention_mask, cache.sentences)
@@ -281,11 +284,11 @@ class CachedContext:
 
 
 def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sentences: int) -> Tensor:
-    """Attention of the rows of each sentence to its cache positions: BH R K, BH K E, BH E Kv -> N H*Kv.
+    """Computes attention of the rows of each sentence to its cache positions: BH R K, BH K E, BH E Kv -> N H*Kv.
 
-    `mask`, added to the scores, is BH R E in the dtype of keys and values. The softmax is taken in fp32. Products have
-    the dtype of the queries. If queries are bf16 and keys and values fp32, products are summed in fp32 and rounded
-    where a bf16 product rounds its result, so only the order of summation differs. With so few queries, plain batched
+    `mask`, added to the scores, is BH R E in the dtype of keys and values. The softmax is computed in fp32, and
+    products in the dtype of the queries. If queries are bf16 but keys and values are fp32, products are summed in fp32
+    and then rounded like results of bf16 products, so only the order of summation differs. For few queries, batched
     products are faster on a CPU than fused kernels.
     """
     dtype = query.dtype

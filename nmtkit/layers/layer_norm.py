@@ -1,4 +1,4 @@
-"""Layer normalisation whose gradients in bf16 on a CPU are summed in fp32.
+"""Layer normalisation that sums gradients in fp32 for bf16 inputs on a CPU.
 
 torch's backward pass on a CPU sums the gradients of weight and bias in the dtype of the input. In bf16, a sum stops
 growing at 256 times the next summand: a constant gradient that should sum to 600 over 2,000 rows sums to 512. Gradients
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 # T rows, D width
 
-CHUNK = 1 << 18  # elements converted to fp32 together: they stay in the processor's cache
+# number of elements that are converted to fp32 at a time, so that they stay in the cache of the processor
+CHUNK = 1 << 18
 
 
 class LayerNorm(nn.LayerNorm):
@@ -25,7 +26,8 @@ class LayerNorm(nn.LayerNorm):
 def layer_norm_backward(
     gradient: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of x [T, D], weight and bias [D]. `gradient` belongs to norm(x). Statistics are [T, 1]."""
+    """Returns the gradients of x [T, D], weight and bias [D]. `gradient` is the gradient of norm(x). Statistics are [T,
+    1]."""
 
     def backward(gradient: Tensor, x: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.ops.aten.native_layer_norm_backward(

@@ -1,8 +1,8 @@
-"""Log-sum-exp and block maxima of logits in one reading, as a Triton kernel for GPUs.
+"""Log-sum-exp and block maxima of logits in one pass, as a Triton kernel for GPUs.
 
 A search needs the best few logits of each row and the log-sum-exp of the row. A log-softmax would write all N x V
-logits again, and top-k would read the result: for 1,024 rows of 37,000 columns about 450 MB a step, where one reading
-takes 150 MB. The same reading computes the largest value of each block of columns, which top-k needs as well.
+logits again, and top-k would read the result. For 1,024 rows of 37,000 columns, this moves about 450 MB per step; a
+single pass moves 150 MB. The same pass computes the largest value of each block of columns, which top-k also needs.
 
 Tests run the kernel in Triton's interpreter; **it has not run on a GPU yet**.
 """
@@ -17,7 +17,7 @@ from nmtkit.layers import works
 
 # N rows of a search, V target vocabulary
 
-COLUMNS = 1024  # columns that a program reads at once
+COLUMNS = 1024  # number of columns that a program reads at a time
 
 
 @functools.cache
@@ -69,7 +69,7 @@ def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
-    """Returns the log-sum-exp and the block maxima of `logits`. The maxima are None where the kernel cannot run."""
+    """Returns the log-sum-exp and the block maxima of `logits`. The maxima are None if the kernel cannot run."""
     if logits.is_cuda and is_usable(logits.device):
         return fused_logsumexp(logits, block)
     return logits.logsumexp(1), None
@@ -77,7 +77,7 @@ def logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor | None]:
 
 @functools.cache
 def is_usable(device: torch.device) -> bool:
-    """Returns whether the kernel works on this CUDA device. It is tried once, and a failure is logged."""
+    """Returns whether the kernel works on this CUDA device. Tries the kernel once, and logs a failure."""
     if kernel() is None:
         return False
-    return works(lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "log-sum-exp runs unfused")
+    return works(lambda: fused_logsumexp(torch.zeros(2, 300, device=device), 128), "log-sum-exp is not fused")

@@ -20,19 +20,19 @@ from nmtkit.layers.packed import IGNORE_INDEX
 
 # T tokens, D model width, V vocabulary; p and q are the distributions of two passes
 
-CHUNK_BYTES = 8 << 20  # bytes of logits in a chunk on a CPU, which stay in the last-level cache
+CHUNK_BYTES = 8 << 20  # maximum bytes of the logits of a chunk on a CPU, which fit into the last-level cache
 CHUNK_BYTES_GPU = 1 << 30
-# Minimum tokens of a chunk on a CPU: each chunk reads and writes the gradient of the weight, V x D in fp32. With this
-# minimum, 1,024 tokens at V = 37,000 take 0.9 s instead of 1.5 s of a core in bf16, and 1.6 to 1.8 s instead of 2.6 to
-# 2.9 s in fp32.
+# Minimum tokens of a chunk on a CPU, because each chunk reads and writes the gradient of the weight, V x D in fp32.
+# With this minimum, 1,024 tokens at V = 37,000 take 0.9 s instead of 1.5 s on one core in bf16, and 1.6 to 1.8 s
+# instead of 2.6 to 2.9 s in fp32.
 MIN_CHUNK_TOKENS = 400
-ADDED_AT_ONCE = 1 << 19  # elements of a gradient that are added at a time
+ADDED_AT_ONCE = 1 << 19  # number of elements of a gradient that are added at a time
 
 
 def output_cross_entropy(
     output: nn.Module, features: Tensor, target: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sum of the smoothed losses, and the sum of the negative log-likelihoods, which has no gradient.
+    """Returns the sum of the smoothed losses, and the sum of the negative log-likelihoods (without gradient).
 
     `output` maps features [T, D] to logits [T, V]. `target` is [T].
     """
@@ -80,7 +80,7 @@ def output_r_drop_loss(
 
 
 def _chunks(target: Tensor, token_bytes: int) -> Iterator[slice]:
-    """Splits the tokens into chunks whose logits, `token_bytes` for each token, stay within the limit."""
+    """Splits tokens into chunks whose logits fit into the limit. `token_bytes` is the size of the logits of a token."""
     on_cpu = target.device.type == "cpu"
     size = max(MIN_CHUNK_TOKENS if on_cpu else 1, (CHUNK_BYTES if on_cpu else CHUNK_BYTES_GPU) // token_bytes)
     for start in range(0, len(target), size):
@@ -91,9 +91,9 @@ class _Gradients:
     """Gradients of a loss with respect to features, weight and bias, summed chunk by chunk.
 
     Every element of the gradient with respect to logits contains the term -eps / V. In bf16, rounding would remove this
-    term. So the rows passed to `add` do not contain the term, and it is added to the products instead: -eps / V times
-    the sum of the rows of the weight to the gradient of the features, and -eps / V times the sum of the features to the
-    gradient of the weight.
+    term. So the rows passed to `add` do not contain this term. Instead, -eps / V times the sum of the rows of the
+    weight is added to the gradient of the features, and -eps / V times the sum of the features to the gradient of the
+    weight.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class _Gradients:
         x [tokens, D] are the features of the chunk. Tokens outside `mask` get no gradient.
         """
         features = torch.addmm(self.weight_sum, rows, weight, out=self.features[number][chunk])
-        # an `if` on the mask would break a compiled graph, and wait for a GPU
+        # an `if` on the mask would break a compiled graph, and would wait for a GPU
         if x.device.type != "cpu" or torch.compiler.is_compiling() or not mask.all():
             features.mul_(mask[:, None])
             x = x * mask[:, None]
@@ -122,26 +122,26 @@ class _Gradients:
             self.bias += rows.sum(0, dtype=torch.float32)
 
     def scaled(self, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-        """Returns the gradients times `scale`, the gradient of the loss. May be called once.
+        """Returns the gradients times `scale`, the gradient of the loss. Call it only once.
 
-        Gradients of features are returned as `dtype`, but multiplied in fp32: rounding a scale of 1 / tokens to bf16
-        would bias every gradient.
+        Gradients of features are multiplied in fp32 and then converted to `dtype`, because rounding a scale of 1 /
+        tokens to bf16 would bias every gradient.
         """
         if not hasattr(self, "weight"):
-            raise RuntimeError("a second backward pass through this loss: compute the loss again")
+            raise RuntimeError("a second backward pass through this loss is not possible; compute the loss again")
         features = tuple((part.float() * scale).to(dtype) for part in self.features)
         weight, bias = self.weight, self.bias
         if torch.compiler.is_compiling():
             return *features, weight * scale, None if bias is None else bias * scale
-        del self.weight, self.bias  # scaled in place, so a second call would return wrong gradients
+        del self.weight, self.bias  # they were scaled in place, so a second call would return wrong gradients
         return *features, weight.mul_(scale), None if bias is None else bias.mul_(scale)
 
 
 def _add_(total: Tensor, part: Tensor) -> None:
     """Adds `part` to `total`, both [V, D].
 
-    On a CPU, torch converts a tensor of another dtype before the sum. Rows are added in groups whose converted copy
-    stays in the cache.
+    If dtypes differ, torch on a CPU converts `part` before the sum. So rows are added in groups whose converted copy
+    fits into the cache.
     """
     if part.dtype == total.dtype or part.device.type != "cpu" or torch.compiler.is_compiling():
         total.add_(part)
@@ -154,18 +154,18 @@ def _add_(total: Tensor, part: Tensor) -> None:
 def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """Turns logits [tokens, V] into probabilities in place. Also returns the log probabilities of the labels in fp32.
 
-    On a CPU, log probabilities are logarithms of the (rounded) probabilities: this is as exact as a computation from
-    the logits and saves two readings of the logits. If a label has a tiny probability, the logits of its token are
+    On a CPU, log probabilities are computed from the (rounded) probabilities. This is as exact as a computation from
+    the logits, and saves two passes over the logits. If a label has a tiny probability, the logits of its token are
     computed again.
     """
-    # an `if` on such tokens would break a compiled graph, and wait for a GPU
+    # an `if` on such tokens would break a compiled graph, and would wait for a GPU
     if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         p = torch.softmax(logits, -1, out=logits)
         label_p = p.gather(1, labels)[:, 0].float()
         log_p = label_p.log()
         least = torch.finfo(p.dtype).tiny * 1024
         if label_p.min() < least:
-            lost = (label_p < least).nonzero()[:, 0]  # their probabilities have lost precision
+            lost = (label_p < least).nonzero()[:, 0]  # tokens whose probabilities have lost precision
             exact = F.linear(x[lost], weight, bias).float().log_softmax(-1)
             log_p[lost] = exact.gather(1, labels[lost])[:, 0]
         return p, log_p
@@ -177,8 +177,8 @@ def _softmax_(logits: Tensor, labels: Tensor, x: Tensor, weight: Tensor, bias: T
 class _LinearCrossEntropy(torch.autograd.Function):
     """The fused cross-entropy. The gradient of the logits of a row is p - eps / V - (1 - eps) [k = target].
 
-    p is the softmax of the logits. `needs_gradient` says whether the caller has gradients enabled, since torch disables
-    gradients inside a Function.
+    p is the softmax of the logits. `needs_gradient` is true if the caller has gradients enabled. It is passed because
+    torch disables gradients inside a Function.
     """
 
     @staticmethod
@@ -198,7 +198,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         mask = target != IGNORE_INDEX
         needed = needs_gradient and any(ctx.needs_input_grad)
         gradients = _Gradients((x,), w, bias, mask, label_smoothing) if needed else None
-        # for the uniform part: the sum of the logits of a token is the product of x with the sum of the weight's rows
+        # the uniform part needs the sum of the logits of a token: the product of x with the sum of the rows of the
+        # weight
         weight_sum = w.sum(0, dtype=torch.float32)
         bias_sum = bias.float().sum() if bias is not None else 0.0
         loss = nll = torch.zeros((), device=x.device)

@@ -1,8 +1,7 @@
-"""Sentences laid end to end, without padding.
+"""Packed sentences: sentences concatenated along one token axis, without padding.
 
-A layout has the number of tokens of each sentence. Values of any width belong to a layout: token ids [T], features
-[T, D]. Only layers that need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat
-token axis.
+A layout has the number of tokens of each sentence. Values on a layout are token ids [T] or features [T, D]. Only layers
+that need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat token axis.
 """
 
 from collections.abc import Callable, Hashable
@@ -40,10 +39,11 @@ class Layout:
     def derived(self, key: Hashable, compute: Callable[[], Derived]) -> Derived:
         """Returns `compute()`. The result is cached under `key` for the lifetime of the layout.
 
-        The cache holds indices and masks that every layer needs. A key must not contain a layout, since the cache would
-        keep the layout of the key alive.
+        The cache holds indices and masks that every layer needs. A key must not contain a layout, because the cache
+        would keep this layout alive.
         """
-        if torch.compiler.is_compiling():  # compilers share equal computations, and cannot compile side effects
+        # a compiler merges equal computations itself, and cannot compile side effects
+        if torch.compiler.is_compiling():
             return compute()
         if key not in self._derived:
             self._derived[key] = compute()
@@ -56,17 +56,18 @@ class Layout:
 
     @property
     def uniform(self) -> bool:
-        """Whether all sentences have the same length, so that [T, …] can be viewed as [B, L, …]."""
+        """Whether all sentences have the same length, so [T, …] can be viewed as [B, L, …]."""
         return self.tokens == self.sentences * self.max_length
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Index of the first token of each sentence, then T: B+1, int32, as variable-length attention requires."""
+        """Index of the first token of each sentence, and T at the end: B+1, int32, as required by variable-length
+        attention."""
         return self.derived("cu_seqlens", lambda: F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32))
 
     @property
     def segment_ids(self) -> Tensor:
-        """Index of each token's sentence: T, int64."""
+        """Index of the sentence of each token: T, int64."""
 
         def compute() -> Tensor:
             index = torch.arange(self.sentences, device=self.lengths.device)
@@ -108,7 +109,7 @@ class Layout:
 
     @property
     def host_lengths(self) -> list[int]:
-        """The lengths as Python integers. Waits for the device, unless the layout was made on the CPU."""
+        """The lengths as Python integers. Waits for the device unless the layout was made on the CPU."""
         return self.derived("host_lengths", self.lengths.tolist)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Layout":

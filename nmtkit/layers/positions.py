@@ -11,10 +11,10 @@ def sinusoids(positions: int, d_model: int, layout: str = "sinusoidal", offset: 
 
     PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), and PE(pos, 2i + 1) is the cosine of the same angle. The layout
     "sinusoidal_halves" has all sines before the cosines (transformers' MarianMTModel). "sinusoidal_fairseq" has the
-    same order, but with the angles pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100 and NLLB).
+    same order, but the angles are pos / 10000^(i / (d_model / 2 - 1)) (Marian itself, M2M-100, NLLB).
     """
     position = torch.arange(offset, offset + positions, dtype=torch.float64)[:, None]
-    if layout == "sinusoidal_fairseq":  # an odd d_model has zeros in the last column
+    if layout == "sinusoidal_fairseq":  # for an odd d_model, the last column is zeros
         angle = position / 10000 ** (torch.arange(d_model // 2, dtype=torch.float64) / max(1, d_model // 2 - 1))
         zeros = position.new_zeros(positions, d_model % 2)
         return torch.cat([angle.sin(), angle.cos(), zeros], -1).float()

@@ -1,4 +1,5 @@
-"""Linear layers for inference on a CPU. Weights are laid out once for the kernels, in fp32, bf16 or int8."""
+"""Linear layers for inference on a CPU. The layout of the weights is optimised once for the kernels, in fp32, bf16 or
+int8."""
 
 import ctypes
 import functools
@@ -19,11 +20,12 @@ Precision = Literal["fp32", "bf16", "int8"]
 log = logging.getLogger("nmtkit")
 
 ROWS = 128  # the packed layout is optimised for this number of rows; any number of rows works
-# With 128 or 256 inputs, scaling the inputs takes all the time that the int8 product saves, unless outputs are many.
+# With 128 or 256 inputs, scaling the inputs takes all the time that the int8 product saves, unless there are many
+# outputs.
 MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
-MAX_FP16_WEIGHTS = 1 << 16  # measured for 128 x 128 to 256 x 768
+MAX_FP16_WEIGHTS = 1 << 16  # limit of fp16 weights, measured for 128 x 128 to 256 x 768
 MIN_BF16_CACHE_WIDTH = 512
-SMALL_PRODUCT = 4 * 128 * 384  # multiplications; oneDNN's set-up takes as long as a product of this size
+SMALL_PRODUCT = 4 * 128 * 384  # number of multiplications that take as long as the set-up of oneDNN
 ZERO_POINT = torch.tensor(128.0)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -33,7 +35,8 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def prepack(model: nn.Module, precision: Precision) -> None:
-    """Replaces the `nn.Linear` layers of `model`, which must be on the CPU, in place. The model cannot be trained then.
+    """Replaces the `nn.Linear` layers of `model`, which must be on the CPU, in place. Afterwards, the model cannot be
+    trained.
 
     Embeddings, norms, and the inputs and outputs of layers stay in fp32. A result for one row does not depend on the
     other rows, except for rounding in the last place of fp32.
@@ -50,9 +53,13 @@ def prepack(model: nn.Module, precision: Precision) -> None:
     """
     keep_freed_memory()
     if precision == "bf16" and not multiplies_in_bf16():
-        log.warning("this processor has no bf16 products: layers of more than %s weights use fp32", MAX_FP16_WEIGHTS)
+        log.warning(
+            "this processor does not support bf16 products: layers with more than %s weights use fp32", MAX_FP16_WEIGHTS
+        )
     if precision == "int8" and not (torch.backends.mkldnn.is_available() or has_fbgemm()):
-        raise ValueError("--precision int8 needs a torch with oneDNN or FBGEMM, which this one lacks; use fp32")
+        raise ValueError(
+            "--precision int8 needs a torch with oneDNN or FBGEMM; the installed torch has neither, so use fp32"
+        )
     left_alone: list[str] = []
     replacements: dict[nn.Module, nn.Module] = {}
     visited: set[nn.Module] = set()  # a module may occur twice, such as an embedding that both sides share
@@ -80,11 +87,11 @@ def prepack(model: nn.Module, precision: Precision) -> None:
         left_alone.append("the model")
     if left_alone:
         shown = ", ".join(left_alone[:3]) + (", …" if len(left_alone) > 3 else "")
-        log.info("modules with hooks, parametrizations or code of their own compute in fp32: %s", shown)
+        log.info("modules with hooks, parametrizations or custom code compute in fp32: %s", shown)
 
 
 def may_change(module: nn.Module) -> bool:
-    """Returns whether the module, or any module within it, may be replaced without changing what it computes."""
+    """Returns whether `prepack` may replace the module or modules inside it without changing results."""
     kind = type(module)
     called_as_usual = kind.__call__ is nn.Module.__call__ and module._compiled_call_impl is None
     if not is_unmodified(module, kind) or not called_as_usual or hasattr(module, "parametrizations"):
@@ -97,10 +104,10 @@ def may_change(module: nn.Module) -> bool:
 
 
 def skip_hook_lookup(module: nn.Module) -> None:
-    """Makes calls of a module of torch or of this package run `forward` directly, which saves 0.7 µs a call.
+    """Makes calls of a module of torch or of this package run `forward` directly, which saves 0.7 µs per call.
 
-    Python then also finds the module's parameters and children in its `__dict__`. The look-up of nn.Module would take
-    0.4 µs, hundreds of times in each step of a search. Hooks can still be registered: this restores the class.
+    Python then also finds the parameters and children of the module in its `__dict__`. The look-up of nn.Module takes
+    0.4 µs and happens hundreds of times in each step of a search. Registering a hook restores the class.
     """
     kind = type(module)
     if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
@@ -130,8 +137,9 @@ def without_hook_lookup(kind: type[nn.Module]) -> type[nn.Module]:
 def keep_freed_memory() -> None:
     """Tells glibc to keep large freed blocks for later allocations of the process.
 
-    By default glibc returns blocks above 32 MiB to the system at once. The logits of every step (544 rows of 37,000
-    columns, for example) would then be written to new pages: int8 projection and softmax took 66 ms instead of 40.
+    By default glibc returns blocks above 32 MiB to the system at once. The logits of every step, such as 544 rows of
+    37,000 columns, would then be written to new pages. int8 projection and softmax took 66 ms with new pages, and 40 ms
+    without.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has this function
     if mallopt is not None:
@@ -142,10 +150,10 @@ def keep_freed_memory() -> None:
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the dtype in which a search keeps the keys and values that `linear` computes.
 
-    This is the dtype of the weights, or bf16 if the weights are in int8: batched products in bf16 take half the time of
-    fp32, since they move half the memory. It is fp32 on a processor without bf16 products, and for models of fewer than
-    512 dimensions: such keys and values stay in the processor's cache, where bf16 products are not faster (with 256
-    sentences they are half as fast).
+    This is the dtype of the weights, or bf16 if the weights are in int8. Batched products in bf16 take half the time of
+    fp32, because they move half the memory. The dtype is fp32 on a processor without bf16 products, and for models of
+    fewer than 512 dimensions. The keys and values of such models fit into the cache of the processor, where bf16
+    products are not faster (with 256 sentences, half as fast).
     """
     if isinstance(linear, InferenceLinear):
         half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH
@@ -154,7 +162,7 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
 
 
 class InferenceLayerNorm(nn.LayerNorm):
-    """`nn.LayerNorm` without its Python code, which doubles the time for few rows."""
+    """Computes `nn.LayerNorm` without its Python code, which doubles the time for few rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -180,7 +188,7 @@ def prepacked_linear(linear: nn.Linear, precision: Precision) -> nn.Module:
 
 
 class InferenceLinear(nn.Module, ABC):
-    """An `nn.Linear` whose weights are laid out for inference. `dtype` is the type of the weights."""
+    """An `nn.Linear` with a weight layout for inference. `dtype` is the type of the weights."""
 
     dtype: torch.dtype
 
@@ -206,7 +214,8 @@ class InferenceLinear(nn.Module, ABC):
 
 
 class _NoGradient(torch.autograd.Function):
-    """Runs a layer that has no gradients. A backward pass through the layer raises an error; zeros would be wrong."""
+    """Runs a layer that has no gradients. A backward pass through the layer raises an error instead of returning wrong
+    gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:
@@ -215,15 +224,15 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         raise RuntimeError(
-            "the layers of this model were laid out for inference and have no gradients; load it with "
+            "the layers of this model are optimised for inference and have no gradients; load it with "
             "nmtkit.load(path, trainable=True)"
         )
 
 
 class PrepackedLinear(InferenceLinear):
-    """`nn.Linear` with weights in oneDNN's own order. In bf16 it multiplies in bf16 and sums in fp32.
+    """`nn.Linear` with weights in the order of oneDNN. A bf16 layer multiplies in bf16 and sums in fp32.
 
-    oneDNN takes 12 µs to set a product up, so small products in fp32 are left to BLAS.
+    oneDNN takes 12 µs to set up a product, so BLAS computes small products in fp32.
     """
 
     def __init__(self, linear: nn.Linear, precision: Literal["fp32", "bf16"]) -> None:
@@ -249,8 +258,8 @@ class PrepackedLinear(InferenceLinear):
 class Fp16Linear(InferenceLinear):
     """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32.
 
-    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of
-    128 x 384 take 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster, with 256 rows 1.4 times as fast.
+    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of 128
+    x 384 take 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster, with 256 rows 1.4 times as fast.
     """
 
     dtype = torch.float16
@@ -258,7 +267,7 @@ class Fp16Linear(InferenceLinear):
     def __init__(self, linear: nn.Linear, packed: Tensor) -> None:
         super().__init__(linear)
         self.packed = packed
-        self.rounded_weight = linear.weight.detach().half()  # at most 128 KiB
+        self.rounded_weight = linear.weight.detach().half()  # takes at most 128 KiB
         bias = torch.zeros(self.out_features) if linear.bias is None else linear.bias
         self.bias = bias.detach().float()
 
@@ -278,7 +287,7 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove these operators; oneDNN's bf16 then replaces them
+            warnings.simplefilter("ignore")  # torch will remove these operators; bf16 of oneDNN will then replace them
             packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
             fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
             return packed
@@ -287,12 +296,13 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
 
 
 class Int8Linear(InferenceLinear):
-    """`nn.Linear` in 8 bits. Weights have a scale for each output, inputs for each row: rows do not affect each other.
+    """`nn.Linear` in 8 bits. Weights have a scale for each output, inputs for each row, so rows do not affect each
+    other.
 
-    Inputs are rounded once, to round(127 x / largest of the row + 128). These are unsigned, as the processor's
-    instruction requires. Weights become integers up to `limit`. Sums of integers are exact, so two libraries return the
-    same results: FBGEMM, which quantises the inputs itself and takes half of oneDNN's time for few rows, and oneDNN,
-    which takes as little as half of FBGEMM's time for many rows.
+    Inputs are rounded once, to round(127 x / largest of the row + 128). They are unsigned, as required by the
+    instruction of the processor. Weights become integers up to `limit`. Sums of integers are exact, so FBGEMM and
+    oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half the time of oneDNN for few rows.
+    For many rows, oneDNN takes as little as half the time of FBGEMM.
     """
 
     dtype = torch.int8
@@ -328,13 +338,14 @@ class Int8Linear(InferenceLinear):
         else:
             y = self.onednn_product(scaled)
         y = y.mul_(largest)
-        return y if self.bias is None else y.add_(self.bias)  # one addcmul would take three times as long
+        return y if self.bias is None else y.add_(self.bias)  # a single addcmul would take three times as long
 
     def onednn_product(self, scaled: Tensor) -> Tensor:
-        """Returns the product of the weights and `scaled`, inputs between -1 and 1."""
-        whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()  # one rounding, by fused multiply-add
+        """Returns the product of the weights and `scaled`, which are inputs scaled to -1 to 1."""
+        # rounds once, because the addition is a fused multiply-add
+        whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()
         quantized = torch.empty(round_up_rows(len(scaled)), self.in_features, dtype=torch.uint8)
-        # int16 in between makes the conversion fast; the results of padding rows are cut off
+        # the conversion is faster by way of int16; the results of padding rows are cut off
         quantized[: len(scaled)].copy_(whole.to(torch.int16))
         y: Tensor = operators().onednn_linear(
             quantized, 1.0, 128, self.packed, self.scale, self.zero_point, None, 1.0, 0, torch.float32, "none", [], ""
@@ -344,11 +355,12 @@ class Int8Linear(InferenceLinear):
 
 @functools.cache
 def largest_int8_weight() -> int:
-    """Returns the largest absolute value of an int8 weight: 127, or 63 where products of full-range weights saturate.
+    """Returns the largest absolute value of an int8 weight: 127, or 63 if products of full-range weights saturate.
 
     Processors without VNNI instructions add two products of an unsigned and a signed byte in 16 bits, with saturation:
-    2 x 255 x 127 does not fit, 2 x 255 x 63 fits. A trial product shows whether sums saturate, since a library may
-    ignore VNNI (ONEDNN_MAX_CPU_ISA). Weights of 7 bits are as fast, with an error near 1 % of the largest output.
+    2 x 255 x 127 does not fit into 16 bits, but 2 x 255 x 63 fits. A trial product shows whether sums saturate, because
+    a library may ignore VNNI (ONEDNN_MAX_CPU_ISA). Weights of 7 bits are as fast, with an error of about 1 % of the
+    largest output.
     """
     with torch.no_grad():
         linear = nn.Linear(512, 64, bias=False, dtype=torch.float32)
@@ -362,7 +374,7 @@ def largest_int8_weight() -> int:
 
 
 class Operators:
-    """torch's operators of oneDNN and FBGEMM. An operator is None if torch was built without its library."""
+    """The operators of oneDNN and FBGEMM in torch. An operator is None if torch was built without its library."""
 
     def __init__(self) -> None:
         self.linear = _operator(torch.ops.mkldnn, "_linear_pointwise")
@@ -376,7 +388,7 @@ def _operator(namespace: Any, name: str) -> Any:
     return None if packet is None else packet.default
 
 
-operators = functools.cache(Operators)  # looked up at the first use, so importing this file does not need them
+operators = functools.cache(Operators)  # the operators are looked up at the first use, not when this file is imported
 
 
 def has_fbgemm() -> bool:
@@ -403,14 +415,15 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
 
 
 def fbgemm_rows(inputs: int, outputs: int) -> int:
-    """Returns the number of rows up to which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
+    """Returns the largest number of rows for which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x
+    10,000.
 
-    FBGEMM needs no separate quantisation of the inputs. This saves a smaller share of the time if outputs are many.
+    FBGEMM needs no separate quantisation of the inputs, which matters less if there are many outputs.
     """
     return 1 << 30 if outputs <= inputs else 128 if outputs <= 4 * inputs else 32
 
 
 def round_up_rows(rows: int) -> int:
-    """Rounds up a number of rows, since oneDNN builds a kernel for each new number, which takes 2 ms in int8."""
+    """Rounds up a number of rows, because oneDNN builds a kernel for each new number, which takes 2 ms in int8."""
     multiple = 4 if rows <= 32 else 32
     return -(-rows // multiple) * multiple

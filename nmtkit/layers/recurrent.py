@@ -1,7 +1,7 @@
 """LSTM layers over packed sentences, and the attention of recurrent decoders.
 
-Each layer serves training and decoding. If `states` has an entry for the layer, the layer continues from this entry
-and replaces it; otherwise it starts from zeros.
+Each layer serves training and decoding. If `states` has an entry for the layer, the layer continues from this entry and
+replaces the entry. Otherwise the layer starts from zeros.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ LayerStates = dict[nn.Module, tuple[Tensor, ...]]  # per layer, one [N, …] ten
 class PackedLSTM(nn.Module):
     """One LSTM layer (Hochreiter & Schmidhuber 1997) in one direction: [T, width] -> [T, hidden].
 
-    Sentences are padded and computed in parallel. Padding follows the last token and does not change any output. With
-    `reverse`, each sentence is reversed before and after the layer. With `projection`, the output of the cell is
+    Sentences are padded and computed in parallel. Padding follows the last token, so it does not change any output.
+    With `reverse`, each sentence is reversed before and after the layer. With `projection`, the output of the cell is
     projected to width `projection` before it is fed back (Sak et al. 2014).
 
-    Under bf16 autocast, the layer computes in fp32 on a CPU without bf16 products: oneDNN has no bf16 LSTM there.
+    Under bf16 autocast, the layer computes in fp32 on a CPU without bf16 products, where oneDNN has no bf16 LSTM.
     """
 
     def __init__(self, width: int, hidden: int, *, reverse: bool = False, projection: int = 0) -> None:
         super().__init__()
         self.reverse = reverse
         self.lstm = nn.LSTM(width, hidden, batch_first=True, proj_size=projection)
-        if projection:  # torch only warns that it uses a slower kernel; a faster one does not exist
+        if projection:  # suppresses a warning about a slower kernel, because there is no faster kernel
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
         self.state_shapes = ((projection or hidden,), (hidden,))  # output and cell of the last step
 
@@ -57,7 +57,7 @@ class PackedLSTM(nn.Module):
         return y if order is None else y[order]
 
     def input_gates(self, x: Tensor, rows: int) -> Tensor:
-        """Returns the first `rows` columns of W x + b, the gates' pre-activations without the recurrent part."""
+        """Returns the first `rows` columns of W x + b, the pre-activations of the gates without the recurrent part."""
         weight, bias = cast(Tensor, self.lstm.weight_ih_l0), cast(Tensor, self.lstm.bias_ih_l0)
         return F.linear(x, weight[:rows], bias[:rows])
 
@@ -109,7 +109,8 @@ class AdditiveAttention(nn.Module):
 
 
 class ProductAttention(nn.Module):
-    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, one product (Shazeer et al. 2017, appendix G)."""
+    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, computed as one product (Shazeer et al. 2017,
+    appendix G)."""
 
     def __init__(self, query: int, memory: int, hidden: int) -> None:
         super().__init__()
@@ -134,16 +135,17 @@ class AttentionMemory(NamedTuple):
 
 class AttentionLSTMOutput(NamedTuple):
     output: Tensor  # [T, output]
-    context: Tensor  # [T, memory width]: the attention context that the token's step reads
-    input_gates: Tensor  # [T, 4 hidden]: W x + C context, the gates' pre-activations without the recurrent part
+    context: Tensor  # [T, memory width]: the attention context that the step of each token reads
+    input_gates: Tensor  # [T, 4 hidden]: W x + C context, pre-activations of the gates without the recurrent part
     weights: Tensor  # [N, L, M]: attention weights, undefined beyond the end of a sentence
 
 
 class AttentionLSTM(nn.Module):
     """An LSTM layer that attends to the memory at each token, with its previous output as the query.
 
-    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens run one by
-    one; W x is one product for all tokens. With `projection`, the output is projected to width `projection`.
+    gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens are computed
+    one after another. W x is one product for all tokens. With `projection`, the output is projected to width
+    `projection`.
     """
 
     def __init__(

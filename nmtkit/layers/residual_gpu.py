@@ -1,8 +1,8 @@
 """The residual connection on a GPU, norm(x + dropout(change)), in one Triton kernel for each direction.
 
-Separate operations (dropout, the sum in fp32, the norm, and casts) move about 29 bytes for each element forward and 33
-backward. The kernels take sums and statistics in fp32 in registers and write results in the dtype of `change`: 8 bytes
-for each element and direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
+Separate operations (dropout, sum in fp32, norm and casts) move about 29 bytes per element forward and 33 backward. The
+kernels compute sums and statistics in fp32 in registers, and write results in the dtype of `change`. They move 8 bytes
+per element in each direction. The dropout mask is not stored; the backward kernel draws it again from the same seed.
 
 Triton comes with torch for CUDA. Without Triton, or if a kernel cannot be built, `add_and_norm` of `dropout.py` uses
 separate operations. Tests run these kernels in Triton's interpreter; **they have not run on a GPU yet**.
@@ -72,7 +72,8 @@ def kernels() -> tuple[Any, Any] | None:
             valid = inside & (element < rows * width)
             g = tl.load(gradient + element, valid, 0.0).to(tl.float32)
             s = tl.load(total + element, valid, 0.0).to(tl.float32)
-            last = tl.minimum(row, rows - 1)  # rows after the last row read the last row's statistics, and are masked
+            # rows after the last row are masked, and read the statistics of the last row
+            last = tl.minimum(row, rows - 1)
             m = tl.load(mean + last)
             r = tl.load(rstd + last)
             normed = tl.where(valid, (s - m) * r, 0.0)
@@ -101,7 +102,8 @@ class FusedAddAndNorm(torch.autograd.Function):
         rows, width = change.shape
         total, result = torch.empty_like(change), torch.empty_like(change)
         mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        # drawn from the host's generator, which the trainer also seeds: drawing does not wait for the device
+        # the seed is drawn from the generator of the host, which the trainer also seeds, so this does not wait for the
+        # device
         seed = int(torch.randint(1 << 31, ())) if p else 0
         block = 1 << (width - 1).bit_length()
         launch[0][(rows,)](
@@ -141,4 +143,4 @@ def is_usable(device: torch.device) -> bool:
             result = FusedAddAndNorm.apply(x, change, weight, bias, 1e-5, 0.1)  # type: ignore[no-untyped-call]
             result.sum().backward()
 
-    return works(both_passes, "the residual connection runs unfused")
+    return works(both_passes, "the residual connection is not fused")

@@ -1,4 +1,4 @@
-"""Padding of row counts in training: oneDNN compiles a product for every new shape, so few shapes save time."""
+"""Pads row counts in training, because oneDNN compiles a product for every new shape."""
 
 import os
 
@@ -10,26 +10,26 @@ from nmtkit.layers import compute_dtype
 
 # T tokens, D model width
 
-STEPS = 64  # row counts between two powers of 2, so at most 1.6 % of the rows are padding
+STEPS = 64  # number of allowed row counts between two powers of 2; at most 1.6 % of the rows are padding
 CACHED_PRODUCTS = 96
 
 
 def limit_product_caches() -> None:
-    """Limits the caches of compiled products in oneDNN and in torch's wrapper of it to 96 products each.
+    """Limits the caches of compiled products in oneDNN and in its wrapper in torch to 96 products each.
 
-    By default, each cache keeps 1,024 products of half a megabyte; an update uses about 60. Limits that the
-    environment sets are kept. Both libraries read their limit at the first product of the process.
+    By default, each cache keeps 1,024 products of half a megabyte; an update uses about 60. Limits that are set in the
+    environment are kept. Both libraries read their limit at the first product of the process.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(CACHED_PRODUCTS))
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """Appends rows of zeros to x [T, D] in training on a CPU in bf16. Elsewhere returns x itself.
+    """Appends rows of zeros to x [T, D] in training on a CPU in bf16. Otherwise returns x itself.
 
-    Micro-batches differ in their number of tokens. oneDNN compiles each product for its shape, which takes 0.5 to 1 ms,
-    about 50 times in an update of transformer_tiny, and keeps 1,024 compiled products, half a gigabyte. Layers that
-    compute each row alone can ignore that rows are padding; attention ignores them, and the caller drops them.
+    Micro-batches differ in their number of tokens. For each new shape, oneDNN compiles about 50 products in an update
+    of transformer_tiny, in 0.5 to 1 ms each. It keeps 1,024 compiled products, half a gigabyte. Layers that compute
+    each row alone compute padding rows like other rows. Attention ignores padding rows, and the caller drops them.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return x

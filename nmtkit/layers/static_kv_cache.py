@@ -1,17 +1,17 @@
 """The KV cache of a beam search on a GPU. Its tensors never grow, move or change shape.
 
-So a CUDA graph can record a step and replay it. Keys and values are written at a cache position of their slot and stay
-there. When hypotheses are reordered, only a table of ancestors is reordered. All hypotheses of a slot attend to all
+So a CUDA graph can record and replay a step. Keys and values are written at a cache position of their slot and never
+move. When hypotheses are reordered, only a table of ancestors is reordered. All hypotheses of a slot attend to all
 cache positions of the slot under a mask. Bytes moved per layer and step, with w bytes for the key and the value of one
 token:
 
     B R P w             to read the positions of all slots once for their R rows; table and mask add very little
     3 B R P w           to copy the caches into the new order (read and write) and then read the positions of each row
 
-Reading the positions of each row takes B R P w too, since a row has 1/R of the positions of its slot. For 256 slots of
-4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB: 0.19 ms
-instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products cost nothing, since
-they fill rows of a tile that would otherwise be empty.
+Reading the positions of each row also moves B R P w bytes, because a row has 1/R of the positions of its slot. For 256
+slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB:
+0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products take no
+time, because they fill rows of a tile that would otherwise be empty.
 
 A step reads only the first `CacheLengths.target` positions, as many as the longest sentence in the search can have. So
 a larger capacity takes memory but no time.
@@ -37,7 +37,7 @@ Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all 
 
 @dataclass(frozen=True)
 class CacheLengths:
-    """The numbers of target positions (the current one included) and of source positions that a step reads."""
+    """The numbers of target positions (including the current position) and of source positions that a step reads."""
 
     target: int
     source: int
@@ -72,7 +72,7 @@ class StaticKVCache:
         self.memory = torch.zeros(
             slots, memory_capacity, layers, heads * sum(widths), dtype=dtype, device=device
         )  # in the layout that the projection returns
-        # B 1 R M, added to scores; an empty slot attends to one position, since a softmax over no position is NaN
+        # B 1 R M, added to scores; an empty slot attends to one position, because a softmax over no position is NaN
         self.memory_mask = torch.full((slots, 1, beams, memory_capacity), -math.inf, dtype=dtype, device=device)
         self.memory_mask[..., 0] = 0.0
         # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
@@ -100,14 +100,14 @@ class StaticKVCache:
         return [StaticContext(self, layer, lengths, newest, mask) for layer in range(len(self.keys))]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Lets row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
+        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
         past = self.ancestors[:, :, : lengths.target]
         past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
         """Starts the sentences of `memory` in `slots`, one index for each sentence.
 
-        Old keys and values are overwritten with zeros: masks hide them, but 0 x NaN is NaN.
+        Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
         """
         layout, capacity = memory.layout, self.memory.shape[1]
         for cache in (self.keys, self.values):

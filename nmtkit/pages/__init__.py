@@ -1,1 +1,1 @@
-"""The pages that nmtkit makes: one style sheet, charts and templates; a page needs no network and no other file."""
+"""Templates, charts and the style sheet of HTML pages. A page is a single file and needs no network."""

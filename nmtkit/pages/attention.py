@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from nmtkit.pages.document import Html, render
 
-SPACE_SYMBOL = "▁"  # SentencePiece's sign for a space
+SPACE_SYMBOL = "▁"  # symbol of SentencePiece for a space
 
 # name of the attention -> title, explanation
 TITLES = {
@@ -23,14 +23,15 @@ TITLES = {
 
 
 class Attention(Protocol):
-    """The pieces of a sentence and of its translation, both with the end of the sentence, and the weights of heads."""
+    """The pieces of a sentence and of its translation, both with eos, and the attention weights of all heads."""
 
     @property
     def source(self) -> list[str]: ...
     @property
     def target(self) -> list[str]: ...
     @property
-    def weights(self) -> dict[str, list[npt.NDArray[np.float32]]]: ...  # name -> layers of heads x queries x keys
+    # name -> weights [heads, queries, keys] of each layer
+    def weights(self) -> dict[str, list[npt.NDArray[np.float32]]]: ...
 
 
 def page(attention: Attention, title: str) -> str:
@@ -52,7 +53,7 @@ def page(attention: Attention, title: str) -> str:
             if name in attention.weights
         ],
     }
-    # escaped, so that no token can end the script element that contains the data
+    # "<" is escaped, so that no token can end the script element
     encoded = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return render("attention.html", title=title, data=Html(encoded))
 

@@ -6,7 +6,7 @@ from html import escape
 
 Point = tuple[float, float]
 
-WIDTH, HEIGHT = 340, 218  # size of the drawing; a unit is about a pixel if charts are side by side
+WIDTH, HEIGHT = 340, 218  # size of the drawing; a unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 26, 38  # margins around the axes
 COLOURS = 10  # number of colours in the style sheet, .s1 to .s10
 
@@ -18,8 +18,8 @@ def line_chart(
 ) -> str:
     """Returns a chart of several curves over updates. At least one curve must have a point.
 
-    A curve's colour depends on its position in `lines`, so curves keep their colours across charts if empty curves are
-    passed too. With `keys`, the caption names the curves. `unit` is the title of the vertical axis.
+    The colour of a curve depends on its index in `lines`. To keep colours equal across charts, also pass empty curves.
+    With `keys`, the caption names the curves. `unit` is the title of the vertical axis.
     """
     values = [y for points in lines.values() for _, y in points]
     updates = [x for points in lines.values() for x, _ in points]
@@ -86,7 +86,8 @@ def _figure(title: str, caption: str, label: str, drawing: str) -> str:
 
 
 def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horizontal: str) -> list[str]:
-    """Returns grid lines and labels. `below` has column and label of each horizontal tick; the rest are titles."""
+    """Returns grid lines and labels. `below` has the column and the label of each horizontal tick. The other texts are
+    titles."""
     parts = []
     for up, label in ticks:
         row = HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)

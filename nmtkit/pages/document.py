@@ -1,4 +1,4 @@
-"""Renders HTML pages from Jinja templates in this folder. A page is one file, or a server sends the style sheet."""
+"""Renders HTML pages from Jinja templates in this folder. A page is one file, or a server sends its style sheet."""
 
 import importlib.resources
 from collections.abc import Sequence

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._python_dispatch import TorchDispatchMode
 
-GRACE_SECONDS = 5.0  # after one process has failed, time for the other processes to print their errors and end
+GRACE_SECONDS = 5.0  # time for other processes to print their errors and end, after one process has failed
 LONG_OPERATION_SECONDS = 3600.0  # time limit of a long operation, which sends no heartbeats
-TOLD_SECONDS = 2.0  # time in which all watchdogs notice that a process has failed
+TOLD_SECONDS = 2.0  # time until all watchdogs have noticed the failure of a process
 
 
 class PeerError(RuntimeError):
@@ -100,7 +100,8 @@ def advance() -> None:
 
 @contextlib.contextmanager
 def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
-    """The context of work without heartbeats, such as compiling or writing a file. The watchdog allows this time."""
+    """The context of work without heartbeats, such as compiling or writing a file. The watchdog allows
+    `LONG_OPERATION_SECONDS`."""
     if _watchdog is None:
         yield
         return
@@ -201,8 +202,8 @@ class AsyncMax:
 class RefuseSharded(TorchDispatchMode):
     """Inside this context, an operation on a sharded tensor (FSDP) raises RuntimeError.
 
-    Only this process makes the operation. The operation would start a collective that the other processes do not join,
-    or would see only a part of the tensor.
+    The operation runs only in this process. It would start a collective that the other processes do not join, or it
+    would see only a part of the tensor.
     """
 
     def __init__(self, caller: str) -> None:
@@ -229,7 +230,7 @@ class Watchdog:
     more progress than a rank before that collective.
     """
 
-    INTERVAL = 0.5  # seconds
+    INTERVAL = 0.5  # seconds between two checks
 
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store
@@ -240,7 +241,7 @@ class Watchdog:
         self.beats = 0
         self.busy_until = 0.0  # until this time, the process counts as alive without heartbeats
         self.parent = os.getppid()
-        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> its last message, and when the message arrived
+        self.messages: dict[int, tuple[bytes, float]] = {}  # rank -> last message and its arrival time
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self.thread.start()
@@ -300,7 +301,7 @@ class Watchdog:
         if not behind:
             return None
         who = f"process {behind[0]} hangs" if len(behind) == 1 else f"processes {', '.join(behind)} hang"
-        return f"{who} after update {least[0]}: no sign of life for {self.timeout / 60:g} minutes"
+        return f"{who} after update {least[0]}: no heartbeat for {self.timeout / 60:g} minutes"
 
 
 _watchdog: Watchdog | None = None

@@ -14,16 +14,16 @@ log = logging.getLogger("nmtkit")
 
 NAME = ".lock"
 TOUCH_SECONDS = 10.0  # time between two updates of the file by the process with the lock
-WATCHED_SECONDS = 30.0  # a process on another machine counts as dead after this time without an update of the file
-TRIES = 10  # attempts within one second; `holder_of` may hold the lock for a moment
+WATCHED_SECONDS = 30.0  # a process on another machine counts as dead if it has not updated the file for this time
+TRIES = 10  # number of attempts within one second, because `holder_of` may hold the lock for a moment
 
 
 class FolderLock:
     """An exclusive lock on a folder, held from `acquire` to `release`.
 
-    The operating system locks a file in the folder (`flock`), so that the lock ends with the process. Some shared file
-    systems do not show such locks to other machines. Therefore the process also updates the time of the file regularly,
-    as a sign of life.
+    The operating system locks a file in the folder (`flock`), so that the lock ends with the process. On some shared
+    file systems, other machines do not see such locks. So the process also updates the modification time of the file
+    regularly.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,9 +76,13 @@ class FolderLock:
         return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
-        """Returns whether the time of the file changes. The clocks of the machines may differ."""
+        """Returns whether the modification time of the file changes. Compares no clocks, because clocks of machines may
+        differ."""
         log.info(
-            "%s was last used by %s; waiting %g s for a sign of life", self.folder, described(holder), WATCHED_SECONDS
+            "%s was last used by %s; waiting %g s for an update of its lock file",
+            self.folder,
+            described(holder),
+            WATCHED_SECONDS,
         )
         before, end = self.path.stat().st_mtime_ns, time.monotonic() + WATCHED_SECONDS
         while time.monotonic() < end:
@@ -114,7 +118,7 @@ def described(holder: dict[str, Any] | None) -> str:
 
 
 def holder_of(folder: Path) -> dict[str, Any] | None:
-    """Returns the process that has locked a folder, as `read_holder` does, or None. Does not change the folder."""
+    """Returns the process that has locked a folder, like `read_holder`, or None. Does not change the folder."""
     path = folder / NAME
     holder = read_holder(path)
     if holder is None:

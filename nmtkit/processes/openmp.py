@@ -1,10 +1,10 @@
 """Stops OpenMP threads from spinning while other processes need the cores. Only for Linux and GNU's libgomp.
 
 OpenMP threads wait for each other after every operation. By default, libgomp threads spin for milliseconds while they
-wait. On idle cores, spinning is fastest: transformer_tiny on two threads trains at half the speed if its threads sleep
-immediately instead. On cores that other processes need, spinning is slowest: training takes 2.7 times and decoding 3.4
-times as long as with a limit of 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and
-libgomp reads the setting only once, when torch is loaded.
+wait. On idle cores, spinning is fast: with threads that sleep immediately, transformer_tiny on two threads trains at
+half the speed. On busy cores, spinning is slow: training takes 2.7 times and decoding 3.4 times as long as with a limit
+of 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and libgomp reads the setting only
+once, when torch is loaded.
 
 However, libgomp limits spinning to 1,000 spins while it has more threads than there are cores. Therefore, while other
 processes need the cores, `watch_load` runs a team of additional threads that sleep. Results stay bit-identical, because
@@ -21,8 +21,10 @@ from pathlib import Path
 import torch
 
 INTERVAL = 1.0  # seconds between two measurements of the load
-TOLERATED_LOAD = 0.25  # cores that other processes may use beyond the cores that this process leaves free
-VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")  # if any is set, the user has chosen
+# number of cores by which the use of other processes may exceed the cores that this process leaves free
+TOLERATED_LOAD = 0.25
+# if one is set, the user has configured the wait policy
+VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "WORLD_SIZE")
 
 _started = False
 
@@ -47,11 +49,11 @@ def watch_load(team: "IdleThreads") -> None:
         now = cpu_time_of_others(cores)
         if now is None:
             return
-        load = (now[1] - before[1]) / max(now[0] - before[0], 0.001)  # cores that other processes use
+        load = (now[1] - before[1]) / max(now[0] - before[0], 0.001)  # number of cores that other processes use
         before = now
         threads = torch.get_num_threads()
         if threads > 1 and load > len(cores) - threads + TOLERATED_LOAD:
-            team.start(len(cores) - threads + 2)  # in total, one thread more than cores
+            team.start(len(cores) - threads + 2)  # makes one thread more than cores in total
         else:
             team.stop()
 
@@ -90,7 +92,7 @@ class IdleThreads:
             self._stopped = None
 
     def _run(self, threads: int, stopped: threading.Event) -> None:
-        no_op = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # every thread calls free(NULL)
+        no_op = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # every thread of the team calls free(NULL)
         for path in libgomp_copies():
             ctypes.CDLL(path).GOMP_parallel(no_op, None, threads, 0)
         stopped.wait()

@@ -1,4 +1,4 @@
-"""Work of the host on separate threads, next to the thread that runs the model or launches the kernels of a GPU."""
+"""Runs work of the host on separate threads, next to the thread that runs the model or launches GPU kernels."""
 
 import contextlib
 import queue
@@ -11,15 +11,16 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-# Seconds until a waiting thread gets the lock of Python (GIL). The default, 5 ms, is as long as several search steps.
+# Seconds until a waiting thread gets the global interpreter lock (GIL). The default, 5 ms, is as long as several search
+# steps.
 SWITCH_INTERVAL = 2e-4
-POLL = 0.1  # seconds between two checks whether the reader of a full queue has ended
+POLL = 0.1  # seconds between two checks of a full queue for the end of its reader
 MAX_CALLS = 64  # if more calls are unfinished, `results` waits
 
 
 @contextlib.contextmanager
 def short_switch_interval() -> Iterator[None]:
-    """Inside this context, a thread that waits for the lock of Python gets the lock soon."""
+    """Inside this context, a thread that waits for the GIL gets the GIL soon."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(SWITCH_INTERVAL, before))
     try:

@@ -19,7 +19,7 @@ from typing import Any
 
 from nmtkit.plugins import PluginError, plugin_message
 
-Task = tuple[Any, ...]  # a method of the worker object, and its arguments
+Task = tuple[Any, ...]  # method of the worker object, and its arguments
 TASKS_AHEAD = 2  # tasks that a worker has at the same time, so that it never waits
 RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results have not been yielded
 
@@ -58,7 +58,7 @@ class Workers:
             process.join()
 
     def send(self, worker: int, task: Task) -> None:
-        """Sends a task without a result. If the task fails, `imap` or `broadcast` raises its error."""
+        """Sends a task whose result is dropped. If the task fails, `imap` or `broadcast` raises its error."""
         if self.count == 1:
             _execute(self._object, task)
         else:
@@ -79,8 +79,8 @@ class Workers:
     def imap_unordered(self, tasks: Iterable[Task | None]) -> Iterator[tuple[int, Any]]:
         """Yields the number and the result of every task, in the order in which results arrive.
 
-        `tasks` may yield None if no task is available at the moment. The results that are ready are then yielded, and
-        this None counts as a task whose result is None.
+        `tasks` may yield None if no task is available at the moment. This method then yields the results that are
+        ready. The None counts as a task with the result None.
         """
         if self.count == 1:
             for number, task in enumerate(tasks):
@@ -92,7 +92,7 @@ class Workers:
     def _results(self, tasks: Iterable[Task | None], ordered: bool) -> Iterator[tuple[int, int, Any]]:
         """Yields the number, the worker and the result of every task."""
         coming = enumerate(tasks)
-        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # tasks of each worker without a result
+        pending: list[deque[int]] = [deque() for _ in range(self.count)]  # unfinished tasks of each worker
         results: dict[int, tuple[int, Any]] = {}
         sent = yielded = 0
         more = True
@@ -112,7 +112,7 @@ class Workers:
                 except StopIteration:
                     more = False
                     continue
-                except (ValueError, OSError) as error:  # an error of `tasks` itself
+                except (ValueError, OSError) as error:  # raised by `tasks` itself
                     more, results[sent] = False, (worker, error)
                     continue
                 sent += 1
@@ -147,7 +147,7 @@ class Workers:
             self._connections[worker].send((wanted, task))
 
     def _receive(self, connection: Any) -> tuple[int, Any]:
-        """Returns a worker and its next result. Raises the error of a task without a result."""
+        """Returns a worker and its next result. Raises the error of a task of `send`."""
         worker = self._connections.index(connection)
         try:
             wanted, result = connection.recv()
@@ -156,7 +156,7 @@ class Workers:
             code = self._processes[worker].exitcode or 0
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             raise ChildProcessError(
-                f"worker process {worker + 1} ended unexpectedly ({how}); use fewer --workers if the memory was full"
+                f"worker process {worker + 1} ended unexpectedly ({how}); if the memory was full, use fewer --workers"
             ) from None
         if not wanted:
             raise result
@@ -173,7 +173,7 @@ def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> No
     for other in others:  # copies of the parent's connections would keep the pipes open after the parent has exited
         other.close()
     worker = factory()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent has ended
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # ends when the parent has ended
         while True:
             wanted, task = connection.recv()
             try:
@@ -193,6 +193,6 @@ def _portable(error: Exception) -> Exception:
     error.add_note("".join(traceback.format_exception(error)))
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # a class whose constructor takes other arguments cannot be unpickled
+    except Exception:  # unpickling can fail if the constructor takes different arguments
         return RuntimeError("".join(traceback.format_exception(error)))
     return error

@@ -1,9 +1,9 @@
 """Contract checks for plug-ins, for pytest and `nmtkit check`. The components of this package pass the same checks.
 
-from nmtkit.testing import check_architecture
+    from nmtkit.testing import check_architecture
 
-def test_gru() -> None:
-    check_architecture("gru", width=8)
+    def test_gru() -> None:
+        check_architecture("gru", width=8)
 
 Each `check_…` takes a registered name and settings that override its preset. It raises ContractError, a ValueError,
 with the failed checks, and with returned and expected values. `check_….checks` lists the checks.

@@ -140,7 +140,7 @@ def test_a_rank_that_hangs_is_named_and_all_end(
     started = time.monotonic()
     assert launch(train_flags(mirror_data, tmp_path / "run", *flags), 2) != 0
     assert time.monotonic() - started < 120
-    assert re.search(r"process 1 hangs after update \d+: no sign of life for 0.25 minutes", capfd.readouterr().err)
+    assert re.search(r"process 1 hangs after update \d+: no heartbeat for 0.25 minutes", capfd.readouterr().err)
 
 
 SLOW = """
@@ -369,7 +369,7 @@ def test_the_process_with_the_least_progress_hangs(
     monkeypatch.setattr("time.monotonic", iter([0.0, 61.0]).__next__)
     assert watch._hanging() is None
     message = watch._hanging()
-    assert message is not None and message.startswith(f"{blamed}: no sign of life")
+    assert message is not None and message.startswith(f"{blamed}: no heartbeat")
 
 
 def test_a_process_that_waits_for_slow_work_of_another_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +490,7 @@ def test_the_process_that_hangs_is_the_one_furthest_behind(monkeypatch: pytest.M
     now[0] = 59.0
     assert watch._hanging() is None
     now[0] = 61.0
-    assert watch._hanging() == "process 1 hangs after update 7: no sign of life for 1 minutes"
+    assert watch._hanging() == "process 1 hangs after update 7: no heartbeat for 1 minutes"
     store["beat 1"] = b"8 0 0 2"
     store["beat 0"] = store["beat 2"] = b"9 0 0 2"
     assert watch._hanging() is None
