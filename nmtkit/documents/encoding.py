@@ -1,5 +1,4 @@
-"""Finds the encoding of a file from its byte order mark or declaration. Files are written in the encoding that they
-had."""
+"""Finds the encoding of a file from its byte order mark or declaration. Files keep their encoding."""
 
 import codecs
 import re

@@ -303,8 +303,7 @@ class Catalogue(Document):
         yield min(spans)[0], max(spans)[1], self.newline.join(lines)
 
     def message(self, keyword: str, text: str, source: Message) -> str:
-        """Returns a keyword and its string. The string is wrapped in the same way as in gettext, unless the source is
-        one long line."""
+        """Returns a keyword and its string. Unless the source is one long line, wraps the string like gettext."""
         lines = [escaped(line) for line in re.findall(r"[^\n]*\n|[^\n]+", text)] or [""]
         wraps = not (source.lines == 1 and len(escaped(source.text)) > WIDTH)
         if len(lines) == 1 and (not wraps or len(f'{keyword} "{lines[0]}"') <= WIDTH):

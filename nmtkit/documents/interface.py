@@ -44,8 +44,7 @@ class Document(ABC):
         """Returns the edits that put the translations into the text."""
 
     def render(self, translations: Sequence[str]) -> str:
-        """Returns the text with each segment replaced by its translation. `translations` are in the order of
-        `segments`."""
+        """Returns the text with segments replaced by `translations`, which are in the order of `segments`."""
         assert len(translations) == len(self.segments)
         return spliced(self.text, sorted(self.edits(translations)))
 

@@ -20,8 +20,7 @@ def ends_sentence(text: str) -> bool:
 
 
 def continues(before: str, after: str) -> bool:
-    """Returns whether a sentence continues in `after`: `after` begins with a small letter, or the line before ends with
-    a comma."""
+    """Returns whether a sentence continues: `after` begins with a small letter, or `before` ends with a comma."""
     after = after.lstrip(_AROUND)
     return not ends_sentence(before) and after != "" and (after[0].islower() or before.rstrip(_AROUND)[-1:] in _COMMAS)
 

@@ -39,8 +39,7 @@ def plural_rule(language: str | None) -> str:
 
 
 class Plurals:
-    """The plural forms that a header declares with Plural-Forms: the count of forms, and the numbers that use each
-    form.
+    """The plural forms that a Plural-Forms header declares: their count, and the numbers that use each form.
 
     `count` is None if the header has no valid rule.
     """

@@ -124,8 +124,8 @@ class Subtitles(Document):
         return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
 
     def text_lines(self, lines: Sequence[Span]) -> list[Span]:
-        """Returns the lines of text, without blank lines. `lines` are the lines from the times of a cue to the next
-        cue."""
+        """Returns the lines of text. `lines` are the lines from the times of a cue to the next cue, which may be
+        blank."""
         return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:

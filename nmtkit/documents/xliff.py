@@ -333,8 +333,7 @@ class Xliff(Document):
         return edits
 
     def target_edits(self, unit: Unit, content: str) -> Iterator[Edit]:
-        """Yields the edits that write the target of a unit and its state. If the unit has no target, an edit inserts
-        it."""
+        """Yields the edits that write the target of a unit and its state. A missing target is inserted."""
         state, holder = MACHINE[self.version], unit.source.parent
         assert holder is not None
         if self.version == 2:

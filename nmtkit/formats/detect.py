@@ -7,8 +7,7 @@ from nmtkit.formats import fairseq, huggingface, marian
 
 
 def load(source: Path) -> Checkpoint:
-    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError with the name of
-    `source`."""
+    """Returns the checkpoint of a model of another toolkit. Raises FileNotFoundError or ValueError with `source`."""
     try:
         return _load(source)
     except ValueError as error:

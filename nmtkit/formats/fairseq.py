@@ -217,8 +217,7 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
 
 
 def dictionary(path: Path) -> dict[int, str]:
-    """Returns the entries of a dict.txt by id, with the special entries first. Raises ValueError for an invalid
-    line."""
+    """Returns the entries of a dict.txt by id, special entries first. Raises ValueError for an invalid line."""
     by_id = dict(enumerate(SPECIAL))
     known = set(SPECIAL)
     lines = read_text(path).split("\n")

@@ -271,8 +271,7 @@ def check_id(id: Any, path: Path) -> int:
 
 
 def pieces_by_id(path: Path) -> dict[int, str]:
-    """Reads a table of pieces and ids. Returns the pieces by id. Raises ValueError for an empty table, a negative id or
-    a repeated id."""
+    """Returns the pieces of a table by id. Raises ValueError for an empty table, a negative id or a repeated id."""
     contents = read_json(path)
     by_id = {check_id(id, path): piece for piece, id in contents.items()}
     if not by_id or len(by_id) < len(contents):

@@ -44,8 +44,8 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
 
 
 def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of the piece that a merge makes. A merge is a pair of pieces; in older files, a space separates
-    the pieces."""
+    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, in older files with a space between
+    them."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return ids[left + right]
 
@@ -61,8 +61,7 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 
 
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
-    """Returns the table of the normaliser, or b"" if there is none. Raises ValueError for a normaliser of another
-    tool."""
+    """Returns the table of the normaliser, or b"". Raises ValueError for a normaliser of another tool."""
     outer = contents.get("normalizer") or {"normalizers": []}
     found = b""
     for part in outer.get("normalizers", [outer]):

@@ -63,8 +63,7 @@ class Weights:
         return table[rows]
 
     def output_bias(self, name: str | None, rows: list[int], hidden: Sequence[int], value: float) -> Tensor:
-        """Returns the given rows of the output bias `name`, or zeros without a bias. The bias of the ids `hidden` is
-        `value`."""
+        """Returns rows of the output bias `name`, or zeros without a bias. The bias of the ids `hidden` is `value`."""
         bias = torch.zeros(len(rows))
         if name is not None and name in self.tensors:
             bias = self.select(self.take(name).flatten(), rows, name)
@@ -88,8 +87,7 @@ class Weights:
             )
 
     def stack(self, found: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
-        """Concatenates the weights and the biases of the layers `theirs`, and stores them in `found` as the layer
-        `ours`."""
+        """Stores the concatenated weights and biases of the layers `theirs` in `found` under the name `ours`."""
         for kind in ("weight", "bias"):
             found[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
 
@@ -105,8 +103,8 @@ class Weights:
 def transformer_checkpoint(
     config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
 ) -> Checkpoint:
-    """Returns the checkpoint of a Transformer. Raises ValueError that names weights with a wrong shape or with values
-    that are not finite."""
+    """Returns the checkpoint of a Transformer. Raises ValueError for wrong shapes and for values that are not
+    finite."""
     with torch.device("meta"):  # gives the shapes without allocating memory
         expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():

@@ -49,8 +49,7 @@ def hooks_of(module: nn.Module) -> list[object]:
 
 
 def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Returns whether a different implementation of `kind` that reads only the module's parameters gives the same
-    result.
+    """Returns whether another implementation of `kind` with the parameters of the module gives the same result.
 
     This is false for a subclass (a parametrization also makes a subclass), for a module with hooks
     (`torch.nn.utils.weight_norm` computes the weight in a hook), and for a module whose `forward` was replaced.

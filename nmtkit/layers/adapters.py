@@ -102,8 +102,7 @@ def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Merges adapters into the tensors `base`. Raises ValueError if the shapes of an adapter and of the weight of its
-    layer do not match."""
+    """Merges adapters into the tensors `base`. Raises ValueError if an adapter and its layer differ in shape."""
     merged = dict(base)
     layers = {name.rpartition(".")[0] for name in adapters}
     for layer in layers:

@@ -123,8 +123,7 @@ class AttentionContext(Protocol):
         """Attends to the same sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
-        """Attends to the memory of the sentence. `query` is T H K. `project` computes keys and values of the memory
-        from S D."""
+        """Attends to the memory of the sentence with `query` T H K. `project` computes its keys and values from S D."""
 
 
 @dataclass(frozen=True)

@@ -128,8 +128,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _AddAndNorm(torch.autograd.Function):
-    """Implements `add_and_norm` as one autograd node instead of five. Stores only the sum, the noise and the
-    statistics."""
+    """Implements `add_and_norm` as one autograd node instead of five. Stores only sum, noise and statistics."""
 
     @staticmethod
     def forward(ctx, x: Tensor, change: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float) -> Tensor:  # type: ignore[no-untyped-def]

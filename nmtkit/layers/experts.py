@@ -120,8 +120,7 @@ class Experts(nn.Module):
         return torch.bmm(self.dropout(hidden.relu()), fc2).flatten(0, 1).index_select(0, row)
 
     def products_on(self, x: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """Returns the fastest implementation of `products` for x. On CUDA, the implementation does not wait for the
-        device.
+        """Returns the fastest implementation of `products` for x. On CUDA, it does not wait for the device.
 
         The grouped product of torch needs bf16, and rows whose size is a multiple of 16 bytes.
         """

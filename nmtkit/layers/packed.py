@@ -61,8 +61,7 @@ class Layout:
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """Index of the first token of each sentence, and T at the end: B+1, int32, as required by variable-length
-        attention."""
+        """Index of the first token of each sentence, and T at the end, for variable-length attention: B+1, int32."""
         return self.derived("cu_seqlens", lambda: F.pad(self.lengths.cumsum(0), (1, 0)).to(torch.int32))
 
     @property

@@ -1,5 +1,4 @@
-"""Linear layers for inference on a CPU. The layout of the weights is optimised once for the kernels, in fp32, bf16 or
-int8."""
+"""Linear layers for inference on a CPU, with weights in the layout of the kernels, in fp32, bf16 or int8."""
 
 import ctypes
 import functools
@@ -35,8 +34,7 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def prepack(model: nn.Module, precision: Precision) -> None:
-    """Replaces the `nn.Linear` layers of `model`, which must be on the CPU, in place. Afterwards, the model cannot be
-    trained.
+    """Replaces the `nn.Linear` layers of `model` in place, on the CPU. Afterwards, the model cannot be trained.
 
     Embeddings, norms, and the inputs and outputs of layers stay in fp32. A result for one row does not depend on the
     other rows, except for rounding in the last place of fp32.
@@ -214,8 +212,7 @@ class InferenceLinear(nn.Module, ABC):
 
 
 class _NoGradient(torch.autograd.Function):
-    """Runs a layer that has no gradients. A backward pass through the layer raises an error instead of returning wrong
-    gradients."""
+    """Runs a layer that has no gradients. A backward pass raises an error instead of returning zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: InferenceLinear) -> Tensor:
@@ -296,8 +293,7 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
 
 
 class Int8Linear(InferenceLinear):
-    """`nn.Linear` in 8 bits. Weights have a scale for each output, inputs for each row, so rows do not affect each
-    other.
+    """`nn.Linear` in 8 bits. Weights have a scale per output, inputs a scale per row. So rows do not affect each other.
 
     Inputs are rounded once, to round(127 x / largest of the row + 128). They are unsigned, as required by the
     instruction of the processor. Weights become integers up to `limit`. Sums of integers are exact, so FBGEMM and
@@ -415,8 +411,7 @@ def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
 
 
 def fbgemm_rows(inputs: int, outputs: int) -> int:
-    """Returns the largest number of rows for which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x
-    10,000.
+    """Returns the number of rows up to which FBGEMM is faster than oneDNN, measured for 512 x 512 to 512 x 10,000.
 
     FBGEMM needs no separate quantisation of the inputs, which matters less if there are many outputs.
     """

@@ -109,8 +109,7 @@ class AdditiveAttention(nn.Module):
 
 
 class ProductAttention(nn.Module):
-    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, computed as one product (Shazeer et al. 2017,
-    appendix G)."""
+    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, in one product (Shazeer et al. 2017, appendix G)."""
 
     def __init__(self, query: int, memory: int, hidden: int) -> None:
         super().__init__()

@@ -100,8 +100,7 @@ def advance() -> None:
 
 @contextlib.contextmanager
 def long_operation(seconds: float = LONG_OPERATION_SECONDS) -> Iterator[None]:
-    """The context of work without heartbeats, such as compiling or writing a file. The watchdog allows
-    `LONG_OPERATION_SECONDS`."""
+    """The context of work without heartbeats, such as compiling. It may take `LONG_OPERATION_SECONDS`."""
     if _watchdog is None:
         yield
         return

@@ -76,8 +76,7 @@ class FolderLock:
         return ValueError(f"--save-dir {self.folder} is in use by {described(holder)}; give another folder")
 
     def _shows_life(self, holder: dict[str, Any]) -> bool:
-        """Returns whether the modification time of the file changes. Compares no clocks, because clocks of machines may
-        differ."""
+        """Returns whether the modification time of the file changes. Does not read the clocks, which may differ."""
         log.info(
             "%s was last used by %s; waiting %g s for an update of its lock file",
             self.folder,

@@ -317,8 +317,7 @@ class Service:
         return JSONResponse(await self.detected(texts))
 
     async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
-        """Returns the likely languages of the texts among the served languages, best first, with confidences in
-        percent.
+        """Returns the likely served languages of the texts, best first, with confidences in percent.
 
         A text without letters gets the first language with confidence 0, as in LibreTranslate. Raises Refusal 501
         without a detector.

@@ -103,8 +103,7 @@ async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Reads an uploaded file. Raises Refusal, with the line, if the content does not have the format of the
-    extension."""
+    """Reads an uploaded file. Raises Refusal, with the line, if content and extension do not match."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
         kind = "a binary file"

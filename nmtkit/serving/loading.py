@@ -162,8 +162,7 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
 
 
 def text_options(job: Job, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair. Raises ValueError for --split-sentences if the source is not a language
-    code."""
+    """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source."""
     if not job.split_sentences:
         return job.text
     if not is_language(pair[0]):

@@ -202,8 +202,7 @@ class SlotWorker:
             self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
-        """Yields a batch for each task. While tasks are being translated and no new task arrives, yields empty
-        batches."""
+        """Yields a batch for each task. Yields empty batches while there are unfinished tasks but no new task."""
         number = 0
         while True:
             try:

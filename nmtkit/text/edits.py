@@ -49,8 +49,7 @@ class Parts:
 
 
 def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[str, list[Link]]:
-    """Applies disjoint edits to `target`. Returns the text and its links: links of kept words, and one for each
-    inserted span.
+    """Applies disjoint edits to `target`. Returns the text, and links of its kept words and inserted spans.
 
     Spans inserted at the same position are ordered as in the source. Spaces separate inserted spans from words.
     """
@@ -99,6 +98,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a space separates a span from the adjacent `char`. There is no space next to a character in
-    `close`."""
+    """Returns whether a space separates a span from the adjacent `char`. Characters in `close` have no space."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

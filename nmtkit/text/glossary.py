@@ -64,8 +64,7 @@ class Glossary:
         return _trie(self.terms, str.casefold)
 
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
-        """Returns the terms of a text, as whole words. Terms do not overlap: the leftmost term wins, and the longest of
-        several terms with the same start.
+        """Returns the terms of a text, as whole words. The first of overlapping terms wins, then the longest.
 
         A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all in
         `capitals`, case is ignored.
@@ -130,8 +129,7 @@ def _trie(terms: Sequence[Term], case: Callable[[str], str]) -> Trie:
 
 
 def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[int, Term | None]:
-    """Returns the end and the term of the longest match at `start`, or `start` and None. `first` replaces
-    `keys[start]`."""
+    """Returns end and term of the longest match at `start`, or (`start`, None). `first` replaces `keys[start]`."""
     longest: tuple[int, Term | None] = start, None
     node = trie.get(first)
     index = start + 1
@@ -147,8 +145,7 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns the spellings of a target term: the term, and the term with a first capital if its first word is in small
-    letters."""
+    """Returns the target term, and the same term with a first capital if its first word is in small letters."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]

@@ -58,8 +58,7 @@ def tags(line: str) -> Iterator[Tag]:
 
 
 def partners(roles_and_names: Sequence[tuple[str, str]]) -> dict[int, int]:
-    """Maps the index of each opening tag that has a closing tag to the index of the closing tag. Pairs are properly
-    nested.
+    """Maps the index of each opening tag to the index of its closing tag, if it has one. Pairs are properly nested.
 
     A closing tag closes the last open element of its name. Elements inside it that are still open get no partner.
     """
@@ -231,8 +230,7 @@ class _Placement:
         return element.start <= self.first and self.last <= element.end
 
     def run(self, element: Element, inside: Span, taken: Sequence[Span]) -> Span | None:
-        """Returns the run of free words with the highest score for an element. Returns Noneif no word is linked to the
-        element."""
+        """Returns the run of free words with the highest score for an element. None if no word is linked to it."""
         if element.start == element.end:
             return None
         if self.covers(element) and not taken and inside[0] < inside[1]:

@@ -121,8 +121,7 @@ def strings_of(text: str, spans: Iterable[Sequence[int]]) -> dict[str, Edges]:
 
 
 def occurrences(text: str, strings: Mapping[str, Edges]) -> list[Span]:
-    """Returns the positions where the strings occur as whole words. Of overlapping matches, takes the first, then the
-    longest.
+    """Returns the positions of the strings as whole words. The first of overlapping matches wins, then the longest.
 
     A letter may touch an occurrence if it is among the edges of the string, or if it follows a printf conversion, as in
     %dpx.

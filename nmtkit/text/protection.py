@@ -30,8 +30,7 @@ _MAX_CANDIDATES = 20  # maximum count of numbers that are compared with one meas
 
 
 class ProtectedSpan(NamedTuple):
-    """The start and end of a span. A `measure` is a number with a unit, which the translation may write in the format
-    of its language."""
+    """The start and end of a span. A `measure` is a number with a unit, which the translation may localise."""
 
     start: int
     end: int
@@ -132,8 +131,7 @@ def _is_attached(char: str) -> bool:
 
 @dataclass(frozen=True)
 class Protected:
-    """A sentence with protected spans. The text for the model consists of the characters of `source` at the positions
-    `kept`.
+    """A sentence with protected spans. The text for the model has the characters at the positions `kept`.
 
     `spans` are disjoint and sorted. A span that was cut out may contain several of the `originals` and the text that
     touches them.
@@ -257,8 +255,7 @@ class _Restoration:
         return [span for each in waiting.values() for span in each]
 
     def _matched_in_another_case(self, spans: Sequence[ProtectedSpan]) -> list[ProtectedSpan]:
-        """Matches placeholders whose case differs in the translation, such as {NAME} for {name}. Returns the spans
-        without a match."""
+        """Matches placeholders in a different case, such as {NAME} for {name}. Returns the spans without a match."""
         named = [span for span in spans if _SYMBOLS.match(self.source[span.start : span.end])]
         lower, target = self.source.lower(), self.target.lower()
         if not named or len(lower) != len(self.source) or len(target) != len(self.target):
@@ -324,8 +321,7 @@ class _Restoration:
         return sorted(links, key=lambda link: link.target_start)
 
     def _attending_words(self, span: ProtectedSpan) -> Span | None:
-        """Returns the part of the translation that a span replaces: the longest run of words that attend to the
-        span."""
+        """Returns the part of the translation that a span replaces: the longest run of words that attend to it."""
         runs: list[Span] = []
         # characters that may stand between the words
         signs = " " + re.sub(r"\w", "", self.source[span.start : span.end])
@@ -343,8 +339,7 @@ class _Restoration:
         return longest and self._with_signs(span, *longest)
 
     def _with_signs(self, span: ProtectedSpan, start: int, end: int) -> Span:
-        """Extends a part of the translation by adjacent signs with which the span begins or ends, such as the braces of
-        {Name}."""
+        """Extends a part of the translation by adjacent signs that also begin or end the span, such as braces."""
         signs = re.fullmatch(r"(\W*)(?:.*\w)?(\W*)", self.source[span.start : span.end], re.DOTALL)
         assert signs is not None
         for sign in reversed(signs[1]):

@@ -12,8 +12,7 @@ from nmtkit.translation.requests import Translation
 
 
 class Table:
-    """A tab-separated file with a row of column names. The file is created when the `with` block ends without an
-    error."""
+    """A tab-separated file with a row of column names. The file appears when the `with` block has succeeded."""
 
     def __init__(self, path: Path | None, names: Sequence[str]) -> None:
         self.path, self.names = path, names

@@ -276,8 +276,7 @@ class ModelInput(Step):
 
 
 def without_given(hypothesis: Hypothesis, given: int) -> Hypothesis:
-    """Returns a hypothesis without its first `given` tokens, such as language tokens, which are not part of the
-    text."""
+    """Returns a hypothesis without its first `given` tokens, such as language tokens."""
     if not given:
         return hypothesis
     attention, each = hypothesis.attention, hypothesis.token_log_probabilities

@@ -71,8 +71,7 @@ def rank_device(device: str, workers: int) -> str:
 
 @contextmanager
 def process_group() -> Iterator[int]:
-    """Joins the processes that torchrun has started, if any, and yields the size of the group. An error ends all
-    processes."""
+    """Joins the processes of torchrun, if any, and yields the size of the group. An error ends all processes."""
     # only text is exchanged, so NCCL is not needed
     distributed.init_process_group(torch.device("cpu"), TIMEOUT_MINUTES)
     try:
@@ -124,7 +123,7 @@ class MessageQueue:
 
 
 class RankDispatcher:
-    """Decodes on rank 0. `decode` is a `BatchDecoder` that decodes some batches on rank 0 and sends the rest to other
+    """Decodes on rank 0. `decode` is a `BatchDecoder` that decodes some batches here and sends the rest to other
     ranks."""
 
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:

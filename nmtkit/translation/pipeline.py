@@ -104,13 +104,11 @@ class Pipeline:
         return lines
 
     def source_pieces(self, segment: TextSegment) -> list[str]:
-        """Returns the pieces of a line that the model reads. The pairs of a hard alignment are indices of these
-        pieces."""
+        """Returns the pieces of a line that the model reads. Hard alignments refer to these pieces by index."""
         return [piece for leaf in segment.leaves() for piece in self.tokenizer.source_pieces(leaf.input.ids[:-1])]
 
     def constrain(self, segment: TextSegment, request: Request) -> None:
-        """Gives a segment the constraints and ids of its request. Raises ValueError if the constraints cannot be
-        met."""
+        """Gives a segment the constraints and ids of its request. Raises ValueError for impossible constraints."""
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
                 "split_sentences cannot be combined with a prefix and with required and avoided phrases: constraints "
@@ -146,8 +144,7 @@ class Pipeline:
         return Translation(segment.id, segment.text, hypotheses)
 
     def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment after `depth` steps. Translation i joins the i-th hypotheses of all
-        parts."""
+        """Returns the translations of a segment after `depth` steps. Translation i joins hypothesis i of all parts."""
         if segment.model_input is not None:
             assert segment.hypotheses is not None
             return segment.hypotheses

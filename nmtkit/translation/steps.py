@@ -1,5 +1,4 @@
-"""Steps of the text pipeline. Each step changes a segment before the model reads the segment, and later its
-translation.
+"""Steps of the text pipeline. Each step changes a segment before the model, and its translation after the model.
 
 Before the model, a step turns one segment into one or more parts, which the next step reads. After the model, the step
 turns the translations of these parts into the translation of the segment.
@@ -29,8 +28,7 @@ UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
 @dataclass(eq=False, slots=True)
 class TextSegment:
-    """A part of a line on the way to the model. The step that made the part uses its state to restore the
-    translation."""
+    """A part of a line on the way to the model. Its state helps the steps to restore the translation."""
 
     id: int  # number of the line, counted from 0
     text: str
@@ -237,8 +235,8 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary. The search requires their targets; afterwards, the step reports which targets the
-    translation contains."""
+    """Finds the terms of a glossary. The search requires their targets, and the step reports the targets in the
+    translation."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary

@@ -16,8 +16,7 @@ CONTEXTS = ("", "(", "( ")
 
 
 def piece_edges(tokenizer: Tokenizer) -> PieceEdges:
-    """Returns two masks of the target pieces: pieces that begin with a letter, and pieces that end with a letter.
-    Single bytes do not count."""
+    """Returns two masks of the target pieces: begins with a letter, ends with a letter. Single bytes do not count."""
     pieces = [_surface(piece) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
     begins, ends = [_inside(piece[:1]) for piece in pieces], [_inside(piece[-1:]) for piece in pieces]
     for special in SPECIALS:

@@ -114,8 +114,7 @@ class Translator:
         source_tag: str | None = None,
         links: bool = False,
     ) -> Pipeline:
-        """Returns the text pipeline of this model. Raises ValueError, OSError or ImportError in the same cases as
-        `Pipeline`."""
+        """Returns the text pipeline of this model. Raises the same errors as `Pipeline`."""
         return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
@@ -168,8 +167,7 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots, first without required phrases. Repeats the search with phrases for translations that lack
-        one."""
+        """Searches in slots without required phrases, then searches again for translations that lack a phrase."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
