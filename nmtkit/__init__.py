@@ -1,6 +1,6 @@
 """nmtkit: neural machine translation from raw parallel text to a score you can believe.
 
-The names below are those of `nmtkit.api`, imported when they are first used: `import nmtkit` loads no torch.
+Names of `nmtkit.api` are imported at their first use, so `import nmtkit` does not load torch.
 """
 
 import importlib

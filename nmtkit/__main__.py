@@ -1,4 +1,4 @@
-"""`python -m nmtkit` is the `nmtkit` command; torchrun starts it this way."""
+"""Makes `python -m nmtkit` run the `nmtkit` command, as torchrun does."""
 
 from nmtkit.cli import main
 

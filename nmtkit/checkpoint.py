@@ -67,12 +67,12 @@ class Objective:
     higher_is_better: bool = False
 
     def value(self, scores: Mapping[str, float]) -> float:
-        """Returns the score as a value of which lower is better."""
+        """Returns the score with its sign changed if higher is better, so that lower is better."""
         return -scores[self.name] if self.higher_is_better else scores[self.name]
 
 
 def tied_to(model: Mapping[str, Tensor]) -> dict[str, str]:
-    """Maps each name in `model` to the first name with the same memory. The two names differ only for tied weights."""
+    """Maps each name in `model` to the first name with the same memory. Only tied weights have two different names."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     return {
         name: first.setdefault((tensor.data_ptr(), tuple(tensor.shape)), name) if tensor.numel() else name
@@ -91,10 +91,10 @@ def save(path: Path, contents: Checkpoint) -> None:
 
 
 def load(path: Path, mmap: bool = False) -> Checkpoint:
-    """Reads a checkpoint like `read`, and merges adapters with their base, so that the result is a whole model.
+    """Reads a checkpoint like `read`. Merges adapters with their base, so that the result is a complete model.
 
-    The base is the file that the training used, or else a file with the same name in the folder of the checkpoint.
-    Raises OSError or ValueError like `read`, and also if the base is missing or is a different model.
+    The base is the file that training used, or else a file with the same name in the folder of the checkpoint. Raises
+    OSError or ValueError like `read`, and also if the base is missing or is a different model.
     """
     contents = read(path, mmap)
     return contents if "adapters" not in contents else _merged(contents, path, mmap)
@@ -113,8 +113,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
     whole = read(base_path, mmap)
     if "adapters" in whole or fingerprint(whole) != facts["fingerprint"]:
         raise ValueError(
-            f"{path} holds adapters of a different model than {base_path}; replace this model by the file that was "
-            f"given to --finetune-from"
+            f"{path} holds adapters of a different model than {base_path}; replace that file by the file of "
+            "--finetune-from"
         )
     try:
         model = adapters.merge_state(whole["model"], contents["model"], facts["alpha"] / facts["rank"])
@@ -135,11 +135,13 @@ def read(path: Path, mmap: bool = False) -> Checkpoint:
         raise FileNotFoundError(f"checkpoint {path}: no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about the pickle protocol of files that are refused below
+            warnings.simplefilter("ignore")  # hides warnings about files that are rejected below
             contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
-            raise ValueError(f"{path} holds more than plain tensors and types; refused, none of it was run") from error
+            raise ValueError(
+                f"{path} contains more than tensors and plain types; the file was rejected, and no code was run"
+            ) from error
         raise ValueError(f"{path} is damaged or not a checkpoint") from error
     except (RuntimeError, EOFError, LookupError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is truncated, damaged or not a checkpoint") from error
@@ -158,8 +160,8 @@ def check_contents(contents: Any, path: Path) -> None:
         raise ValueError(f"{path} is not an nmtkit checkpoint")
     if contents["nmtkit"] != FORMAT:
         raise ValueError(
-            f"{path} has checkpoint format {contents['nmtkit']}, and this nmtkit reads format {FORMAT}; "
-            "use the version that wrote it, or train again"
+            f"{path} has checkpoint format {contents['nmtkit']}, but this version of nmtkit reads format {FORMAT}; "
+            "use the version that wrote the file, or train again"
         )
     missing = [name for name in TYPES if name not in contents]
     if missing:
@@ -185,8 +187,8 @@ def check_values(contents: Checkpoint, path: Path) -> None:
 def checksum(contents: Checkpoint) -> int:
     """Returns a checksum that every flipped bit changes: the sum of all tensors as 64-bit words, and a CRC of the rest.
 
-    A sum takes a quarter of the time of the CRC-32 of zip files: 67 ms for the 707 MB of a big model, which takes 3.3 s
-    to read and build.
+    A sum takes a quarter of the time of the CRC-32 of zip files: 67 ms for the 707 MB of a big model. Reading and
+    building this model takes 3.3 s.
     """
     words, text = 0, 0
     for key, value in contents.items():
@@ -201,7 +203,7 @@ def checksum(contents: Checkpoint) -> int:
 
 
 def fingerprint(contents: Checkpoint) -> int:
-    """Returns a number that identifies a model. It does not depend on scores or training state."""
+    """Returns a number that identifies a model. Scores and training state do not change it."""
     return checksum({name: contents[name] for name in ("architecture", "config", "tokenizer", "model")})
 
 

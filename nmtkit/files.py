@@ -1,4 +1,4 @@
-"""Writes files and folders completely or not at all, also during a power cut. Does not import torch."""
+"""Writes files and folders completely or not at all, even if the power fails. Does not import torch."""
 
 import errno
 import io
@@ -15,7 +15,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _RecordingFile(io.FileIO):
-    """A file that keeps the OSError of a failed write, because torch.save replaces this error by an unclear error."""
+    """A file that keeps the OSError of a failed write, because torch.save hides this error behind an unclear error."""
 
     error: OSError | None = None
 
@@ -103,7 +103,7 @@ def write_folder(destination: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _disk_full(error: Exception) -> str | None:
-    """Returns the reason if `error` reports a full disk. Rust libraries put the reason in the text of other errors."""
+    """Returns the reason if `error` reports a full disk. Rust libraries report it in the text of other errors."""
     numbers = (number for number in DISK_FULL if f"(os error {number})" in str(error))
     number = error.errno if isinstance(error, OSError) and error.errno in DISK_FULL else next(numbers, None)
     return None if number is None else os.strerror(number)

@@ -25,9 +25,9 @@ def build(architecture: str, config: Any, vocabulary: Vocabulary) -> Architectur
 
 
 class NoInitialisation(TorchFunctionMode):
-    """While entered, parameters are not filled with random numbers, which would take 0.3 s for a base model.
+    """Inside this context, parameters are not filled with random numbers, which saves 0.3 s for a base model.
 
-    Only for a model whose parameters are all loaded from a checkpoint.
+    Use it only if all parameters are loaded from a checkpoint.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -54,9 +54,10 @@ def to_checkpoint(
 def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     """Returns the model, in evaluation mode on the CPU, and the tokenizer of a checkpoint file.
 
-    A checkpoint names its plug-ins, but reading it never imports them: no code runs that the user has not asked for.
+    The plug-ins that the checkpoint names are not imported, so opening a file runs no foreign code.
 
-    Raises ValueError if the weights do not fit or the architecture is not registered, and names the plug-ins to load.
+    Raises ValueError if the weights do not match the architecture, or if the architecture is not registered; the
+    message names the plug-ins to load.
     """
     contents = checkpoint.load(path)
     tokenizer = tokenizer_of(contents, path)
@@ -68,7 +69,7 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     config = derive(entry.preset, contents["config"], f"{path}: {name}")
     with NoInitialisation():
         model = build(name, config, vocabulary_of(tokenizer))
-    load_weights(model, contents["model"], f"{path} does not fit architecture {name!r}")
+    load_weights(model, contents["model"], f"{path} does not match architecture {name!r}")
     return model.eval(), tokenizer
 
 
@@ -81,9 +82,8 @@ def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:
-    """Returns the source and the target language that a checkpoint was trained for, if the checkpoint or its dataset
-    says so. Raises ValueError for a file that is not a checkpoint.
-    """
+    """Returns the source and the target language of a checkpoint, if the checkpoint or its dataset names them. Raises
+    ValueError for a file that is not a checkpoint."""
     run = checkpoint.load(path, mmap=True).get("run", {})
     languages = run.get("languages")
     if languages is None:
@@ -94,13 +94,15 @@ def languages_of(path: Path) -> tuple[str, str] | None:
 
 
 def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
-    """Copies `weights` into the model. Raises ValueError, which begins with `mistake`, if they do not fit."""
+    """Copies `weights` into the model. Raises ValueError, beginning with `mistake`, if names, shapes or types
+    differ."""
     for name, tensor in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{mistake}: {name} is of type {weights[name].dtype}, not {tensor.dtype}")
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        lines = [line.strip() for line in str(error).split("\n")]  # a heading, then a line for each difference
+        # the first line is a heading, each other line is a difference
+        lines = [line.strip() for line in str(error).split("\n")]
         more = f"; and {len(lines) - 2} more" if len(lines) > 2 else ""
         raise ValueError(f"{mistake}: {lines[min(1, len(lines) - 1)]}{more}") from error

@@ -1,4 +1,4 @@
-"""Plug-ins: users' code that registers components. Loads plug-ins and recognises errors in their code."""
+"""Plug-ins: code of users that registers components. Loads plug-ins and recognises errors in their code."""
 
 import hashlib
 import importlib
@@ -19,12 +19,12 @@ log = logging.getLogger("nmtkit")
 PACKAGE = str(Path(__file__).parent) + "/"
 INSTALLED = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platlib", "purelib"))
 
-_roots: list[str] = []  # files of plug-ins; if a plug-in is a package, its folder with a final slash
+_roots: list[str] = []  # files of plug-ins, or for packages, their folders with a final slash
 _digests: dict[str, str] = {}  # module of a plug-in -> digest of its source when it was imported
 
 
 class PluginError(Exception):
-    """An error of a plug-in in another process. The message comes from `plugin_message` in the other process."""
+    """An error of a plug-in in another process. The message was made by `plugin_message` in the other process."""
 
 
 def load_plugins(names: Sequence[str]) -> None:
@@ -100,7 +100,8 @@ def plugin_module(name: str) -> str:
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-in that defines `entry`, all plug-ins if none defines it, or [] for nmtkit's own entries."""
+    """Returns the plug-in that defines `entry`, or all plug-ins if none defines it. Returns [] for entries of
+    nmtkit."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
     own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
@@ -111,7 +112,7 @@ def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
 
 
 def source_digests(names: Sequence[str]) -> dict[str, str]:
-    """Returns a digest of the source of each loaded plug-in, by name. The name of a file has no folder.
+    """Returns a digest of the source of each loaded plug-in, by name. Names of files are without folders.
 
     The digest describes the source at the time of the import. If the plug-in is a package, the digest covers all files
     of the package. It does not cover other modules that the plug-in imports.
@@ -145,8 +146,8 @@ def is_own(factory: Callable[..., Any]) -> bool:
 def plugin_message(error: BaseException) -> str | None:
     """Returns a message with file, line and code if the code of a plug-in caused `error`, otherwise None.
 
-    Frames of other packages are ignored. The plug-in is blamed if the innermost remaining frame is its own. While a
-    plug-in is imported, the plug-in is blamed for every error.
+    Frames of other packages are ignored. A plug-in caused the error if the innermost remaining frame is its own, or if
+    the error occurred while the plug-in was imported.
     """
     if isinstance(error, PluginError):
         return str(error)
@@ -160,10 +161,10 @@ def plugin_message(error: BaseException) -> str | None:
     below = frames[plugin_frames[-1] + 1 :]
     has_own_frames = any(frame.filename.startswith(PACKAGE) for frame in below)
     if has_own_frames and not importing and isinstance(error, ValueError | OSError | ImportError):
-        return None  # a mistake of the user; the message of nmtkit explains the mistake
+        return None  # a mistake of the user, which the message of nmtkit explains
     inner = [
         frame for frame in below if not has_own_frames and not _is_installed(frame.filename)
-    ]  # modules of the user
+    ]  # frames of modules of the user
     return _described(error, [frames[plugin_frames[-1]], *inner])
 
 
@@ -173,7 +174,7 @@ def _described(error: BaseException, frames: list[traceback.FrameSummary]) -> st
         traceback.format_exception_only(error) if isinstance(error, SyntaxError) else [_summary(error)]
     )
     lines = "".join([*traceback.format_list(frames), *lines_before])
-    return f"in a plug-in: {message.rstrip()}\n{lines}The whole traceback: --debug"
+    return f"in a plug-in: {message.rstrip()}\n{lines}For the whole traceback, add --debug"
 
 
 def _summary(error: BaseException) -> str:

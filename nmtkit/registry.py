@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered name. `factory(config, …)` takes `preset` or a config derived from it."""
+    """A registered name. `factory(config, …)` is called with `preset` or a config derived from it."""
 
     name: str
     factory: Callable[..., T]
     preset: Any
-    module: str  # the module that registered the name
+    module: str  # module that registered the name
 
 
 class Registry(Generic[T]):
@@ -40,9 +40,9 @@ class Registry(Generic[T]):
     def register(self, name: str, preset: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
         """Decorator that registers a factory under `name`. A factory with several presets needs several decorators.
 
-        A new definition with the same qualified name in the same file or module replaces the old factory: a cell of a
-        notebook runs again, or a plug-in that a script has imported is loaded by its path as well. Raises ValueError
-        if another factory has the name, and TypeError if the preset is not a dataclass of `option` fields.
+        A new definition with the same qualified name in the same file or module replaces the old factory. This happens
+        if a notebook cell runs again, or if a script imports a plug-in that is also loaded by its path. Raises
+        ValueError if another factory has the name, and TypeError if the preset is not a dataclass of `option` fields.
         """
         cls = type(preset)
         if not dataclasses.is_dataclass(cls):
@@ -58,7 +58,9 @@ class Registry(Generic[T]):
                 before.factory is factory or _definition(before.factory) != _definition(factory)
             ):
                 where = full_name(before.factory)
-                raise ValueError(f"{self.kind} {name!r} is registered twice; {where} has this name: choose another one")
+                raise ValueError(
+                    f"{self.kind} {name!r} is registered twice; {where} already has this name; choose a different name"
+                )
             self.entries[name] = Entry(name, factory, preset, module)
             return factory
 
@@ -78,7 +80,7 @@ class Registry(Generic[T]):
 
 
 def _definition(factory: Callable[..., Any]) -> tuple[str, str]:
-    """Returns the place of a definition: the file, or the module if it has no file, and the qualified name."""
+    """Returns the location of a definition: the file (or the module, if there is no file) and the qualified name."""
     named = factory if hasattr(factory, "__qualname__") else type(factory)
     file = getattr(sys.modules.get(named.__module__), "__file__", None)
     return file or named.__module__, named.__qualname__

@@ -68,7 +68,7 @@ def test_a_pickle_with_code_is_refused_and_never_run(
         ({**CONTENTS, "nmtkit": 99}, "format 99"),
         (
             {**CONTENTS, "nmtkit": 1},
-            "format 1, and this nmtkit reads format 2; use the version that wrote it, or train",
+            "format 1, but this version of nmtkit reads format 2; use the version that wrote the file, or train",
         ),
         ({"nmtkit": checkpoint.FORMAT, "model": {}}, "lacks architecture, config"),
     ],

@@ -350,7 +350,7 @@ def test_an_optimizer_that_works_on_no_shards_but_says_so(registered: Any) -> No
     check = "a shard is stepped as the whole where declared"
     assert not failures(check_optimizer, name, check)
     OPTIMIZERS.on_shards = OPTIMIZERS.on_shards | {name}
-    assert "leave works_on_shards out" in failures(check_optimizer, name, check)[check]
+    assert "leave out works_on_shards" in failures(check_optimizer, name, check)[check]
     OPTIMIZERS.on_shards = OPTIMIZERS.on_shards - {name}
 
 

@@ -52,7 +52,7 @@ def test_an_architecture_nobody_knows_lists_the_known(tmp_path: Path, contents: 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path, contents: checkpoint.Checkpoint) -> None:
     path = written(tmp_path, contents, config={**contents["config"], "d_ff": 32})
-    with pytest.raises(ValueError, match=r"c\.pt does not fit architecture 'transformer_tiny'"):
+    with pytest.raises(ValueError, match=r"c\.pt does not match architecture 'transformer_tiny'"):
         models.from_checkpoint(path)
 
 

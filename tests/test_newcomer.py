@@ -120,7 +120,7 @@ def test_a_mistake_in_a_plugin_is_told_as_it_is(mistake: str, mirror_data: Path,
     assert result.exit_code == 2, result.output
     said = result.stderr[result.stderr.index("nmtkit: error: ") :]
     assert re.search(message, said), said
-    assert "Traceback" not in said and (said.count("\n") == 1 or "The whole traceback: --debug" in said)
+    assert "Traceback" not in said and (said.count("\n") == 1 or "For the whole traceback, add --debug" in said)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_a_name_registered_twice_is_an_error() -> None:
     things: Registry[Any] = Registry("thing", "--thing")
     things.register("one", ThingConfig())(dict)
     for other in (dict, list):
-        with pytest.raises(ValueError, match=r"thing 'one' is registered twice; builtins\.dict has this name"):
+        with pytest.raises(ValueError, match=r"thing 'one' is registered twice; builtins\.dict already has this name"):
             things.register("one", ThingConfig())(other)
 
 

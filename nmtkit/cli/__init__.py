@@ -12,7 +12,7 @@ import click
 
 import nmtkit
 
-# name -> summary on the help page, which is shown without importing the command
+# name -> summary, so that the help page needs no import of the command
 COMMANDS = {
     "preprocess": "Make a binarized dataset from raw parallel text.",
     "train": "Train a model on a binarized dataset.",
@@ -39,7 +39,7 @@ def imports() -> Iterator[None]:
     Importing torch creates millions of objects that are never freed. Traversing these objects again and again takes a
     third of the time of a short command (1.4 s instead of 0.95 s).
     """
-    if "torch" in sys.modules:  # in a notebook or a test: do not freeze objects of other code
+    if "torch" in sys.modules:  # in a notebook or a test, do not freeze objects of other code
         yield
         return
     gc.disable()
@@ -75,12 +75,12 @@ class LazyGroup(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs the command as click does, but reports a wrong flag or command in one line, with exit code 2."""
+        """Runs the command, and reports a wrong flag or command in one line, with exit code 2."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         from nmtkit.cli.command import end_quietly, fail, flush_output
 
-        if sys.stdout is None:  # the next opened file would get its file descriptor
+        if sys.stdout is None:  # the next opened file would get the file descriptor of stdout
             fail("standard output is closed; redirect it to a file or to /dev/null")
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
 
 
 def _about_flag(error: click.UsageError) -> str | None:
-    """Returns our name for a flag of another toolkit if the error is that the command does not have the flag."""
+    """Suggests our flag if the error is an unknown flag that another toolkit has."""
     from nmtkit.cli.other_toolkits import about_flag
 
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
@@ -128,6 +128,7 @@ def main() -> None:
     nmtkit average-checkpoints checkpoints --last 5 --output averaged.pt
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     """
-    # Batches have many sizes, which fragment memory blocks of fixed size. The CUDA allocator reads this variable once.
+    # The sizes of batches vary, which fragments memory blocks of fixed size. The CUDA allocator reads this variable
+    # once.
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

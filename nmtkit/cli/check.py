@@ -8,19 +8,21 @@ import click
 from nmtkit.cli.command import Command
 from nmtkit.plugins import load_plugins
 
-INDENT = 10  # indent of a reason in columns; the reason is on the line below the name of the check
+INDENT = 10  # indent in columns of a reason, which is on the line below the name of the check
 
 
 @click.command(cls=Command)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
 @click.option(
     "--tokenizer-from",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer, for processors that "
-    "need one of their own.",
+    help="Check logits processors with the vocabulary of this checkpoint, dataset or tokenizer, if they "
+    "need a specific vocabulary.",
 )
 @click.pass_context
 def command(
@@ -33,8 +35,8 @@ def command(
     nmtkit check --plugin my_model.py gru
 
     Components have the settings of their preset and a tiny vocabulary. Architectures are checked for shapes, causality,
-    steps against the full pass, gradients, resume and more. The exit code is 1 if a check failed. In pytest,
-    nmtkit.testing runs the same checks.
+    equal results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In
+    pytest, nmtkit.testing runs the same checks.
     """
     load_plugins(plugins)
     from nmtkit.data.spm_training import load_tokenizer

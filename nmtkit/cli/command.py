@@ -15,22 +15,23 @@ from rich.logging import RichHandler
 
 from nmtkit.plugins import plugin_message
 
-stderr = Console(stderr=True, highlight=False)  # messages; stdout is for data only
+stderr = Console(stderr=True, highlight=False)  # for messages, because stdout is only for data
 
 OUTPUT_SECTION = "Messages"
-FLAG_COLUMN = 24  # a longer flag has its help text on the next line, so that texts keep 2/3 of 80 columns
+FLAG_COLUMN = 24  # the help text of a longer flag begins on the next line, so that texts have 2/3 of 80 columns
 NO_BREAK = "\u00a0"
 
 
 class Command(click.Command):
-    """A click command with `--quiet`, `--verbose` and `--debug`. A mistake of the user ends it with exit code 2.
+    """A click command with `--quiet`, `--verbose` and `--debug`. A mistake of the user ends the command with exit code
+    2.
 
     The help page groups options by their attribute `section`, in order of first appearance.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
-        end = len(self.params)  # before --help
+        end = len(self.params)  # the index before --help
         return [*params[:end], *message_options(), *params[end:]]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,7 +77,7 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
     except BrokenPipeError:
         end_quietly()
     except (click.ClickException, click.exceptions.Exit, click.Abort):
-        raise  # click reports these
+        raise  # click reports these errors itself
     except Exception as error:
         message = message_of(error)
         if ctx.meta.get("debug") or message is None:
@@ -87,11 +88,11 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
 
 
 def message_of(error: BaseException) -> str | None:
-    """Returns the message of a user's error, or None for a mistake in nmtkit, which needs a traceback.
+    """Returns the message of a mistake of the user, or None for a mistake in nmtkit, which needs a traceback.
 
     The message of an error in a plug-in names its file and line.
     """
-    # On a CPU, torch's message has source locations before "can't allocate memory: you tried to allocate N bytes".
+    # On a CPU, the message of torch has source locations before "can't allocate memory: you tried to allocate N bytes".
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error)):
         return "out of memory: the model or a batch is too large for this machine"
     if message := plugin_message(error):
@@ -100,9 +101,9 @@ def message_of(error: BaseException) -> str | None:
 
 
 def tidied(text: str) -> str:
-    """Returns the help text as a sentence: without click's ranges, and with `[default: …]` kept on one line.
+    """Returns the help text as a sentence, without the ranges of click, and with `[default: …]` on one line.
 
-    The first word becomes a capital unless it is a value or a name: "bleu, chrf" and "sacreBLEU tokenizer" stay.
+    The first letter becomes a capital unless the first word is a value or a name, such as bleu or sacreBLEU.
     """
     text = re.sub(r"\s*\[(\d+<=)?x(<=\d+|>=\d+)?\]", "", text)
     words, bracket, default = text.partition("  [")

@@ -17,18 +17,18 @@ from nmtkit.cli.command import Command
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary, Score
 
-LEAST_NAME = 16  # names of runs are not folded to fewer columns than this
+LEAST_NAME = 16  # minimum columns of the names of runs
 
 
 @click.command(cls=Command)
 @click.argument("runs", type=Path, nargs=-1, required=True, metavar="RUN…")
-@click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ in the seed only.")
+@click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
 @click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
 @click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: Path | None) -> None:
     """Compare training runs: settings that differ, best scores, speed, time and state.
 
-    RUN is the folder of a run, which may still be training, or a folder of runs such as a sweep's folder.
+    RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep.
 
     \b
     nmtkit compare runs/one runs/two
@@ -104,8 +104,8 @@ def score_text(score: "Score") -> str:
 def table(rows: Sequence["RunSummary"], header: list[str], lines: list[list[str]]) -> str:
     """Returns a text table that fits the terminal.
 
-    If the table is too wide, these steps follow until it fits: nll and ppl are removed; the settings move below the
-    table, or are removed if the names of the runs contain them; the reasons of failed runs move below the table.
+    A table that is too wide is reduced in these steps until it fits: nll and ppl are removed; the settings move below
+    the table, or are removed if the names of the runs contain them; the reasons of failed runs move below the table.
     """
     from rich.console import Console
     from rich.table import Table

@@ -45,7 +45,7 @@ def command(
     nmtkit export --format checkpoint averaged averaged.pt
     """  # fmt: skip
     if quantization is not None and format != "ctranslate2":
-        raise ValueError("--quantization is for --format ctranslate2 only")
+        raise ValueError("--quantization needs --format ctranslate2")
     from nmtkit.formats import ctranslate2, huggingface_export, marian_export, safetensors
 
     load_plugins(plugins)

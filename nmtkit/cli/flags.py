@@ -16,8 +16,8 @@ from nmtkit.config import convert, field_types, flag_of, present
 def flags(config: Any, section: str = "Options") -> list[click.Option]:
     """Returns one click option for each field of `config`, which is a config or a config class.
 
-    The help page shows the options under the heading `section`, until a field declares a heading of its own. The value
-    of a missing flag is None, as is the value of `--flag none`; `on_command_line` distinguishes the two.
+    The help page shows the options under the heading `section`, until a field declares a different heading. The value
+    of a missing flag and of `--flag none` is None; `on_command_line` distinguishes the two cases.
     """
     hints = field_types(config if isinstance(config, type) else type(config))
     result = []
@@ -29,7 +29,8 @@ def flags(config: Any, section: str = "Options") -> list[click.Option]:
 
 
 def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that the user typed as flags of the running command; presets apply to all other settings."""
+    """Returns the settings that the user typed as flags of the running command; all other settings come from
+    presets."""
     source = click.get_current_context().get_parameter_source
     return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
 

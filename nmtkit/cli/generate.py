@@ -1,4 +1,4 @@
-"""`nmtkit generate`: translates lines or a document; the translations come out in order."""
+"""`nmtkit generate`: translates lines or a document, and writes the translations in input order."""
 
 import dataclasses
 import json
@@ -51,37 +51,37 @@ JSONL_FIELDS = (
     *("quality", "terms"),
 )
 
-MANY_LINES = 0.2  # warn above this share of lines with several sentences; the test sets of WMT are below
+# share of lines with several sentences above which a warning is logged; test sets of WMT have a smaller share
+MANY_LINES = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
-    """Settings of the command itself. The search, the model and the text have config classes of their own."""
+    """Settings of the command itself. The search, the model and the text have their own config classes."""
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
-    prefix: Path | None = option(None, "file with a line for each input line: the beginning of its translation")
+    prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
     constraints: Path | None = option(
-        None, "file with a line for each input line: tab-separated phrases that its translation must contain"
+        None, "file with a line for each input line: tab-separated phrases that the translation must contain"
     )
     avoid: Path | None = option(
-        None, "file with a line for each input line: tab-separated phrases that its translation must not contain"
+        None, "file with a line for each input line: tab-separated phrases that the translation must not contain"
     )
-    reference: Path | None = option(
-        None, "file of translations for --score-reference; none: the references of DATA are scored"
-    )
+    reference: Path | None = option(None, "file of translations for --score-reference; none: the references of DATA")
     source_tag: str | None = option(
-        None, "put this symbol of the vocabulary before every line, e.g. <2de>", metavar="TAG"
+        None, "symbol of the vocabulary to put before every line, such as <2de>", metavar="TAG"
     )
     format: Literal["text", "jsonl"] = option(
-        "text", "text: a line for each input line; jsonl: a JSON object for each input line, with all of --nbest"
+        "text",
+        "text: a line for each input line; jsonl: a JSON object for each input line, with all --nbest translations",
     )
     input_format: Literal["text", "html", "srt", "vtt", "po", "xliff"] | None = option(
         None,
-        "text: the input is lines; the other formats: the input is one document, whose text is translated and whose "
-        "markup stays; none: chosen by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
+        "text: translate lines; other formats: translate the text of one document and keep its markup; none: choose "
+        "by the extension of --input (.html, .srt, .vtt, .po, .xlf, …)",
     )
     output: Path | None = option(
-        None, "write to this file instead of standard output; the file appears when the translation is complete",
+        None, "write to this file instead of standard output; the file is created when the translation is complete",
         metavar="FILE",
     )  # fmt: skip
     overwrite_translations: bool = option(
@@ -94,11 +94,11 @@ class GenerateConfig(Config):
         None, "write a tab-separated table with the estimated quality of each translation; see --quality",
         metavar="FILE",
     )  # fmt: skip
-    workers: int = option(1, "CPU processes of one thread each; one per core is fastest", min=1, max=1024)
+    workers: int = option(1, "number of CPU processes with one thread each; one per core is fastest", min=1, max=1024)
 
 
 class GenerateCommand(Command):
-    """The generate command, which has the flags of the logits processors that --logits-processors names."""
+    """The generate command. Its flags include the flags of the chosen --logits-processors."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -159,9 +159,9 @@ def command(
     nmtkit generate --path averaged.pt --input page.html --output page.de.html
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
 
-    On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots; the slot of a finished
-    sentence takes the next sentence. Batch by batch run: other models, sampling, constraints, prefixes, diverse groups,
-    --no-repeat-ngram and --alignment.
+    On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots, and the slot of a finished
+    sentence takes the next sentence. Other models, sampling, constraints, prefixes, diverse groups, --no-repeat-ngram
+    and --alignment run batch by batch.
     """
     given = on_command_line(flags)
     config: GenerateConfig = derived(GenerateConfig, given)
@@ -173,7 +173,7 @@ def command(
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
     sources = [*paths, *map(Path, plugins), text.glossary, *(getattr(config, name) for name in LINE_FILES)]
     check_outputs(reports, [*inputs, config.output])
-    check_outputs({"--output": config.output, **reports}, sources)  # --output may replace --input
+    check_outputs({"--output": config.output, **reports}, sources)  # --output may overwrite --input
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
     if format is None:
         check_lines(inputs, config.input_format)
@@ -198,7 +198,7 @@ command.params += flags(SearchOptions, "Search")
 
 
 def derived(config: type, given: dict[str, Any]) -> Any:
-    """Returns an object of the class `config`, made of the settings in `given` that are fields of this class."""
+    """Returns an object of the class `config` with the settings in `given` that are fields of this class."""
     return derive(config, split_settings(given, config)[0], COMMAND_LINE)
 
 
@@ -223,7 +223,7 @@ def open_document(
     """Reads the document. Logs the format unless --input-format gives it. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None and not click.get_current_context().meta.get("quiet"):
-        message = f"{name} is read as {format}; --input-format text is for its lines"
+        message = f"{name} is read as {format}; to translate its lines, add --input-format text"
         stderr.print(message, style="dim", markup=False, soft_wrap=True)
     data = files[0].read_bytes() if files else standard_input().read()
     if language is None:
@@ -243,7 +243,7 @@ def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | N
 
 
 def check_lines(files: Sequence[Path], format: str | None) -> None:
-    """Raises ValueError for a file that is not text. Warns of files of other formats unless `format` is text."""
+    """Raises ValueError for a file that is not text. Unless `format` is text, warns of files of other formats."""
     for path in files:
         if not path.is_file():  # a pipe cannot be read twice
             continue
@@ -261,13 +261,13 @@ def warn_of_several_sentences(count: int, total: int, unit: str) -> None:
     """Warns if `count` of the lines or segments look like several sentences."""
     if count:
         logger.warning(
-            "%s of %s %s look like several sentences. A model that was trained on single sentences may leave some out; "
+            "%s of %s %s look like several sentences. A model that was trained on single sentences may omit some; "
             "add --split-sentences with the language of the source, such as en", f"{count:,}", f"{total:,}", unit,
         )  # fmt: skip
 
 
 def noticing_sentences(windows: Iterable[list["Request"]]) -> Iterator[list["Request"]]:
-    """Yields windows of requests. At the end, warns if many lines look like several sentences."""
+    """Yields the windows of requests. At the end, warns if many lines look like several sentences."""
     count = total = 0
     for window in windows:
         total += len(window)
@@ -289,7 +289,7 @@ def check_combination(
         on.discard("--workers")
     check_flags(GENERATE_RULES, given, on)
     if search.score_reference and has_data == (config.reference is not None):
-        raise ValueError("--score-reference scores the references of a dataset, or those of --reference FILE")
+        raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
         raise ValueError("--nbest above 1 needs --format jsonl: text has one translation for each line")
     if config.workers > 1 and devices.device not in ("auto", "cpu"):
@@ -319,7 +319,7 @@ def generate(
 
     document, files = (source, ()) if isinstance(source, Document) else (None, source)
     device = rank_device(devices.named_device, config.workers)
-    own_processes = config.workers > 1 and devices.engine == "torch"  # workers of CTranslate2 are threads
+    own_processes = config.workers > 1 and devices.engine == "torch"  # CTranslate2 uses threads as workers
     threads = 1 if config.workers > 1 else devices.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -342,7 +342,7 @@ def generate(
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
         prompts = at_terminal and ranks == 1 and not (dataset or document or files or line_files or config.output)
         if prompts and config.format == "text" and not text.active:
-            search = dataclasses.replace(search, alignment="hard")  # the prompt shows the alignment
+            search = dataclasses.replace(search, alignment="hard")  # the prompt shows alignments
         pipeline = translator.pipeline(search, text, config.source_tag)
         decoder = distribute(translator.batch_decoder(pipeline.search))
         if decoder is None:  # rank 0 writes the translations
@@ -390,8 +390,8 @@ def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "D
     dataset = Dataset.open(folder)
     if dataset.tokenizer.fingerprint != translator.tokenizer.fingerprint:
         raise ValueError(
-            f"{folder} was made with another tokenizer than {checkpoint} was trained with; "
-            "give the dataset it was trained on, or the raw text with --input"
+            f"{folder} and {checkpoint} have different tokenizers; give the dataset of the training, or raw text with "
+            "--input"
         )
     return dataset
 

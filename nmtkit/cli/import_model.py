@@ -51,7 +51,8 @@ def command(source: Path, destination: Path, line: str, source_lang: str | None,
     tokenizer = tokenizer_of(contents, source)
     tries = bool(line.strip()) and (not tokenizer.languages or target_lang is not None)
     if tries or source_lang is not None or target_lang is not None:
-        tokenizer.language_ids(source_lang, target_lang)  # before anything is written
+        # raises an error for unknown languages before a file is written
+        tokenizer.language_ids(source_lang, target_lang)
     checkpoint.save(destination, contents)
     model, _ = from_checkpoint(destination)
     for fact in facts(contents, tokenizer):

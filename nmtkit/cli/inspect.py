@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--format",
     type=click.Choice(["text", "json", "toml"]),
     default="text",
-    help="Output; toml: the config of a checkpoint's run, which repeats the run.  [default: text]",
+    help="Output; toml: the config of the run that made a checkpoint, as input for train --config.  [default: text]",
 )
 def command(path: Path, verify: bool, format: str) -> None:
     """Describe a checkpoint or a dataset folder: sizes, config, origin, and commands that use it.
@@ -35,7 +35,9 @@ def command(path: Path, verify: bool, format: str) -> None:
 
     if format == "toml" and path.exists():
         if verify:
-            raise ValueError("--verify and --format toml cannot be combined: a config cannot show what was verified")
+            raise ValueError(
+                "--verify and --format toml cannot be combined: a config cannot show the result of --verify"
+            )
         click.echo(config_of(path), nl=False)
         return
     described = inspect(path)
@@ -44,7 +46,7 @@ def command(path: Path, verify: bool, format: str) -> None:
 
         checkpoint.load(path)
         described.verified = [
-            "checksum right: weights, tokenizer and settings are as saved",
+            "checksum is correct: weights, tokenizer and settings are as saved",
             "all weights are finite",
         ]
     elif verify:

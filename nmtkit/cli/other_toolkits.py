@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Collection
 from pathlib import Path
 
-Rows = dict[str, dict[str, str]]  # toolkit -> name in this toolkit -> rest of the sentence
+Rows = dict[str, dict[str, str]]  # toolkit -> name in this toolkit -> rest of the message
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 COMMANDS: Rows = _TABLES["commands"]
@@ -14,7 +14,7 @@ FLAGS: dict[str, Rows] = _TABLES["flags"]  # command -> rows
 
 
 def about_flag(command: str, flag: str) -> str | None:
-    """Returns a sentence about a flag of another toolkit, or None if the flag is in no row of `command`."""
+    """Returns a sentence about a flag of another toolkit, or None if `command` has no row for the flag."""
     return _answer(FLAGS.get(command, {}), flag)
 
 
@@ -22,7 +22,7 @@ def about_command(name: str, known: Collection[str]) -> str | None:
     """Returns the nmtkit command for an unknown name, which is a misspelling or a command of another toolkit."""
     name = re.sub("^(fairseq|onmt|sockeye|marian)-", "", name.replace("_", "-"))
     if name in known:
-        return f"it is nmtkit {name} here"
+        return f"the command of nmtkit is nmtkit {name}"
     nearest = difflib.get_close_matches(name, known, 1)
     return _answer(COMMANDS, name) or (f"did you mean {nearest[0]!r}?" if nearest else None)
 

@@ -20,13 +20,15 @@ def typed_translations(translator: Translator, pipeline: Pipeline) -> Iterator[T
     for id, line in enumerate(typed_lines()):
         if not told and has_several(line):
             told = True
-            stderr.print("This line looks like several sentences: --split-sentences translates each.", style="dim")
+            stderr.print(
+                "This line looks like several sentences: --split-sentences translates each sentence alone.", style="dim"
+            )
         try:
             (translation,) = translator.stream([line], pipeline)
         except ValueError as error:
             if pipeline.search.alignment is None or pipeline.text.active:
                 raise
-            stderr.print(f"no alignment: {error}", style="dim", markup=False)  # an architecture without attention
+            stderr.print(f"no alignment: {error}", style="dim", markup=False)  # the architecture has no attention
             pipeline.search = dataclasses.replace(pipeline.search, alignment=None)
             (translation,) = translator.stream([line], pipeline)
         yield dataclasses.replace(translation, id=id)

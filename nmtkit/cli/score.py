@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SCORE_RULES = (
-    FlagRule("--data", excludes=("--ref",), reason="both give references"),
+    FlagRule("--data", excludes=("--ref",), reason="both provide references"),
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
     FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
@@ -28,7 +28,11 @@ SCORE_RULES = (
     FlagRule("--comet-model", needs=("--metric comet",)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
-    FlagRule("--sentence-level", excludes=("--confidence", "several --sys"), reason="each sentence has one score"),
+    FlagRule(
+        "--sentence-level",
+        excludes=("--confidence", "several --sys"),
+        reason="sentence scores have no intervals or tests",
+    ),
     FlagRule("--width", needs=("--format text",)),
 )
 
@@ -39,17 +43,17 @@ class ScoreConfig(Config):
 
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
-    src: Path | None = option(None, "source text for comet, or a corpus such as a .tsv; --data has it")
+    src: Path | None = option(None, "source text for comet, or a corpus such as a .tsv; --data includes it")
     target_lang: str | None = option(
         None,
-        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data knows it",
+        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data includes it",
         flag="-t/--target-lang",
         metavar="CODE",
     )
     metric: tuple[str, ...] = option(
         DEFAULT_METRICS,
-        "bleu, chrf, chrf++, ter, comet, or tokenized-bleu: the BLEU of papers of 2017, with Moses tokens and split "
-        "compounds, which is not comparable with bleu",
+        "bleu, chrf, chrf++, ter, comet, or tokenized-bleu (BLEU of papers around 2017, with Moses tokens and split "
+        "compounds, not comparable with bleu)",
         metavar="NAME,…",
     )
     tokenize: str = option(
@@ -57,14 +61,17 @@ class ScoreConfig(Config):
         "sacreBLEU's tokenizer for bleu; auto chooses by the target language: zh, ja-mecab, ko-mecab, else 13a",
         metavar="NAME",
     )
-    lowercase: bool = option(False, "ignore case in bleu and chrf (ter always does)")
+    lowercase: bool = option(False, "ignore case in bleu and chrf (ter always ignores case)")
     comet_model: str = option(DEFAULT_COMET_MODEL, "model of comet", metavar="NAME")
     confidence: bool = option(False, "show a 95 % confidence interval of each score, by bootstrap")
     test: Literal["bootstrap", "randomization"] = option(
-        "bootstrap", "test that compares several --sys: paired bootstrap or approximate randomization"
+        "bootstrap", "significance test of several --sys: paired bootstrap or approximate randomization"
     )
     samples: int | None = option(
-        None, "bootstrap resamples (none is 1000) or randomization trials (none is 10000)", min=40, max=1_000_000
+        None,
+        "number of bootstrap resamples (default: 1000) or randomization trials (default: 10000)",
+        min=40,
+        max=1_000_000,
     )
     sentence_level: bool = option(False, "write one line of tab-separated scores for each sentence")
     width: int = option(1, "digits after the decimal point", min=0, max=9)
@@ -183,7 +190,7 @@ def short(details: str) -> str:
 
 
 def show_sentences(table: list[list["Score"]], width: int, as_json: bool) -> None:
-    """Writes a heading with the signatures and a line for each sentence; or JSON."""
+    """Writes a heading with the signatures, and a line for each sentence. With --format json, writes JSON."""
     signatures = {column[0].name: column[0].signature for column in table}
     rows = list(zip(*table, strict=True))
     if as_json:

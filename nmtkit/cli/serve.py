@@ -24,7 +24,9 @@ from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOpt
     metavar="[SRC-TGT=]FILE",
     help="Checkpoint. Repeat the flag for more language pairs; several checkpoints of one pair are an ensemble.",
 )
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this first; repeatable.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
 def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> None:
     """Translate over HTTP, with the interface of LibreTranslate.
 
@@ -34,7 +36,7 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     curl localhost:5000/translate -d 'q=A dog runs.' -d source=en -d target=de
 
     Without SRC-TGT, the languages are read from the checkpoint. SIGTERM stops the server after the running requests.
-    SIGHUP, or a changed checkpoint file, makes it reload the models. Needs nmtkit[serve].
+    The server reloads the models on SIGHUP, and when a checkpoint file has changed. Needs nmtkit[serve].
     """
     given = on_command_line(flags)
     config: ServeConfig = derived(ServeConfig, given)
@@ -58,8 +60,8 @@ for part in (ServeConfig, DeviceOptions, TranslatorOptions):
 for flag in command.params:
     if isinstance(flag, click.Option) and flag.name == "max_tokens":
         flag.help = (
-            "Source tokens of a batch. Smaller batches shorten the wait of short requests; larger batches translate "
-            f"more lines per second.  [default: {CPU_MAX_TOKENS} on a CPU, 16384 on a GPU]"
+            "Source tokens of a batch. With smaller batches, short requests wait less; with larger batches, more "
+            f"lines are translated per second.  [default: {CPU_MAX_TOKENS} on a CPU, 16384 on a GPU]"
         )
 command.params += [flag for flag in flags(TextOptions, "Text") if flag.name not in OWN_TEXT_FIELDS]
 command.params += [flag for flag in flags(SearchOptions, "Search") if flag.name in SEARCH_FIELDS]

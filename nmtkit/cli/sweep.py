@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nmtkit")
 
 RULES = (
-    FlagRule("--optuna", excludes=("--shard",), reason="several machines share one study without it"),
+    FlagRule("--optuna", excludes=("--shard",), reason="with --optuna, machines that share the folder share one study"),
     FlagRule("--optuna", excludes=("--only",), reason="Optuna chooses the runs"),
     FlagRule("--dry-run", excludes=("--report",), reason="nothing is run"),
 )
@@ -43,7 +43,7 @@ class Runner:
 
     received: signal.Signals | None = None
     process: "subprocess.Popen[str] | None" = None
-    errors: list[str] = field(default_factory=list)  # error lines of the last process
+    errors: list[str] = field(default_factory=list)  # lines of the error message of the last process
     ended_early: bool = False  # whether `watch` ended the last process
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Runner:
             self.process.send_signal(number)
 
     def run(self, command: Sequence[str], watch: Callable[[], bool] = lambda: True) -> int:
-        """Runs an nmtkit command and returns its exit code. Ends the command early when `watch` returns False."""
+        """Runs an nmtkit command and returns its exit code. Ends the command early if `watch` returns False."""
         self.errors, self.ended_early = [], False
         words = [sys.executable, "-m", *command]
         self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -84,7 +84,7 @@ class Runner:
             sys.stderr.write(line)
             if line.startswith("nmtkit: error: "):
                 self.errors.append(line.removeprefix("nmtkit: error: ").strip())
-            elif self.errors and line.startswith("  "):  # a table of the message
+            elif self.errors and line.startswith("  "):  # continues the error message
                 self.errors[-1] += "\n" + line.rstrip()
 
 
@@ -92,9 +92,11 @@ class Runner:
 @click.argument("file", type=Path, metavar="SWEEP.TOML")
 @click.argument("train_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRAIN FLAGS…]")
 @click.option("--dry-run", is_flag=True, help="List the runs and their commands without training.")
-@click.option("--only", metavar="PATTERN,…", help="Train only runs with these names: 'base,*'; --dry-run lists names.")
+@click.option(
+    "--only", metavar="PATTERN,…", help="Train only runs with matching names, such as 'base,*'; --dry-run lists names."
+)
 @click.option("--shard", metavar="I/N", help="Train part I of N of the runs, on one of N machines.")
-@click.option("--optuna", is_flag=True, help="Let Optuna choose the random settings and end bad runs early.")
+@click.option("--optuna", is_flag=True, help="Use Optuna to choose the random settings and to end bad runs early.")
 @click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
 @click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
 def command(
@@ -109,8 +111,8 @@ def command(
 ) -> None:
     """Train the runs of a sweep file: a config file whose table [sweep] lists the settings that vary.
 
-    The same command again continues the sweep: it keeps finished runs, resumes interrupted runs and repeats failed
-    runs. At the end it compares all runs; for several seeds, it shows means and standard deviations.
+    To continue the sweep, repeat the command: finished runs are kept, interrupted runs are resumed, and failed runs are
+    repeated. At the end, the command compares all runs; for several seeds, it shows means and standard deviations.
 
     \b
     nmtkit sweep lr.toml --dry-run
@@ -138,7 +140,7 @@ def command(
     else:
         runs = chosen(sweep.runs(), only)
         for run in runs:
-            sweep.command(run)  # raises for a mistake in any run before the first run starts
+            sweep.command(run)  # finds mistakes in all runs before the first run starts
         own = runs[part - 1 :: parts]
         if dry_run:
             for run in own:
@@ -154,7 +156,7 @@ def command(
 def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
     """Returns the runs with a name that matches one of the patterns, or all runs if there are no patterns.
 
-    Commas separate patterns, but names contain commas too: `base,seed=1` is one pattern if a run has this name. Raises
+    Commas separate patterns, but names also contain commas: `base,seed=1` is one pattern if a run has this name. Raises
     ValueError for a pattern that matches no run.
     """
     if only is None:
@@ -162,13 +164,15 @@ def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
     parts = only.split(",")
     found: dict[str, SweepRun] = {}
     while parts:
-        for count in range(len(parts), 0, -1):  # the longest matching pattern
+        for count in range(len(parts), 0, -1):  # takes the longest matching pattern
             pattern = ",".join(parts[:count])
             matching = {run.name: run for run in runs if fnmatchcase(run.name, pattern)}
             if matching:
                 break
         else:
-            raise ValueError(f"--only {parts[0]} matches no run; they are called {', '.join(run.name for run in runs)}")
+            raise ValueError(
+                f"--only {parts[0]} matches no run; the runs are called {', '.join(run.name for run in runs)}"
+            )
         found |= matching
         parts = parts[count:]
     return [run for run in runs if run.name in found]
@@ -224,22 +228,23 @@ def ended_by(code: int) -> str:
         name = signal.Signals(code - 128).name
     except ValueError:
         return f"exit code {code}"
-    cause = ", perhaps because memory ran out" if name == "SIGKILL" else ""
-    return f"ended by {name}{cause}; the same sweep command resumes the run"
+    cause = ", perhaps because the memory was full" if name == "SIGKILL" else ""
+    return f"ended by {name}{cause}; to resume the run, repeat the sweep command"
 
 
 def stop(runner: Runner) -> None:
     """Exits if a signal has asked to stop."""
     if runner.received:
         arguments = shlex.join(["nmtkit", *sys.argv[1:]])
-        stderr.print(f"{runner.received.name}. To go on: {arguments}", markup=False, soft_wrap=True)
+        stderr.print(f"{runner.received.name}. To continue: {arguments}", markup=False, soft_wrap=True)
         sys.exit(128 + runner.received)
 
 
 def is_finished(sweep: "Sweep", run: "SweepRun") -> bool:
     """Returns whether a run is finished with the current settings, dataset and code of plug-ins.
 
-    Otherwise `nmtkit train` decides: it resumes the run, refuses another dataset, and warns of other plug-in code.
+    For any other run, `nmtkit train` decides: it resumes the run, rejects a different dataset, and warns of different
+    plug-in code.
     """
     from nmtkit.data.binarized import Dataset
     from nmtkit.training import comparison

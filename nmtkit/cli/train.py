@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 DRY_RUN_RULES = (
     FlagRule("--dry-run-updates", needs=("--dry-run",)),
     FlagRule("--vocab-size", needs=("--dry-run",)),
-    FlagRule("--vocab-size", excludes=("DATA",), reason="the dataset has a vocabulary"),
+    FlagRule("--vocab-size", excludes=("DATA",), reason="a dataset already has a vocabulary"),
 )
 
 
 def name_flags() -> list[click.Option]:
-    """Returns the flags that choose components by name. Their help lists all registered names."""
+    """Returns the flags that choose components by name. The help texts list all registered names."""
     return [
         click.Option(
             [kind.flag],
@@ -63,7 +63,8 @@ def component_flags(template: JobTemplate) -> list[click.Option]:
 
 
 def flags_needed_by(unknown: str) -> str:
-    """Returns the flags that choose a component with the flag `unknown`: "--optimizer adam or --optimizer adamw"."""
+    """Returns the flags that choose a component with the flag `unknown`, such as "--optimizer adam or --optimizer
+    adamw"."""
     return " or ".join(
         f"{kind.flag} {name}"
         for kind in REGISTRIES.values()
@@ -75,8 +76,8 @@ def flags_needed_by(unknown: str) -> str:
 class TrainCommand(Command):
     """The train command. Its flags depend on the chosen components, so click parses the arguments twice.
 
-    The first time, click ignores flags that it does not know, and the flags of the run choose the components. The
-    second time, click knows the flags of these components too.
+    In the first pass, click ignores unknown flags, and the flags of the run choose the components. In the second pass,
+    click also knows the flags of these components.
     """
 
     def make_context(
@@ -86,7 +87,7 @@ class TrainCommand(Command):
         known = parsed_known_flags(self, info_name, args, parent)
         with errors_in_one_line(known):
             template = chosen(known)
-        names = {flag.name: flag for flag in name_flags()}  # again, because plug-ins may have registered names
+        names = {flag.name: flag for flag in name_flags()}  # computed again, because plug-ins may have registered names
         params = [names.get(parameter.name or "", parameter) for parameter in self.params]
         full = Command(
             name=self.name, callback=self.callback, help=self.help, params=[*params, *component_flags(template)]
@@ -110,13 +111,13 @@ class TrainCommand(Command):
     "--dry-run-updates",
     type=click.IntRange(1, 1_000_000),
     metavar="N",
-    help="With --dry-run: make and time N updates.",
+    help="With --dry-run, make and time N updates.",
 )
 @click.option(
     "--vocab-size",
     type=click.IntRange(3, 10_000_000),
     metavar="N",
-    help="With --dry-run: vocabulary size, without a dataset.",
+    help="With --dry-run and without a dataset, size of the vocabulary.",
 )
 @click.pass_obj
 def command(
@@ -128,11 +129,11 @@ def command(
     vocab_size: int | None,
     **settings: Any,
 ) -> None:
-    """Train a model on a binarized dataset. The same command again resumes a run that was interrupted.
+    """Train a model on a binarized dataset. To resume an interrupted run, repeat the command.
 
     The folder --save-dir receives the checkpoints, a page with curves and translations (report.html) and the log as
-    JSON lines (log.jsonl). This page shows the flags of the default components. To see the flags of other
-    components, choose the components and add --help.
+    JSON lines (log.jsonl). This page shows the flags of the default components. To see the flags of other components,
+    choose the components and add --help.
 
     \b
     nmtkit train data-bin --arch transformer_base --save-dir checkpoints
@@ -150,7 +151,7 @@ def command(
         click.echo("\n".join(estimated(job, None if vocab_size else job.data, vocab_size, dry_run_updates or 0)))
         return
     if job.data is None:
-        raise ValueError("give the dataset to train on: the folder that nmtkit preprocess wrote")
+        raise ValueError("give a dataset, the folder that nmtkit preprocess wrote")
     from nmtkit.processes.distributed import launch, launched
     from nmtkit.training.plan import device_of, processes_to_start
 
@@ -159,7 +160,8 @@ def command(
         device_of(job.run)  # raises the error of a missing device once, not in every process
         sys.exit(launch(["train", *arguments], processes))
     status = _train(job, job.data, arguments)
-    if launched():  # skip the shutdown of the interpreter, which threads of torch sometimes abort
+    # skips the shutdown of the interpreter, because threads of torch sometimes abort during the shutdown
+    if launched():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -196,7 +198,7 @@ def _train(job: JobConfig, data: Path, arguments: Sequence[str]) -> int:
         return 0
     resume = shlex.join(["nmtkit", "train", *arguments])
     saved = f"{end.reason}: saved after update {end.updates}"
-    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # even with --quiet
+    stderr.print(f"{saved}. To resume: {resume}", markup=False, soft_wrap=True)  # printed also with --quiet
     return 128 + end.received  # so that `train && …` stops after an interrupted run
 
 
@@ -214,7 +216,7 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     plugins = [word for plugin in needed for word in ("--plugin", plugin)]
     dataset = Dataset.open(data)
     subset = next((name for name in dataset.splits if name.startswith("test")), job.run.valid_subset[0])
-    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty: read standard input
+    known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty, standard input is read
     codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
     languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
     generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]

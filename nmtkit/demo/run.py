@@ -1,4 +1,4 @@
-"""The demo: writes its corpus to files, runs the five commands as a user would, and shows the result."""
+"""The demo: writes its corpus to files, runs the five commands, and shows the result."""
 
 import bz2
 import json
@@ -23,8 +23,9 @@ from nmtkit.scoring.metrics import score
 Corpus = dict[str, list[tuple[str, str]]]  # subset (train, valid, test) -> English and German sentences
 
 CORPUS = Path(__file__).with_name("corpus.tsv.bz2")  # made by examples/demo_corpus/demo_corpus.py
-RECORD = "demo.json"  # marks a folder of the demo; holds the seconds of the training and of the whole demo
-WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)  # --overwrite deletes only these
+RECORD = "demo.json"  # file that marks a folder of the demo; holds the seconds of training and of the whole demo
+# --overwrite deletes only these files and folders
+WRITTEN = ("data", "data-bin", "checkpoints", "averaged.pt", "test.de", RECORD)
 SHOWN = 6  # number of translations in the final table
 
 # Titles and arguments of the commands. A small model, a high learning rate and few updates keep training below
@@ -167,7 +168,7 @@ def introduce(corpus: Corpus, folder: Path, out: Console) -> None:
     out.print(heading("The demo corpus"))
     train, test = len(corpus["train"]), len(corpus["test"])
     out.print(
-        f"{train:,} English sentences with their German translations to train on, and {test} to test with. A small "
+        f"{train:,} English sentences with their German translations for training, and {test} for the test. A small "
         f"grammar generated them. They are in {folder}/data. For example:\n",
         highlight=False,
     )
@@ -179,7 +180,7 @@ def introduce(corpus: Corpus, folder: Path, out: Console) -> None:
 def show_step(number: int, step: Step, program: Sequence[str], out: Console) -> None:
     out.print(heading(f"{number}. {step.title}"))
     out.print(Text(command_line(step, program, out.width if out.is_terminal else None), style="green"), soft_wrap=True)
-    out.file.flush()  # before the command writes its own output
+    out.file.flush()  # flush before the command writes to the same file
 
 
 def command_line(step: Step, program: Sequence[str], width: int | None) -> str:
@@ -231,7 +232,7 @@ def conclude(folder: Path, program: Sequence[str], out: Console, training: float
 def show_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str], out: Console
 ) -> None:
-    """Shows the first translations that fit the screen. At most two of them differ from their reference."""
+    """Shows the first translations that fit the screen. At most two of them differ from the reference."""
     width = min(out.width, 120) - 14
     fitting = [i for i, text in enumerate(references) if 48 <= len(text) <= width and len(sources[i]) <= width]
     wrong = [i for i in fitting if translations[i] != references[i] and len(translations[i]) <= width][:2]

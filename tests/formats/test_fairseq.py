@@ -296,4 +296,4 @@ def test_tokens_of_languages_stand_where_the_model_has_them(tmp_path: Path) -> N
     assert list(tokenizer.languages) == ["de", "en"]
     assert tokenizer.language_ids(None, "de") == ([tokenizer.languages["de"]], [])
     change(folder, encoder_langtok=None, decoder_langtok=True)
-    assert "the language tokens (None, 'tgt') on its two sides" in refused(folder)
+    assert "the language tokens (None, 'tgt') on source and target" in refused(folder)

@@ -127,7 +127,7 @@ def test_shards_share_the_runs_out(tmp_path: Path) -> None:
 def test_some_runs_alone_are_made_by_name(tmp_path: Path, only: str, made: list[str]) -> None:
     file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n[sweep.runs]\na = {}\nb = { lr = 0.1 }\n")
     assert sweep(file, "--dry-run", "--only", only).stdout.splitlines()[::2] == [f"# {name}" for name in made]
-    assert "--only c matches no run; they are called a,seed=1" in sweep(file, "--only", "c").stderr
+    assert "--only c matches no run; the runs are called a,seed=1" in sweep(file, "--only", "c").stderr
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_run_that_the_system_killed_has_failed(
     monkeypatch.setattr(Runner, "run", lambda self, command, watch=None: 128 + signal.SIGKILL)
     result = sweep(file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data))
     assert result.exit_code == 1
-    assert "failed: seed=1: ended by SIGKILL, perhaps because memory ran out" in result.stderr
+    assert "failed: seed=1: ended by SIGKILL, perhaps because the memory was full" in result.stderr
 
 
 def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_signal_stops_the_sweep_and_the_same_command_goes_on(
     process.send_signal(number)
     rest = process.stderr.read()
     assert process.wait(60) == 128 + number
-    assert f"{number.name}. To go on: nmtkit sweep" in rest
+    assert f"{number.name}. To continue: nmtkit sweep" in rest
     assert [path.name for path in (tmp_path / "runs" / "mine").iterdir()] == ["seed=1"]
     assert subprocess.run([*command, "--", *more, "--max-update", "60"], check=False).returncode == 0
     logs = [path.read_text() for path in sorted((tmp_path / "runs" / "mine").glob("*/log.jsonl"))]
