@@ -38,7 +38,7 @@ def test_a_factory_defined_anew_in_the_same_place_replaces_the_older_one() -> No
     first = things["one"].factory
     exec(cell, notebook)
     assert things["one"].factory is notebook["One"] is not first
-    with pytest.raises(ValueError, match=r"registered twice; __main__\.One has this name"):
+    with pytest.raises(ValueError, match=r"registered twice; __main__\.One already has this name"):
         exec(cell, notebook | {"__name__": "elsewhere"})
     assert things["one"].factory is notebook["One"]
 

@@ -93,7 +93,7 @@ def test_a_dataset_says_its_counts_and_options(mirror_data: Path) -> None:
 
 
 def test_verify_reads_all_of_a_checkpoint(run_folder: Path, tmp_path: Path) -> None:
-    assert "checksum right" in inspect(str(run_folder / "last.pt"), "--verify").output
+    assert "checksum is correct" in inspect(str(run_folder / "last.pt"), "--verify").output
     weight = checkpoint.load(run_folder / "last.pt")["model"]["output_projection.weight"].numpy().tobytes()
     data = bytearray((run_folder / "last.pt").read_bytes())
     data[data.index(weight) + 100] ^= 4

@@ -60,7 +60,7 @@ def test_every_command_that_is_answered_for_leads_to_one_that_exists() -> None:
         ("generate --path a.pt --beam-size 5", "OpenNMT-py's --beam-size is --beam here"),
         ("preprocess --joined-dictionary", "fairseq's --joined-dictionary is the default here"),
         ("interactive data-bin", "fairseq's interactive is nmtkit generate --path averaged.pt here"),
-        ("fairseq-train data-bin", "it is nmtkit train here"),
+        ("fairseq-train data-bin", "the command of nmtkit is nmtkit train"),
         ("translate", "OpenNMT-py's translate is nmtkit generate here"),
         ("trian", "did you mean 'train'?"),
         ("train data-bin --no-such-thing", "No such option '--no-such-thing'"),

@@ -108,7 +108,11 @@ def test_a_subclass_and_an_unknown_setting_are_refused() -> None:
         ({"window": 5}, ["--format", "ctranslate2", "model.pt", "out"], "has window 5"),
         ({"d_key": 4}, ["--format", "ctranslate2", "model.pt", "out"], "has d_key 4"),
         ({}, ["--format", "safetensors", "model.pt", "taken"], "exists already"),
-        ({}, ["--format", "safetensors", "--quantization", "int8", "model.pt", "out"], "--quantization is for"),
+        (
+            {},
+            ["--format", "safetensors", "--quantization", "int8", "model.pt", "out"],
+            "--quantization needs --format ctranslate2",
+        ),
         ({}, ["--format", "checkpoint", "taken", "out.pt"], "does not hold nmtkit.json"),
     ],
 )

@@ -164,7 +164,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     "other type": (lambda folder: change_settings(folder, model_type="t5"), "'t5' is not supported"),
     "keys left out": (lambda folder: change_settings(folder, encoder_layers="left out"), "encoder_layers"),
     "two widths": (lambda folder: change_settings(folder, encoder_ffn_dim=7), "encoder_ffn_dim 7"),
-    "wrong shape": (lambda folder: change_settings(folder, d_model=64), "do not fit"),
+    "wrong shape": (lambda folder: change_settings(folder, d_model=64), "do not match"),
     "more layers": (lambda folder: change_settings(folder, decoder_layers=3), "model.decoder.layers.2"),
     "activation": (lambda folder: change_settings(folder, activation_function="tanh"), "'tanh' is not supported"),
     "small vocabulary": (lambda folder: change_settings(folder, vocab_size=9, decoder_vocab_size=9), "vocab_size is 9"),

@@ -133,7 +133,7 @@ def test_added_tokens_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_settings_of_the_search_are_told(tmp_path: Path) -> None:
     folder = copied("marian", tmp_path)
     command = ["import", str(folder), str(tmp_path / "model.pt"), "--try", ""]
-    assert "settings of the search" not in CliRunner().invoke(main, command).stderr
+    assert "search settings" not in CliRunner().invoke(main, command).stderr
     (tmp_path / "model.pt").unlink()
     change_settings(folder, "generation_config.json", num_beams=6, length_penalty=0.8, do_sample=False)
     said = CliRunner().invoke(main, command).stderr

@@ -74,7 +74,11 @@ def test_the_model_file_alone_is_imported_too(tmp_path: Path) -> None:
         ("type: transformer", "type: s2s", "has type s2s"),
         ("transformer-ffn-activation: relu", "transformer-ffn-activation: tanh", "transformer-ffn-activation tanh"),
         ("transformer-decoder-autoreg: self-attention", "transformer-decoder-autoreg: rnn", "autoreg rnn"),
-        ('transformer-preprocess: ""', "transformer-preprocess: n", "transformer-preprocess 'n'.*; not supported"),
+        (
+            'transformer-preprocess: ""',
+            "transformer-preprocess: n",
+            "transformer-preprocess 'n'.*, which is not supported",
+        ),
         ("transformer-tied-layers:\n  []", "transformer-tied-layers:\n  - 1\n  - 1", "transformer-tied-layers 1 1"),
         ("transformer-decoder-dim-ffn: 0", "transformer-decoder-dim-ffn: 96", "transformer-decoder-dim-ffn 96"),
         ("enc-depth: 2", "enc-depth: 3", "has no weights encoder_l3_self_Wq"),
@@ -105,7 +109,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     shutil.copytree(FOLDER / "spm", tmp_path, dirs_exist_ok=True)
     contents = (tmp_path / "model.npz").read_bytes()
     (tmp_path / "model.npz").write_bytes(contents[: len(contents) // 2])
-    with pytest.raises(ValueError, match=r"model\.npz is not an \.npz of Marian, or is damaged"):
+    with pytest.raises(ValueError, match=r"model\.npz is not an \.npz file of Marian, or is damaged"):
         detect.load(tmp_path)
     (tmp_path / "vocab.spm").unlink()
     (tmp_path / "model.npz").write_bytes(contents)

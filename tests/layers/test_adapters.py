@@ -204,5 +204,5 @@ def test_an_adapter_that_does_not_fit_is_named(files: Any, name: str) -> None:
     contents = checkpoint.read(path)
     del contents["model"][f"encoder.0.feed_forward.fc1.{name}"]
     checkpoint.save(path, contents)
-    with pytest.raises(ValueError, match=r"the adapter of encoder\.0\.feed_forward\.fc1 does not fit"):
+    with pytest.raises(ValueError, match=r"the adapter of encoder\.0\.feed_forward\.fc1 does not match"):
         checkpoint.load(path)

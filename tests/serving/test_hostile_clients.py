@@ -318,7 +318,7 @@ def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     assert server.metric("nmtkit_worker_deaths_total") == 0
-    assert server.log.read_text().count("whose clients have gone") == 2
+    assert server.log.read_text().count("whose clients have disconnected") == 2
     assert server.ask("/translate", request | {"q": "{x}"}) == (200, {"translatedText": "{x}"})
 
 
