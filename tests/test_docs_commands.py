@@ -1,0 +1,117 @@
+"""The shell commands of docs/models.md and docs/fine-tuning.md, typed one after the other for tiny imported models.
+
+Files of the pages stand for tiny ones: opus-mt-en-de is a bilingual Marian model of transformers, and
+nllb-200-distilled-600M a model of many languages. Only `train` gets more flags, so that a run takes a second.
+"""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from builders import REAL_LINES
+from click.testing import CliRunner
+
+from nmtkit.cli import main
+
+pytest.importorskip("safetensors")
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "tests/formats/huggingface"  # models that transformers saved
+SHORT = "--max-update 2 --device cpu --precision fp32 --metrics none --save-interval-updates 1"
+TINY = "--d-model 16 --d-ff 32 --heads 2 --encoder-layers 1 --decoder-layers 1"
+# Languages that the commands for one pair of languages need with a model of many languages.
+LANGUAGES = {
+    "preprocess": ["--source-language-token", "eng_Latn", "--target-language-token", "deu_Latn"],
+    "generate": ["--source-lang", "eng_Latn", "--target-lang", "deu_Latn"],
+}
+
+
+def blocks(page: str) -> list[list[str]]:
+    """Returns the nmtkit commands of a page, block by block."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = [block.replace("\\\n", " ") for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+    return [[line for line in block.splitlines() if line.startswith("nmtkit ")] for block in found]
+
+
+def typed(line: str, multilingual: bool) -> str:
+    """Runs a command as a shell does, with < and >. Returns the messages on stderr."""
+    words = shlex.split(line, comments=True)
+    files = {sign: Path(words.pop(words.index(sign) + 1)) for sign in "<>" if sign in words}
+    words = [word for word in words[1:] if word not in files]
+    if multilingual and "nllb.pt" not in words and "--source-lang" not in words and "opus-mt-en-de" not in words:
+        words += LANGUAGES.get(words[0], [])
+    if words[0] == "train":
+        words += shlex.split(SHORT) + (shlex.split(TINY) if "--arch" in words else [])
+    text = files["<"].read_text(encoding="utf-8") if "<" in files else None
+    result = CliRunner().invoke(main, words, input=text)
+    assert result.exit_code == 0, f"{line}\n{result.output}"
+    if ">" in files:
+        files[">"].write_text(result.stdout, encoding="utf-8")
+    if words[0] == "generate":
+        assert result.stdout.count("\n") == len(REAL_LINES)
+    return result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(FOLDER / "marian", "opus-mt-en-de")
+    shutil.copytree(FOLDER / "nllb", "nllb-200-distilled-600M")
+    Path("data").mkdir()
+    for language in ("en", "de"):
+        for name in ("raw", "domain.train", "domain.val", "general.val", "data/train", "data/val"):
+            Path(f"{name}.{language}").write_text("".join(f"{line}\n" for line in REAL_LINES))
+    return tmp_path
+
+
+@pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
+def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: bool) -> None:
+    first, imported, languages, adapters = blocks("fine-tuning.md")
+    # averaged.pt of the page is the user's own model; here it is an import
+    typed(f"nmtkit import {'nllb-200-distilled-600M' if multilingual else 'opus-mt-en-de'} averaged.pt", False)
+    for line in first:
+        typed(line, multilingual)
+    for line in adapters:
+        typed(line, multilingual)
+    shutil.rmtree("domain-bin")
+    shutil.rmtree("adapters")
+    if multilingual:
+        shutil.rmtree("tuned")
+        for line in languages:
+            typed(line, True)
+    else:
+        for line in imported:
+            typed(line, False)
+
+
+@pytest.mark.parametrize("multilingual", [False, True], ids=["bilingual", "multilingual"])
+def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool) -> None:
+    imports, languages, huggingface, marian = blocks("models.md")
+    if multilingual:
+        typed("nmtkit import nllb-200-distilled-600M nllb.pt", True)
+        for line in languages:
+            typed(line, True)
+        typed("nmtkit train data-bin --finetune-from nllb.pt --save-dir checkpoints", True)
+        typed("nmtkit average-checkpoints checkpoints --best 1 --output averaged.pt", True)
+        typed("nmtkit generate --path averaged.pt < raw.en > translated.de", True)
+        result = CliRunner().invoke(main, shlex.split(huggingface[0])[1:])
+        assert result.exit_code == 2 and "MarianMTModel does not have" in result.stderr, result.output
+        return
+    for line in imports:
+        typed(line, False)
+    typed("nmtkit preprocess -s en -t de --trainpref data/train --validpref data/val --destdir data-bin "
+          "--tokenizer-from en-de.pt", False)  # fmt: skip
+    train, export = marian
+    typed(train, False)
+    typed("nmtkit average-checkpoints checkpoints --last 2 --output averaged.pt", False)
+    typed(export, False)
+    assert {"model.npz", "decoder.yml"} <= {path.name for path in Path("en-de-marian").iterdir()}
+    shutil.copy("en-de.pt", "averaged.pt")  # a model with positions that transformers has
+    for line in huggingface:
+        typed(line, False)
+    typed("nmtkit import en-de again.pt", False)
+    typed("nmtkit generate --path again.pt < raw.en > again.de", False)
+    typed("nmtkit generate --path averaged.pt < raw.en > averaged.de", False)
+    assert Path("again.de").read_text() == Path("averaged.de").read_text()
