@@ -1,12 +1,14 @@
 """Makes parallel text of a treebank: sentences (.words) and linearised trees (.trees), and the gold trees (.mrg).
 
-    python prepare.py /path/to/treebank data
+    python prepare.py /path/to/treebank data [--pieces 4000] [--tags]
 
 `treebank` is a folder of Penn Treebank files (.mrg), however deep. With the folders of the whole Wall Street Journal
 (00 to 24), sections 2 to 21 are for training, 22 for validation and 23 for testing. Of another collection the last
-tenth of the files is for testing, and the tenth before is for validation.
+tenth of the files is for testing, and the tenth before is for validation. With `--tags`, the trees
+have the part of speech of each word instead of XX.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +31,12 @@ def split(files: Sequence[Path]) -> dict[str, list[Path]]:
     return {"train": [*files[: -2 * tenth]], "valid": [*files[-2 * tenth : -tenth]], "test": [*files[-tenth:]]}
 
 
-def write(files: Sequence[Path], prefix: Path) -> int:
+def write(files: Sequence[Path], prefix: Path, tags: bool = False) -> int:
     """Writes one set; returns the number of its trees."""
     trees = [tree for tree in map(normalized, read_files(files)) if tree is not None]
     for suffix, lines in (
         ("words", [" ".join(tree.words()) for tree in trees]),
-        ("trees", [" ".join(linearized(tree)) for tree in trees]),
+        ("trees", [" ".join(linearized(tree, tags)) for tree in trees]),
         ("mrg", list(map(str, trees))),
     ):
         prefix.with_suffix(f".{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -62,16 +64,21 @@ def write_tokenizers(folder: Path, pieces: int) -> None:
         )
 
 
-def main(treebank: str, output: str, pieces: str = "4000") -> None:
+def main(treebank: str, output: str, pieces: int, tags: bool) -> None:
     files = sorted(Path(treebank).rglob("*.mrg"))
     if len(files) < 10:
         raise SystemExit(f"{treebank} has {len(files)} files .mrg; give a folder with ten or more")
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     for name, chosen in split(files).items():
-        print(f"{name}: {write(chosen, folder / name):,} trees of {len(chosen):,} files", file=sys.stderr)
-    write_tokenizers(folder, int(pieces))
+        print(f"{name}: {write(chosen, folder / name, tags):,} trees of {len(chosen):,} files", file=sys.stderr)
+    write_tokenizers(folder, pieces)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("treebank")
+    parser.add_argument("output")
+    parser.add_argument("--pieces", type=int, default=4000, help="vocabulary of the words")
+    parser.add_argument("--tags", action="store_true", help="parts of speech instead of XX")
+    main(**vars(parser.parse_args()))

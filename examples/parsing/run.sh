@@ -5,13 +5,14 @@
 #
 # TREEBANK is a folder of .mrg files; OUTPUT is where data and model go (runs/parsing). CONFIG is a file of configs/, by
 # default small.toml, for a sample of the treebank on a CPU; wsj.toml is the setting of "Attention Is All You Need".
+# TAGS= PIECES=16000 are the paper's choices for prepare.py: XX instead of parts of speech, and 16,000 pieces.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 treebank=$1 output=${2:-runs/parsing} config=${3:-$here/configs/small.toml}
 nmtkit=${NMTKIT:-nmtkit}
 python=${PYTHON:-python3}
 
-[ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" "${PIECES:-4000}"
+[ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" ${TAGS---tags}
 [ -e "$output/data-bin" ] || $nmtkit preprocess -s words -t trees --trainpref "$output/train" --validpref "$output/valid" \
     --testpref "$output/test" --tokenizer-from "$output/words.model,$output/trees.model" --destdir "$output/data-bin" \
     --max-len 1000 --max-line-bytes 100000

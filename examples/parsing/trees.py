@@ -1,7 +1,8 @@
 """Constituency trees: reads Penn Treebank files, and turns trees into the token sequences that a model writes.
 
 The sequence of a tree is that of Vinyals et al. (2015, "Grammar as a Foreign Language", section 2.2): `(NP` opens a
-constituent, `XX` stands for each preterminal, and `)NP` closes the constituent.
+constituent, `XX` stands for each preterminal, and `)NP` closes the constituent. Instead of `XX`, a sequence may have
+the part of speech of each word: a model with few training trees learns from the tags which word it has reached.
 """
 
 import re
@@ -128,8 +129,11 @@ def normalized(tree: Tree) -> Tree | None:
     return Tree(ROOT, [result])
 
 
-def linearized(tree: Tree) -> list[str]:
-    """Returns the token sequence of a normalized tree; the root TOP, which all trees share, is left out."""
+def linearized(tree: Tree, tags: bool = False) -> list[str]:
+    """Returns the token sequence of a normalized tree; the root TOP, which all trees share, is left out.
+
+    With `tags`, the token of a preterminal is its part of speech instead of XX.
+    """
     tokens: list[str] = []
     stack: list[Tree | str] = list(reversed(tree.children)) if tree.label == ROOT else [tree]
     while stack:
@@ -137,7 +141,7 @@ def linearized(tree: Tree) -> list[str]:
         if isinstance(item, str):
             tokens.append(item)
         elif item.word is not None:
-            tokens.append(PRETERMINAL)
+            tokens.append(item.label if tags else PRETERMINAL)
         else:
             tokens.append(f"({item.label}")
             stack.append(f"){item.label}")
@@ -146,7 +150,7 @@ def linearized(tree: Tree) -> list[str]:
 
 
 def tree_of(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | None = None) -> Tree:
-    """Returns the tree of a token sequence over `words`, with `tags` as labels of the preterminals.
+    """Returns the tree of a token sequence over `words`. `tags` replace the labels of the preterminals.
 
     Raises ValueError for a sequence that is not well-formed, or has another number of preterminals than words.
     """
@@ -154,20 +158,20 @@ def tree_of(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | N
     stack = [root]
     count = 0
     for number, token in enumerate(tokens, 1):
-        if token == PRETERMINAL:
-            if count == len(words):
-                raise ValueError(f"token {number}: there are more preterminals than the {len(words)} words")
-            stack[-1].children.append(Tree(PRETERMINAL if tags is None else tags[count], word=words[count]))
-            count += 1
-        elif token.startswith("(") and len(token) > 1:
+        if token in "()":
+            raise ValueError(f"token {number}: {token!r} has no label")
+        if token.startswith("("):
             stack.append(Tree(token[1:]))
-        elif token.startswith(")") and len(token) > 1:
+        elif token.startswith(")"):
             node = stack.pop()
             if node is root or node.label != token[1:] or not node.children:
                 raise ValueError(f"token {number}: {token!r} closes no open constituent with words")
             stack[-1].children.append(node)
+        elif count == len(words):
+            raise ValueError(f"token {number}: there are more preterminals than the {len(words)} words")
         else:
-            raise ValueError(f"token {number}: {token!r} is not a token of a tree")
+            stack[-1].children.append(Tree(token if tags is None else tags[count], word=words[count]))
+            count += 1
     if len(stack) > 1 or count != len(words):
         left = len(stack) - 1
         raise ValueError(f"{left} constituents are open at the end, {count} of {len(words)} words are covered")

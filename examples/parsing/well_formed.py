@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from nmtkit.config import Config, option
-from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, Tokenizer
+from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer
 from nmtkit.layers.packed import Packed
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 
 # N rows of a search, V target vocabulary
-
-PRETERMINAL = "XX"  # as in trees.py; a plug-in cannot import the scripts beside it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +33,15 @@ class TreeTokens:
         pieces = [piece.removeprefix(SPACE_SYMBOL) for piece in tokenizer.target_pieces(range(tokenizer.target_size))]
         labels = {piece[1:]: id for id, piece in enumerate(pieces) if piece.startswith("(") and len(piece) > 1}
         closing = {piece[1:]: id for id, piece in enumerate(pieces) if piece.startswith(")") and len(piece) > 1}
-        if PRETERMINAL not in pieces or not labels or set(labels) - set(closing):
+        special = {UNK, BOS, EOS}
+        words = [id for id, piece in enumerate(pieces) if piece and piece[0] not in "()" and id not in special]
+        if not words or not labels or set(labels) - set(closing):
             raise ValueError(
                 "well_formed_trees needs a target vocabulary of trees, in which each token is one piece: "
-                f"(LABEL, )LABEL and {PRETERMINAL}; examples/parsing/prepare.py makes one"
+                "(LABEL, )LABEL, and XX or parts of speech; examples/parsing/prepare.py makes one"
             )
-        self.preterminal = pieces.index(PRETERMINAL)
+        self.preterminals = torch.zeros(len(pieces), dtype=torch.bool)  # V
+        self.preterminals[words] = True
         self.opening = torch.tensor([labels[label] for label in labels])  # the token that opens label i
         self.closing = torch.tensor([closing[label] for label in labels])  # the token that closes label i
         self.label_of = torch.full((len(pieces),), -1)  # V: the label that a token opens
@@ -65,7 +66,7 @@ class TreeState(LogitsProcessorState):
     def append(self, tokens: Tensor) -> None:
         """Takes in a token [N] of each row. A row that has ended, or bos, changes nothing."""
         label = self.tokens.label_of[tokens]
-        opens, closes, is_word = label >= 0, self.tokens.closes[tokens], tokens == self.tokens.preterminal
+        opens, closes, is_word = label >= 0, self.tokens.closes[tokens], self.tokens.preterminals[tokens]
         rows = opens.nonzero().flatten()
         self.stack[rows, self.depth[rows]] = label[rows]
         self.depth = self.depth + opens.long() - closes.long()
@@ -82,7 +83,7 @@ class TreeState(LogitsProcessorState):
         may_open = (left > 0) & (self.depth < self.config.max_depth) & (self.opened < self.config.max_unary)
         may_open &= room >= left + self.depth + 2
         result[:, self.tokens.opening] = may_open[:, None]
-        result[:, self.tokens.preterminal] = inside & (left > 0)
+        result |= (inside & (left > 0))[:, None] & self.tokens.preterminals
         # the root closes after the last word only
         may_close = inside & (self.opened == 0) & ((self.depth > 1) | (left == 0))
         rows = may_close.nonzero().flatten()

@@ -19,6 +19,7 @@ NORMALIZED = [
     "(TOP (S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .)))",
     "(TOP (FRAG (-LRB- -LRB-) (NP (CD 5)) (-RRB- -RRB-)))",
 ]
+TAGGED = ["(S (NP NNP )NP (VP VBZ (NP DT NN )NP )VP . )S", "(FRAG -LRB- (NP CD )NP -RRB- )FRAG"]
 SEQUENCES = ["(S (NP XX )NP (VP XX (NP XX XX )NP )VP XX )S", "(FRAG XX (NP XX )NP XX )FRAG"]
 
 
@@ -34,6 +35,13 @@ def test_traces_empty_constituents_and_function_tags_are_removed() -> None:
 def test_a_tree_becomes_the_sequence_of_vinyals_et_al() -> None:
     for text, sequence in zip(NORMALIZED, SEQUENCES, strict=True):
         assert " ".join(linearized(one(text))) == sequence
+
+
+def test_a_sequence_may_have_the_parts_of_speech() -> None:
+    for text, sequence in zip(NORMALIZED, TAGGED, strict=True):
+        tree = one(text)
+        assert " ".join(linearized(tree, tags=True)) == sequence
+        assert str(tree_of(sequence.split(), tree.words())) == text
 
 
 def test_a_sequence_becomes_the_tree_again() -> None:
@@ -55,7 +63,7 @@ def test_a_tree_of_traces_alone_is_dropped() -> None:
         ("(S )S XX", "token 2: '\\)S' closes no open constituent with words"),
         ("(S XX XX XX )S", "token 4: there are more preterminals than the 2 words"),
         ("(S XX )S", "0 constituents are open at the end, 1 of 2 words are covered"),
-        ("(S XX hello )S", "token 3: 'hello' is not a token of a tree"),
+        ("(S XX ( )S", "token 3: '\\(' has no label"),
         (")S", "token 1"),
     ],
 )

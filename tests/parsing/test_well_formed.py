@@ -17,10 +17,10 @@ from nmtkit.layers.packed import Packed
 sentencepiece = pytest.importorskip("sentencepiece")
 
 
-def tokenizer(folder: Path) -> Tokenizer:
+def tokenizer(folder: Path, tree: str = "(S (NP XX )NP XX )S") -> Tokenizer:
     for name, text, settings in (
         ("words", "the dog runs\na dog sleeps here now\n" * 5, {"model_type": "bpe", "vocab_size": 30}),
-        ("trees", "(S (NP XX )NP XX )S\n" * 5, {"model_type": "word", "vocab_size": 8, "use_all_vocab": True}),
+        ("trees", f"{tree}\n" * 5, {"model_type": "word", "vocab_size": 9, "use_all_vocab": True}),
     ):
         (folder / f"{name}.txt").write_text(text)
         sentencepiece.SentencePieceTrainer.train(
@@ -59,9 +59,18 @@ def accepted(tokens: TreeTokens, both: Tokenizer, sentence: str, longest: int) -
 
 @pytest.mark.parametrize(("sentence", "words"), [("dog", 1), ("the dog", 2), ("the dog runs", 3)])
 def test_exactly_the_well_formed_trees_of_the_words_are_allowed(both: Tokenizer, sentence: str, words: int) -> None:
+    compare_with_all_sequences(both, sentence, words, ["XX"])
+
+
+def test_parts_of_speech_are_preterminals(tmp_path: Path) -> None:
+    tagged = tokenizer(tmp_path, "(S (NP NN )NP . )S")
+    compare_with_all_sequences(tagged, "the dog", 2, ["NN", "."])
+
+
+def compare_with_all_sequences(both: Tokenizer, sentence: str, words: int, preterminals: list[str]) -> None:
     longest = words + 4
     pieces = [piece.removeprefix("▁") for piece in both.target_pieces(range(both.target_size))]
-    usable = [id for id, piece in enumerate(pieces) if piece == "XX" or piece[:1] in "()"]
+    usable = [id for id, piece in enumerate(pieces) if piece in ("(S", "(NP", ")S", ")NP", *preterminals)]
     expected = set()
     for length in range(1, longest + 1):
         for ids in itertools.product(usable, repeat=length):
