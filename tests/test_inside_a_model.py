@@ -123,7 +123,7 @@ def test_what_cannot_be_shown_is_said(path: Path, tmp_path: Path) -> None:
         learned.logits(["the dog", "the dog runs . " * 9], ["a", "a"])
     with pytest.raises(ValueError, match="layers is 'some'"):
         model.encode("a", layers="some")  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="logits is of one model"):
+    with pytest.raises(ValueError, match="logits needs a single model"):
         nmtkit.load([path, path], device="cpu").logits("a", "a")
 
 
