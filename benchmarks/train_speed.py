@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from nmtkit import models
 from nmtkit.architectures import ARCHITECTURES
-from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.config import derive
 from nmtkit.data.batching import BatchSampler, split_by_tokens
 from nmtkit.data.binarized import Dataset

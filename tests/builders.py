@@ -28,6 +28,7 @@ WITHOUT_ATTENTION = ("bytenet_small", "extended_neural_gpu_small")
 # A config of a few thousand weights for each architecture.
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "transformer_tiny": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
+    "student_tiny": {"encoder_layers": 1, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2},
     "transformer_moe_tiny": {
         "encoder_layers": 2,
         "decoder_layers": 2,

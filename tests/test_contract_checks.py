@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.cli import main
 from nmtkit.config import derive, option
 from nmtkit.criterions import CRITERIONS, Criterion, Loss

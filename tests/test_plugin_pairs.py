@@ -166,7 +166,8 @@ def test_a_callback_and_metrics_of_a_plug_in(mirror_data: Path, watchers: Path, 
 
 HOOKED = """
 from nmtkit.architectures import ARCHITECTURES
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 import dataclasses
 
 @ARCHITECTURES.register("pair_hooked", dataclasses.replace(

@@ -2,8 +2,8 @@
 
 from nmtkit.architectures.interface import ARCHITECTURES, Architecture, DecoderState, Vocabulary
 
-# architectures import these names, so the import of architectures must come after them
+# the modules below import these names and register presets, so they must come after the names
 # isort: split
-from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, transformer  # noqa: F401  # register presets
+from nmtkit.architectures import bytenet, convs2s, deep_att, gnmt, moe, neural_gpu, students, transformer  # noqa: F401
 
 __all__ = ["ARCHITECTURES", "Architecture", "DecoderState", "Vocabulary"]

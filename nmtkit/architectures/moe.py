@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from nmtkit.architectures.incremental import IncrementalArchitecture, IncrementalState
 from nmtkit.architectures.interface import ARCHITECTURES, Vocabulary
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.config import Config, option
 from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.experts import Experts, pop_auxiliary_losses
@@ -208,8 +209,9 @@ class TransformerMoE(Transformer):
 
     def __init__(self, config: TransformerMoEConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)
-        for layer in (*self.encoder, *self.decoder):
-            layer.feed_forward = config.layer(config.d_model, config.d_ff, config.activation_dropout)
+        for layer in dict.fromkeys((*self.encoder, *self.decoder)):
+            if layer.feed_forward is not None:
+                layer.feed_forward = config.layer(config.d_model, config.d_ff, config.activation_dropout)
 
     def auxiliary_losses(self) -> dict[str, Tensor]:
         return pop_auxiliary_losses(self)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import repeat
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,86 +18,26 @@ from nmtkit.architectures.interface import (
     Vocabulary,
     layer_index,
 )
-from nmtkit.config import Config, option
+from nmtkit.architectures.transformer_config import BASE, BIG, TransformerConfig
 from nmtkit.layers import compute_dtype, hooks_of, is_unmodified, stacked_linear
-from nmtkit.layers.attention import AttentionContext, PackedContext
+from nmtkit.layers.attention import AttentionContext, PackedContext, RecurrentContext
 from nmtkit.layers.attention_reference import AttentionSpec, HeadSplit
 from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.feed_forward import FeedForward
-from nmtkit.layers.kv_cache import KVCache
+from nmtkit.layers.fixed_state import SSRU, AverageAttention
+from nmtkit.layers.kv_cache import KVCache, MemoryCache
 from nmtkit.layers.packed import Packed
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
+from nmtkit.layers.recurrent_cache import RecurrentCache, StaticRecurrentCache
 from nmtkit.layers.shape_padding import pad_rows
-from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache
+from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache, StaticMemory, StaticSizes
 
 # B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
 # end to end), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(Config):
-    """The hyperparameters in the columns of Table 3, and options from later work."""
-
-    encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
-    decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
-    d_model: int = option(512, "width of every sub-layer's output (section 3.1)", min=1, max=65_536)
-    d_ff: int = option(2048, "inner width of the feed-forward networks (section 3.3)", min=1, max=1_048_576)
-    heads: int = option(8, "attention heads (section 3.2.2)", min=1, max=65_536)
-    d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads", min=1, max=65_536)
-    d_value: int | None = option(None, "width of one head's values; none: d_model / heads", min=1, max=65_536)
-    dropout: float = option(
-        0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)", min=0, below=1
-    )
-    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
-    activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
-        "relu",
-        "activation of the feed-forward networks; the last three are gated by a second projection (Shazeer 2020)",
-    )
-    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1)
-    attention_bias: bool = option(False, "biases in the projections of attention")
-    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
-        "sinusoidal",
-        "position encoding (section 3.5); halves: sines before cosines; fairseq: also the frequencies of Marian",
-    )
-    position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
-    max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
-    pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
-    window: int | None = option(
-        None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
-    )
-    scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
-    embedding_norm: bool = option(False, "normalise the embeddings before dropout")
-    norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
-    share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
-    tie_output: bool = option(True, "one matrix for the target embedding and the output projection (section 3.4)")
-    output_bias: bool = option(False, "a bias in the output projection")
-    encoder_layerdrop: float = option(0.0, "probability that an update skips an encoder layer", min=0, below=1)
-    decoder_layerdrop: float = option(0.0, "probability that an update skips a decoder layer", min=0, below=1)
-    gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.d_model % self.heads and (self.d_key is None or self.d_value is None):
-            raise ValueError(
-                f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
-                "give --d-key and --d-value, the widths of one head"
-            )
-        if self.position_offset and self.positions == "learned":
-            raise ValueError("--position-offset is for sinusoidal positions; learned positions start at 0")
-
-    @property
-    def key_width(self) -> int:
-        return self.d_key or self.d_model // self.heads
-
-    @property
-    def value_width(self) -> int:
-        return self.d_value or self.d_model // self.heads
-
-
-BASE = TransformerConfig()
-BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
-
+Context = AttentionContext | RecurrentContext
 
 # 3.1 Encoder and decoder stacks; layers/feed_forward.py has the networks of section 3.3
 
@@ -110,7 +50,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.pre_norm = config.pre_norm
 
-    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: AttentionContext) -> Tensor:
+    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: Context) -> Tensor:
         """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4); pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
         if self.pre_norm:
             return x + self.dropout(sublayer(norm(x), *context))
@@ -137,22 +77,33 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Self-attention over the tokens so far, attention over the source, then a feed-forward network."""
+    """Self-attention over the tokens so far, or a replacement; attention over the source; a feed-forward network."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.self_attention = SelfAttention(config, causal=True)
+        self.self_attention = decoder_self_attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.cross_attention = CrossAttention(config)
         self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        inner = config.d_ff, config.activation, config.activation_dropout
-        self.feed_forward: nn.Module = FeedForward(config.d_model, *inner)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
+        self.feed_forward: nn.Module | None = None
+        if config.decoder_ffn == "all":
+            inner = config.d_ff, config.activation, config.activation_dropout
+            self.feed_forward = FeedForward(config.d_model, *inner)
+            self.feed_forward_norm = nn.LayerNorm(config.d_model, config.norm_eps)
 
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+    def forward(self, x: Tensor, context: Context) -> Tensor:
         x = self.residual(x, self.self_attention_norm, self.self_attention, context)
         x = self.residual(x, self.cross_attention_norm, self.cross_attention, context)
-        return self.residual(x, self.feed_forward_norm, self.feed_forward)
+        return x if self.feed_forward is None else self.residual(x, self.feed_forward_norm, self.feed_forward)
+
+
+def decoder_self_attention(config: TransformerConfig) -> "SelfAttention | AverageAttention | SSRU":
+    if config.decoder_self_attention == "ssru":
+        return SSRU(config.d_model, config.norm_eps if config.ssru_norm else None)
+    if config.decoder_self_attention == "average":
+        inner = (config.d_ff, config.activation, config.activation_dropout) if config.average_ffn else None
+        return AverageAttention(config.d_model, inner, config.average_gate, config.attention_bias)
+    return SelfAttention(config, causal=True)
 
 
 # 3.2 Attention
@@ -199,7 +150,7 @@ class CrossAttention(nn.Module):
 
 # modules that compute each row independently of all other rows, or that ignore the rows after the last token
 ROW_WISE = (
-    *(EncoderLayer, DecoderLayer, SelfAttention, CrossAttention, FeedForward),
+    *(EncoderLayer, DecoderLayer, SelfAttention, SSRU, AverageAttention, CrossAttention, FeedForward),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Identity, Dropout),
 )
 
@@ -212,9 +163,9 @@ class Embedding(nn.Module):
 
     sinusoids: Tensor
 
-    def __init__(self, config: TransformerConfig, tokens: nn.Embedding) -> None:
+    def __init__(self, config: TransformerConfig, tokens: nn.Embedding, zero_first: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.zero_first = config, zero_first
         self.tokens = tokens
         self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
         self.norm: nn.Module = nn.LayerNorm(config.d_model, config.norm_eps) if config.embedding_norm else nn.Identity()
@@ -226,8 +177,16 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Embeds token ids [T] at `position`, [T] or one position for all: T D. Positions are below `length`."""
-        return self.dropout(self.norm(self.tokens(tokens) * self.scale + self.table(length)[position]))
+        """Embeds token ids [T] at `position`, [T] or one position for all: T D. Positions are below `length`.
+
+        With `zero_first`, the token at position 0 has only the position encoding.
+        """
+        x = self.tokens(tokens) * self.scale
+        if self.zero_first and isinstance(position, Tensor):
+            x = x.masked_fill((position == 0)[:, None], 0.0)
+        elif self.zero_first and position == 0:
+            x = torch.zeros_like(x)
+        return self.dropout(self.norm(x + self.table(length)[position]))
 
     def computed(self, length: int) -> Tensor:
         return sinusoids(length, self.config.d_model, self.config.positions, self.config.position_offset)
@@ -275,9 +234,11 @@ class Transformer(Architecture):
         shared = config.share_embeddings and vocabulary.joint
         source = target if shared else nn.Embedding(vocabulary.source, config.d_model)
         self.source_embedding = Embedding(config, source)
-        self.target_embedding = Embedding(config, target)
+        self.target_embedding = Embedding(config, target, zero_first=config.zero_bos)
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        numbers = config.decoder_tied_layers or range(config.decoder_layers)
+        layers = {number: DecoderLayer(config) for number in dict.fromkeys(numbers)}
+        decoder = nn.ModuleList(layers[number] for number in numbers)
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
         # the output of a pre-norm stack is a sum that has not been normalised yet
         self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
@@ -287,7 +248,7 @@ class Transformer(Architecture):
             self.output_projection.weight = target.weight
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
-        self.dropped: frozenset[nn.Module] = frozenset()
+        self.dropped: frozenset[int] = frozenset()  # indices of the layers that an update skips, encoder layers first
         # False for the layers in `dropped`, encoder layers first; a compiled model reads this tensor
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
@@ -307,11 +268,10 @@ class Transformer(Architecture):
 
     def begin_update(self, generator: torch.Generator) -> None:
         """Draws the layers that this update skips (LayerDrop, Fan et al. 2020)."""
-        layers: list[nn.Module] = [*self.encoder, *self.decoder]
         rates = [self.config.encoder_layerdrop] * len(self.encoder)
         rates += [self.config.decoder_layerdrop] * len(self.decoder)
-        kept = torch.rand(len(layers), generator=generator) >= torch.tensor(rates)
-        self.dropped = frozenset(layer for layer, keep in zip(layers, kept.tolist(), strict=True) if not keep)
+        kept = torch.rand(len(rates), generator=generator) >= torch.tensor(rates)
+        self.dropped = frozenset(index for index, keep in enumerate(kept.tolist()) if not keep)
         if self._compiled_call_impl is not None and self.find_unused_parameters:
             self.kept.copy_(kept, non_blocking=True)
 
@@ -357,13 +317,13 @@ class Transformer(Architecture):
             padded if all(type(module) in ROW_WISE and is_unmodified(module, type(module)) for module in modules) else x
         )
 
-    def _run(self, layer: Layer, index: int, x: Tensor, context: AttentionContext) -> Tensor:
+    def _run(self, layer: Layer, index: int, x: Tensor, context: Context) -> Tensor:
         """Returns the output of a layer, or x itself if training skips the layer. `index` counts both stacks from 0.
 
         A compiled model also computes skipped layers: if it branched, each draw would need another compilation.
         """
         compiling = torch.compiler.is_compiling()
-        if self.training and not compiling and layer in self.dropped:
+        if self.training and not compiling and index in self.dropped:
             return x
         if self.training and self.config.gradient_checkpointing:
             y = checkpoint(layer, x, context, use_reentrant=False)
@@ -377,22 +337,20 @@ class Transformer(Architecture):
         decoder: dict[str, list[Tensor]] = {"self": [], "cross": []}
         memory = self._encode(source, PackedContext(source.layout, weights=encoder))
         self._decode(target_input, repeat(PackedContext(target_input.layout, memory, decoder)))
-        return {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
+        kinds = {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
+        return {kind: layers for kind, layers in kinds.items() if layers}  # a recurrent decoder has no self-attention
 
     # --- search -------------------------------------------------------------------------------------------------------
 
-    def start(self, memory: Packed, beams: int) -> KVCache:
-        return KVCache(
-            memory,
-            beams,
-            [layer.cross_attention.project for layer in self.decoder],
-            heads=self.config.heads,
-            window=self.config.window,
-            dtype=kv_cache_dtype(self.decoder[0].self_attention.qkv_proj),
-        )
+    def start(self, memory: Packed, beams: int) -> MemoryCache:
+        config, attentions = self.config, [layer.cross_attention for layer in self.decoder]
+        projections, dtype = [attention.project for attention in attentions], kv_cache_dtype(attentions[0].q_proj)
+        if config.decoder_self_attention != "attention":
+            return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.d_model, dtype=dtype)
+        return KVCache(memory, beams, projections, heads=config.heads, window=config.window, dtype=dtype)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        assert isinstance(state, KVCache)
+        assert isinstance(state, MemoryCache)
         tokens, position = state.advance(tokens)  # N, or B while all rows of a sentence are equal
         x = self.target_embedding(tokens, position, state.steps)
         for layer, context in zip(self.decoder, state.layers, strict=True):
@@ -414,11 +372,10 @@ class Transformer(Architecture):
         hooks = (hook for module in self.modules() for hook in hooks_of(module))
         return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
-    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticKVCache:
+    def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
         self.target_embedding.table(capacity)  # the table must grow now, since recorded steps hold its address
         weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
-        return StaticKVCache(
-            lambda memory: torch.cat([attention.kv_proj(memory) for attention in attentions], 1),
+        sizes = StaticSizes(
             layers=len(attentions),
             heads=self.config.heads,
             widths=(self.config.key_width, self.config.value_width),
@@ -426,13 +383,19 @@ class Transformer(Architecture):
             beams=beams,
             capacity=capacity,
             memory_capacity=memory_capacity,
-            window=self.config.window,
             dtype=compute_dtype(weight),
             device=weight.device,
         )
 
+        def project(memory: Tensor) -> Tensor:
+            return torch.cat([attention.kv_proj(memory) for attention in attentions], 1)
+
+        if self.config.decoder_self_attention != "attention":
+            return StaticRecurrentCache(project, sizes, self.config.d_model)
+        return StaticKVCache(project, sizes, self.config.window)
+
     def static_step(self, tokens: Tensor, position: Tensor, state: StaticState, lengths: CacheLengths) -> Tensor:
-        assert isinstance(state, StaticKVCache)
+        assert isinstance(state, StaticMemory)
         x = self.target_embedding(tokens, position[:, None].expand(-1, state.beams).flatten(), state.capacity)
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)

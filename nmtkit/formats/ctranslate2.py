@@ -88,6 +88,7 @@ def _fill(spec: Any, model: Transformer) -> None:
         _attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
         _feed_forward(theirs.ffn, ours.feed_forward, ours.feed_forward_norm)
     for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
+        assert isinstance(layer.self_attention, SelfAttention) and layer.feed_forward is not None
         _attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
         _attention(theirs.attention, layer.cross_attention, layer.cross_attention_norm)
         _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_norm)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit.architectures import Architecture
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.config import flag_of
 
 # Settings that affect only training.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.architectures.transformer import BASE, TransformerConfig
+from nmtkit.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.config import derive
 from nmtkit.data.spm_model import pieces_of

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures.transformer import Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmtkit.architectures.transformer import BASE, TransformerConfig
+from nmtkit.architectures.transformer_config import BASE, TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.config import derive
 from nmtkit.data.spm_model import UNKNOWN, pieces_of
@@ -41,7 +41,7 @@ FIXED: dict[str, tuple[str, ...]] = {
     "ulr": ("false",),
     "lemma-dim-emb": ("0",),
     "transformer-attention-mask": ("default",),
-    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-disable-position-embeddings": ("false",),
     "transformer-ffn-depth": ("2",),
     "transformer-decoder-ffn-depth": ("0", "2"),
@@ -50,7 +50,6 @@ FIXED: dict[str, tuple[str, ...]] = {
     "transformer-no-projection": ("false",),
     "transformer-pool": ("false",),
     "transformer-rnn-projection": ("false",),
-    "transformer-tied-layers": ("",),
     "transformer-train-position-embeddings": ("false",),
 }
 
@@ -88,7 +87,7 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         if value not in allowed and set(words) - set(allowed):
             raise ValueError(
                 f"{path} has {name} {' '.join(words)}, which nmtkit's Transformer does not support; supported: "
-                f"{allowed[-1] or 'none'}"
+                f"{' and '.join(value for value in allowed if value) or 'none'}"
             )
     activation = settings.text("transformer-ffn-activation")
     if activation not in ACTIVATIONS:
@@ -99,8 +98,16 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
             f"{path} has transformer-decoder-dim-ffn {settings.integer('transformer-decoder-dim-ffn')}; nmtkit "
             "supports only one width for encoder and decoder"
         )
+    recurrent = settings.text("transformer-decoder-autoreg", "self-attention") == "rnn"
+    cell = settings.text("dec-cell", "gru")
+    if recurrent and cell != "ssru":
+        raise ValueError(f"{path} has dec-cell {cell}; nmtkit's Transformer has ssru as recurrent decoder")
     tied = settings.flag("tied-embeddings-all")
     changes = {
+        "decoder_self_attention": "ssru" if recurrent else "attention",
+        "ssru_norm": recurrent and settings.flag("layer-normalization"),
+        "decoder_tied_layers": tied_layers(settings),
+        "zero_bos": recurrent,
         "encoder_layers": settings.integer("enc-depth"),
         "decoder_layers": settings.integer("dec-depth"),
         "d_model": settings.integer("dim-emb"),
@@ -116,6 +123,17 @@ def config_of(settings: Settings, joint: bool) -> TransformerConfig:
         "embedding_norm": embeddings_are_normalised(settings),
     }
     return derive(BASE, changes, str(path))
+
+
+def tied_layers(settings: Settings) -> tuple[int, ...]:
+    """Returns the number of each decoder layer; layers with the same number share all weights. Empty: no ties."""
+    value = settings.value("transformer-tied-layers", [])
+    words = value if isinstance(value, list) else str(value).split()
+    if not all(str(word).isdecimal() for word in words):
+        raise ValueError(
+            f"{settings.path} has transformer-tied-layers {' '.join(words)}; a list of numbers is expected"
+        )
+    return tuple(int(word) for word in words)
 
 
 def embeddings_are_normalised(settings: Settings) -> bool:
@@ -213,10 +231,19 @@ def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
         if config.embedding_norm:
             norm(f"{side}_embedding.norm", f"{stack}_emb", "_pre")
         for index in range(depth):
-            ours, theirs = f"{stack}.{index}", f"{stack}_l{index + 1}"
-            linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")
-            linear(f"{ours}.self_attention.out_proj", f"{theirs}_self", "o")
-            norm(f"{ours}.self_attention_norm", f"{theirs}_self_Wo")
+            ties = config.decoder_tied_layers if stack == "decoder" else ()
+            ours, theirs = f"{stack}.{index}", f"{stack}_l{ties[index] if ties else index + 1}"
+            if stack == "decoder" and config.decoder_self_attention == "ssru":
+                names.append((f"{ours}.self_attention.proj.weight", [f"{theirs}_rnn_W", f"{theirs}_rnn_Wf"]))
+                names.append((f"{ours}.self_attention.forget_bias", [f"{theirs}_rnn_bf"]))
+                if config.ssru_norm:
+                    names.append((f"{ours}.self_attention.norm.weight", [f"{theirs}_rnn_gamma"]))
+                    names.append((f"{ours}.self_attention.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
+                norm(f"{ours}.self_attention_norm", f"{theirs}_rnn_ffn")
+            else:
+                linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")
+                linear(f"{ours}.self_attention.out_proj", f"{theirs}_self", "o")
+                norm(f"{ours}.self_attention_norm", f"{theirs}_self_Wo")
             if stack == "decoder":
                 linear(f"{ours}.cross_attention.q_proj", f"{theirs}_context", "q")
                 linear(f"{ours}.cross_attention.kv_proj", f"{theirs}_context", "kv")

@@ -3,7 +3,8 @@
 Marian's decoder starts from zeros, but nmtkit's decoder starts from b, the embedding of bos. The export therefore
 subtracts b from all embeddings. The input of the first layer changes from x to x - b. Two biases compensate for this
 change: W b in the projections of attention, and b in the residual sum. If the embeddings are also the output
-projection, all logits change by the same number, so the probabilities do not change.
+projection, all logits change by the same number, so the probabilities do not change. An SSRU has no such bias, so a
+model with SSRUs must have been trained with --zero-bos, and its decoder also starts from zeros.
 
 Pieces keep their ids. Marian reads the ids of unk and eos from the SentencePiece model.
 """
@@ -16,19 +17,23 @@ import torch
 from torch import Tensor
 
 from nmtkit import checkpoint, models
-from nmtkit.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, Transformer, TransformerConfig
+from nmtkit.architectures.transformer import DecoderLayer, Embedding, EncoderLayer, SelfAttention, Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, Tokenizer
 from nmtkit.files import write_folder
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.marian import ACTIVATIONS, FIXED, NORM_EPS, POSITIONS, SETTINGS, layer_names
 from nmtkit.formats.model_card import model_card
+from nmtkit.layers.fixed_state import SSRU
 
 # Marian supports every value of the settings in SAME, and the values in ALLOWED of other settings.
 SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions"}
 SAME |= {"share_embeddings", "tie_output", "output_bias", "attention_bias", "embedding_norm"}
+SAME |= {"zero_bos", "ssru_norm", "decoder_tied_layers"}
 # Marian adds 1e-6 to the variance in norms. For a model with 1e-5, log probabilities differ by about 1e-5 (relative).
 ALLOWED = {"activation": ACTIVATIONS, "positions": (POSITIONS,), "norm_eps": (NORM_EPS, 1e-5)}
+ALLOWED |= {"decoder_self_attention": ("attention", "ssru")}
 MODEL = "model.npz"
 USAGE = [
     "```sh",
@@ -90,6 +95,7 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "tied-embeddings-all": config.tie_output and shared,
         "tied-embeddings-src": not config.tie_output and shared,
         "output-omit-bias": False,
+        "layer-normalization": config.ssru_norm,
     }
     sizes = {
         "dim-emb": config.d_model,
@@ -99,6 +105,7 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "transformer-dim-ffn": config.d_ff,
         "transformer-decoder-dim-ffn": 0,
         "transformer-heads": config.heads,
+        "transformer-tied-layers": list(config.decoder_tied_layers),
     }
     operations = {
         "transformer-ffn-activation": config.activation,
@@ -107,6 +114,8 @@ def settings_of(config: TransformerConfig, tokenizer: Tokenizer) -> dict[str, st
         "transformer-postprocess-emb": "nd" if config.embedding_norm else "d",
         "transformer-postprocess-top": '""',
     }
+    recurrent = {"transformer-decoder-autoreg": "rnn", "dec-cell": "ssru"}
+    operations |= recurrent if config.decoder_self_attention == "ssru" else {}
     settings = {name: allowed[0] or "[]" for name, allowed in FIXED.items()} | operations
     settings |= {name: str(value) for name, value in sizes.items()}
     settings |= {name: str(value).lower() for name, value in flags.items()}
@@ -152,8 +161,13 @@ def shift_bos_to_zero(model: Transformer) -> None:
     """Changes the weights in place: the embedding of bos becomes zero, and the probabilities stay the same."""
     add_biases(model)
     bos = model.target_embedding.tokens.weight.detach()[BOS].clone()
-    if not bos.any():
+    if model.config.zero_bos or not bos.any():
         return
+    if model.config.decoder_self_attention == "ssru":
+        raise ValueError(
+            "the decoder of this model starts from the embedding of bos, and Marian's decoder starts from zeros, which "
+            "an SSRU cannot compensate: train with --zero-bos, or give --format safetensors"
+        )
     if model.config.embedding_norm:
         raise ValueError(
             "this model normalises its embeddings, and its decoder starts from the embedding of bos; Marian starts "
@@ -167,12 +181,14 @@ def shift_bos_to_zero(model: Transformer) -> None:
         model.target_embedding.tokens.weight -= bos
         for embedding, layer in sides:
             entering, attention = embedding.scale * bos, layer.self_attention
+            assert isinstance(attention, SelfAttention)
             attention.qkv_proj.bias.add_(attention.qkv_proj.weight @ entering)
             attention.out_proj.bias.add_(entering)
 
 
 def add_biases(model: Transformer) -> None:
-    """Gives a bias of zeros to each linear layer without a bias, except the output projection."""
+    """Gives a bias of zeros to each linear layer without a bias, except the output projection and SSRUs."""
+    without = {model.output_projection, *(module.proj for module in model.modules() if isinstance(module, SSRU))}
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear) and module.bias is None and module is not model.output_projection:
+        if isinstance(module, torch.nn.Linear) and module.bias is None and module not in without:
             module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

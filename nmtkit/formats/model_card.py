@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from nmtkit import checkpoint
-from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.architectures.transformer_config import TransformerConfig
 
 
 def model_card(

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.formats.weights import Weights
 
 # A layer of nmtkit -> the layers of fairseq whose weights it concatenates.

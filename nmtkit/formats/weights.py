@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmtkit.architectures.transformer import TransformerConfig
+from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.checkpoint import Checkpoint
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.models import NoInitialisation, build, load_weights, to_checkpoint, vocabulary_of

@@ -17,6 +17,7 @@ from nmtkit.layers.attention_gpu import MAX_WIDTH, sdpa_attention, varlen_attent
 from nmtkit.layers.attention_reference import FULL_ATTENTION, AttentionSpec, attention_weights, reference_attention
 from nmtkit.layers.dropout import MAX_P
 from nmtkit.layers.packed import Layout, Packed
+from nmtkit.layers.scan import gated_scan, running_average
 
 # B sentences, T query tokens, S key tokens, L query tokens of the longest sentence, M key tokens of the longest
 # sentence, H heads, K width of a query or key head, Kv width of a value head, D model width
@@ -64,7 +65,12 @@ def attention(
     rows = len(query)
     query, key, value = query[: query_layout.tokens], key[: key_layout.tokens], value[: key_layout.tokens]
     attended = BACKENDS[name](query, key, value, query_layout, key_layout, spec)
-    return attended if len(attended) == rows else F.pad(attended, (0, 0, 0, 0, 0, rows - len(attended)))
+    return _with_rows(attended, rows)
+
+
+def _with_rows(x: Tensor, rows: int) -> Tensor:
+    """Returns x [T, …] with zeros appended up to this number of rows."""
+    return x if len(x) == rows else F.pad(x, (0, 0) * (x.dim() - 1) + (0, rows - len(x)))
 
 
 def backend(
@@ -126,6 +132,19 @@ class AttentionContext(Protocol):
         """Attends to the memory of the sentence with `query` T H K. `project` computes its keys and values from S D."""
 
 
+class RecurrentContext(Protocol):
+    """The tokens before the new tokens, as layers with a state of fixed size read them, and the memory."""
+
+    def gated_recurrence(self, x: Tensor, forget: Tensor) -> Tensor:
+        """Returns c_t = forget_t c_{t-1} + (1 - forget_t) x_t, with c = 0 before the first token: T D, T D -> T D."""
+
+    def average(self, x: Tensor) -> Tensor:
+        """Returns the average of the tokens of the sentence up to each token: T D -> T D."""
+
+    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
+        """Does the same as `AttentionContext.cross_attention`."""
+
+
 @dataclass(frozen=True)
 class PackedContext:
     """Context of whole sentences, for teacher forcing. Cross-attention reads `memory`.
@@ -141,6 +160,13 @@ class PackedContext:
     def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
         query, key, value = split(qkv)
         return self._attend("self", query, key, value, self.layout, spec)
+
+    def gated_recurrence(self, x: Tensor, forget: Tensor) -> Tensor:
+        tokens = self.layout.tokens
+        return _with_rows(gated_scan(x[:tokens], forget[:tokens], self.layout), len(x))
+
+    def average(self, x: Tensor) -> Tensor:
+        return _with_rows(running_average(x[: self.layout.tokens], self.layout), len(x))
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
         assert self.memory is not None

@@ -14,8 +14,10 @@ bf16 product.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,101 +69,56 @@ class KeysAndValues:
         return self.map(lambda x: F.pad(x, (0, 0, 0, positions - x.shape[4])))
 
 
-class KVCache:
-    """Keys and values of the tokens so far and of the memory, for `beams` hypotheses of each sentence and all layers.
+class MemoryCache:
+    """Keys and values of the memory for all layers: base class of the decoder states of a Transformer.
 
-    This class is the decoder state of a Transformer (see `architectures.interface.DecoderState`). `projections` has a
-    function for each layer, which computes keys and values of the memory. `dtype` is the type of projections and
-    products.
+    These classes are decoder states (see `architectures.interface.DecoderState`). `projections` has a function for each
+    layer, which computes keys and values of the memory. `dtype` is the type of projections and products.
     """
 
+    layers: Sequence[Any]  # the context of each layer in a step
+
     def __init__(
-        self,
-        memory: Packed,
-        beams: int,
-        projections: Sequence[Split],
-        *,
-        heads: int,
-        window: int | None,
-        dtype: torch.dtype,
+        self, memory: Packed, beams: int, projections: Sequence[Split], *, heads: int, dtype: torch.dtype
     ) -> None:
-        self.beams, self.projections, self.heads, self.window, self.dtype = beams, projections, heads, window, dtype
-        self.sentences = sentences = memory.layout.sentences
-        device, capacity = memory.values.device, round_up(4 * beams)
-        self.used = 0  # number of used positions, of E
-        self.new = 0  # number of positions of the newest step
+        self.beams, self.projections, self.heads, self.dtype = beams, projections, heads, dtype
+        self.sentences = memory.layout.sentences
+        self.new = 0  # number of rows of a sentence in the newest step
         self.steps = 0  # number of tokens of the oldest sentence
         self.started: Tensor | None = None  # B: number of steps before the first step of a sentence; None if all are 0
         self.memory_mask = self._memory_mask(memory, round_up(memory.layout.max_length))  # B 1 M
         self.cross_attention_mask: Tensor | None = None  # BH new M, the same mask at every step
         self.memory = self._project(memory, round_up(memory.layout.max_length))
         self.widths = self.memory.tensors[0].shape[-1], self.memory.tensors[-1].shape[-1]
-        like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
-        self.hypotheses = KeysAndValues.zeros(len(projections), sentences, heads, capacity, self.widths, like)
-        # B R E, added to scores: 0 at the positions of the ancestors of a row, else -inf
-        self.mask = like.new_full((sentences, beams, capacity), -math.inf)
-        # R R: at the positions of the newest step, a row sees only its own position
-        self.self_mask = like.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
-        self.position_step: Tensor | None = None  # B E: the step that filled a position; set only with a window
-        if window is not None:
-            self.position_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
-        self.layers = [CachedContext(self, index) for index in range(len(projections))]
 
     @property
     def rows(self) -> int:
         return self.sentences * self.beams
 
+    @abstractmethod
     def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Reserves cache positions for `tokens` [N]. Each layer then appends the keys and values of these tokens.
+        """Begins a step with `tokens` [N], and prepares `layers`.
 
         Returns the tokens to compute, and their positions (one integer if all are equal). At the first step, all rows
-        of a sentence are bos. So only one row is computed for each sentence, [B], and all rows share its cache
-        position. Later, the tokens are [N].
+        of a sentence are bos. So only one row is computed for each sentence, [B], and all rows share its result. Later,
+        the tokens are [N].
         """
+
+    @abstractmethod
+    def reorder(self, beam_index: Tensor) -> None: ...
+
+    def _advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Counts the step and sets `new`; returns the result of `advance`."""
         by_sentence = tokens.view(-1, self.beams)
-        alike = self.used == 0 and bool((by_sentence == by_sentence[:, :1]).all())
+        alike = self.steps == 0 and bool((by_sentence == by_sentence[:, :1]).all())
         self.new = 1 if alike else self.beams
-        if self.used + self.new > self.mask.shape[2]:
-            self._prune()
-        newest = self.used, self.new
-        self.used += self.new
         self.steps += 1
-        new_mask = self.mask.narrow(2, *newest)
-        new_mask.zero_() if alike else new_mask.copy_(self.self_mask)
-        mask = self.mask[:, : self.new] if self.new < self.beams else self.mask
-        if self.position_step is not None and self.window is not None:
-            self.position_step.narrow(1, *newest).fill_(self.steps)
-            far = self.position_step < self.steps - self.window // 2
-            mask = mask.masked_fill(far[:, None], -math.inf)
-        self.attention_mask = self._for_heads(mask)  # BH new E
         if self.cross_attention_mask is None or self.cross_attention_mask.shape[1] != self.new:
             self.cross_attention_mask = self._for_heads(self.memory_mask.expand(-1, self.new, -1))
-        slots = [tensor.narrow(4, *newest).unbind() for tensor in self.hypotheses.tensors]
-        self.slots = list(zip(*slots, strict=True))  # destinations of new keys and values, for each layer
-        heads, (key, value) = self.heads, self.widths
-        self.row_stride = row = heads * (2 * key + value)  # width of the projection to queries, keys and values
-        # size, strides and offset of the new keys and values in the projection, for each tensor of slots
-        size = [self.sentences, heads, self.new]
-        if key == value:
-            self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], heads * key)]
-        else:
-            self.slot_views = [
-                ([1, *size, width], [1, self.new * row, width, row, 1], first)
-                for width, first in ((key, heads * key), (value, 2 * heads * key))
-            ]
+        tokens = by_sentence[:, 0] if alike else tokens
         if self.started is None:
-            return (by_sentence[:, 0] if alike else tokens), self.steps - 1
-        position = self.steps - 1 - self.started
-        return (by_sentence[:, 0] if alike else tokens), position.repeat_interleave(self.new)
-
-    def append(self, layer: int, qkv: Tensor) -> Tensor:
-        """Appends new keys and values to the cache of a layer; returns the queries BH R K.
-
-        `qkv` [N, H*(2K+Kv)] is the projection of the newest tokens to queries, keys and values.
-        """
-        for slots, (size, stride, first) in zip(self.slots[layer], self.slot_views, strict=True):
-            slots.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + first))
-        return self.by_head(qkv, (self.row_stride, self.widths[0], 1))
+            return tokens, self.steps - 1
+        return tokens, (self.steps - 1 - self.started).repeat_interleave(self.new)
 
     def by_head(self, queries: Tensor, strides: tuple[int, int, int]) -> Tensor:
         """Returns queries as BH R K. `strides` are the distances between rows, between heads and between elements."""
@@ -171,24 +128,15 @@ class KVCache:
         size = (self.sentences, self.heads, self.new, self.widths[0])
         return queries.as_strided(size, (self.new * row, head, row, element)).flatten(0, 1)
 
-    def reorder(self, beam_index: Tensor) -> None:
-        if self.beams > 1:
-            self.mask = self.mask.flatten(0, 1).index_select(0, beam_index).view_as(self.mask)
-
     def drop_finished(self, sentences: Tensor) -> None:
         self.sentences = len(sentences)
         dtype = self._cache_dtype(len(sentences), sentences.device)
-        self.mask, self.memory_mask = self.mask[sentences].to(dtype), self.memory_mask[sentences].to(dtype)
-        self.self_mask, self.cross_attention_mask = self.self_mask.to(dtype), None
+        self.memory_mask, self.cross_attention_mask = self.memory_mask[sentences].to(dtype), None
         if self.started is not None:
             self.started = self.started[sentences]
-        if self.position_step is not None:
-            self.position_step = self.position_step[sentences]
-        self.hypotheses = self.hypotheses.map(lambda x: x.index_select(2, sentences).to(dtype))
         self.memory = self.memory.map(lambda x: x.index_select(2, sentences).to(dtype))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        self.mask[slots] = -math.inf
         started = torch.zeros(self.sentences, dtype=torch.int64, device=slots.device)
         self.started = (started if self.started is None else self.started).index_fill(0, slots, self.steps)
         length = max(round_up(memory.layout.max_length), self.memory_mask.shape[2])
@@ -231,6 +179,93 @@ class KVCache:
         bias = torch.zeros(mask.shape, device=mask.device, dtype=self._cache_dtype(len(mask), mask.device))
         return bias.masked_fill_(~mask, -math.inf)[:, None]
 
+
+class KVCache(MemoryCache):
+    """Keys and values of the tokens so far of each hypothesis, and of the memory, for all layers."""
+
+    def __init__(
+        self,
+        memory: Packed,
+        beams: int,
+        projections: Sequence[Split],
+        *,
+        heads: int,
+        window: int | None,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(memory, beams, projections, heads=heads, dtype=dtype)
+        self.window = window
+        sentences, device, capacity = self.sentences, memory.values.device, round_up(4 * beams)
+        self.used = 0  # number of used positions, of E
+        like = self.memory_mask.new_empty(0, dtype=self._cache_dtype(sentences, device))
+        self.hypotheses = KeysAndValues.zeros(len(projections), sentences, self.heads, capacity, self.widths, like)
+        # B R E, added to scores: 0 at the positions of the ancestors of a row, else -inf
+        self.mask = like.new_full((sentences, beams, capacity), -math.inf)
+        # R R: at the positions of the newest step, a row sees only its own position
+        self.self_mask = like.new_full((beams, beams), -math.inf).fill_diagonal_(0.0)
+        self.position_step: Tensor | None = None  # B E: the step that filled a position; set only with a window
+        if window is not None:
+            self.position_step = torch.zeros(sentences, capacity, dtype=torch.int64, device=device)
+        self.layers = [CachedContext(self, index) for index in range(len(projections))]
+
+    def advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
+        """Reserves cache positions for `tokens` [N]. Each layer then appends the keys and values of these tokens.
+
+        In the very first step, all rows of a sentence share one cache position.
+        """
+        result = self._advance(tokens)
+        if self.used + self.new > self.mask.shape[2]:
+            self._prune()
+        newest = self.used, self.new
+        self.used += self.new
+        new_mask, shared = self.mask.narrow(2, *newest), self.new < self.beams
+        new_mask.zero_() if shared else new_mask.copy_(self.self_mask)
+        mask = self.mask[:, : self.new] if shared else self.mask
+        if self.position_step is not None and self.window is not None:
+            self.position_step.narrow(1, *newest).fill_(self.steps)
+            far = self.position_step < self.steps - self.window // 2
+            mask = mask.masked_fill(far[:, None], -math.inf)
+        self.attention_mask = self._for_heads(mask)  # BH new E
+        slots = [tensor.narrow(4, *newest).unbind() for tensor in self.hypotheses.tensors]
+        self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
+        heads, (key, value) = self.heads, self.widths
+        self.row_stride = row = heads * (2 * key + value)  # of the projection to queries, keys and values
+        # size, strides and first element of the new keys and values within the projection, for each tensor of slots
+        size = [self.sentences, heads, self.new]
+        if key == value:
+            self.slot_views = [([2, *size, key], [heads * key, self.new * row, key, row, 1], heads * key)]
+        else:
+            self.slot_views = [
+                ([1, *size, width], [1, self.new * row, width, row, 1], first)
+                for width, first in ((key, heads * key), (value, 2 * heads * key))
+            ]
+        return result
+
+    def append(self, layer: int, qkv: Tensor) -> Tensor:
+        """Appends new keys and values to the cache of a layer; returns the queries BH R K.
+
+        `qkv` [N, H*(2K+Kv)] is the projection of the newest tokens to queries, keys and values.
+        """
+        for slots, (size, stride, first) in zip(self.slots[layer], self.slot_views, strict=True):
+            slots.copy_(qkv.as_strided(size, stride, qkv.storage_offset() + first))
+        return self.by_head(qkv, (self.row_stride, self.widths[0], 1))
+
+    def reorder(self, beam_index: Tensor) -> None:
+        if self.beams > 1:
+            self.mask = self.mask.flatten(0, 1).index_select(0, beam_index).view_as(self.mask)
+
+    def drop_finished(self, sentences: Tensor) -> None:
+        super().drop_finished(sentences)
+        dtype = self.memory_mask.dtype
+        self.mask, self.self_mask = self.mask[sentences].to(dtype), self.self_mask.to(dtype)
+        if self.position_step is not None:
+            self.position_step = self.position_step[sentences]
+        self.hypotheses = self.hypotheses.map(lambda x: x.index_select(2, sentences).to(dtype))
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        super().insert(slots, memory)
+        self.mask[slots] = -math.inf
+
     def _prune(self) -> None:
         """Drops positions that are no row's ancestor, and adds free positions. Most rows share their old ancestors."""
         alive = (self.mask == 0).any(1)  # B E
@@ -258,20 +293,11 @@ def _select_positions(tensor: Tensor, positions: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CachedContext:
-    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
+class MemoryContext:
+    """The memory that the cross-attention of one layer reads in a step."""
 
-    cache: KVCache
+    cache: MemoryCache
     layer: int
-
-    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
-        cache = self.cache
-        if qkv.dtype != cache.dtype:
-            return self.self_attention(qkv.to(cache.dtype), split, spec).to(qkv.dtype)
-        if type(split) is not HeadSplit:  # a plug-in has changed the split into queries, keys and values
-            qkv = torch.cat([part.flatten(1) for part in split(qkv)], 1)
-        query = cache.append(self.layer, qkv)
-        return cached_attention(query, *cache.hypotheses.by_layer[self.layer], cache.attention_mask, cache.sentences)
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
         cache = self.cache
@@ -281,6 +307,22 @@ class CachedContext:
         row, head, element = query.stride()
         rows = cache.by_head(query, (row, head, element))
         return cached_attention(rows, *cache.memory.by_layer[self.layer], cache.cross_attention_mask, cache.sentences)
+
+
+@dataclass(frozen=True)
+class CachedContext(MemoryContext):
+    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
+
+    cache: KVCache
+
+    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+        cache = self.cache
+        if qkv.dtype != cache.dtype:
+            return self.self_attention(qkv.to(cache.dtype), split, spec).to(qkv.dtype)
+        if type(split) is not HeadSplit:  # a plug-in changes queries, keys or values
+            qkv = torch.cat([part.flatten(1) for part in split(qkv)], 1)
+        query = cache.append(self.layer, qkv)
+        return cached_attention(query, *cache.hypotheses.by_layer[self.layer], cache.attention_mask, cache.sentences)
 
 
 def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sentences: int) -> Tensor:

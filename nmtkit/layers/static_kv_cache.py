@@ -18,8 +18,10 @@ a larger capacity takes memory but no time.
 """
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +34,7 @@ from nmtkit.layers.packed import Packed
 # target position p has cache position p x R + r), M positions of the memory, T memory tokens, H heads, K width of a
 # query or key head, Kv width of a value head, D model width
 
+Split = Callable[[Tensor], tuple[Tensor, ...]]  # see `attention.Split`
 Projection = Callable[[Tensor], Tensor]  # memory T D -> keys and values of all layers, T layers*H*(K+Kv)
 
 
@@ -43,44 +46,85 @@ class CacheLengths:
     source: int
 
 
-class StaticKVCache:
-    """Keys and values of the hypotheses and of the memory in every slot, for all layers.
+@dataclass(frozen=True, kw_only=True)
+class StaticSizes:
+    """The sizes of a static state, with the dtype and the device of its keys and values.
 
     `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum target and memory positions.
     """
 
-    def __init__(
-        self,
-        projection: Projection,
-        *,
-        layers: int,
-        heads: int,
-        widths: tuple[int, int],
-        slots: int,
-        beams: int,
-        capacity: int,
-        memory_capacity: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.projection, self.heads, self.widths = projection, heads, widths
-        self.slots, self.beams, self.capacity, self.window = slots, beams, capacity, window
-        self.keys, self.values = (
-            torch.zeros(layers, slots, heads, capacity * beams, width, dtype=dtype, device=device) for width in widths
+    layers: int
+    heads: int
+    widths: tuple[int, int]
+    slots: int
+    beams: int
+    capacity: int
+    memory_capacity: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class StaticMemory:
+    """Keys and values of the memory in every slot, for all layers: base class of the static states of a Transformer."""
+
+    def __init__(self, projection: Projection, sizes: StaticSizes) -> None:
+        self.projection, self.heads, self.widths = projection, sizes.heads, sizes.widths
+        self.slots, self.beams, self.capacity = sizes.slots, sizes.beams, sizes.capacity
+        self.memory = torch.zeros(  # in the layout that the projection returns
+            sizes.slots,
+            sizes.memory_capacity,
+            sizes.layers,
+            sizes.heads * sum(sizes.widths),
+            dtype=sizes.dtype,
+            device=sizes.device,
         )
-        self.memory = torch.zeros(
-            slots, memory_capacity, layers, heads * sum(widths), dtype=dtype, device=device
-        )  # in the layout that the projection returns
         # B 1 R M, added to scores; an empty slot attends to one position, because a softmax over no position is NaN
-        self.memory_mask = torch.full((slots, 1, beams, memory_capacity), -math.inf, dtype=dtype, device=device)
+        self.memory_mask = self.memory.new_full((sizes.slots, 1, sizes.beams, sizes.memory_capacity), -math.inf)
         self.memory_mask[..., 0] = 0.0
-        # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
-        self.ancestors = torch.zeros(slots, beams, capacity, dtype=torch.int16, device=device)
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values, self.memory, self.memory_mask, self.ancestors))
+        return self.memory.nbytes + self.memory_mask.nbytes
+
+    @abstractmethod
+    def advance(self, position: Tensor, lengths: CacheLengths) -> Sequence[Any]:
+        """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
+
+    @abstractmethod
+    def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
+        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
+
+    def insert(self, slots: Tensor, memory: Packed) -> None:
+        """Starts the sentences of `memory` in `slots`, one index for each sentence.
+
+        Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
+        """
+        layout, capacity = memory.layout, self.memory.shape[1]
+        self.memory.index_fill_(0, slots, 0.0)
+        cell = slots[layout.segment_ids] * capacity + layout.position_ids  # T
+        projected = self.projection(memory.values).to(self.memory.dtype)
+        self.memory.view(-1, projected.shape[1]).index_copy_(0, cell, projected)
+        beyond = torch.arange(capacity, device=slots.device) >= layout.lengths[:, None]
+        mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]
+        self.memory_mask.index_copy_(0, slots, mask.expand(-1, 1, self.beams, -1))
+
+
+class StaticKVCache(StaticMemory):
+    """Keys and values of the hypotheses and of the memory in every slot, for all layers."""
+
+    def __init__(self, projection: Projection, sizes: StaticSizes, window: int | None) -> None:
+        super().__init__(projection, sizes)
+        self.window = window
+        positions, like = sizes.capacity * sizes.beams, self.memory
+        self.keys, self.values = (
+            like.new_zeros(sizes.layers, sizes.slots, sizes.heads, positions, width) for width in sizes.widths
+        )
+        # B R capacity: the row that wrote the keys and values of this hypothesis at this target position
+        self.ancestors = like.new_zeros(sizes.slots, sizes.beams, sizes.capacity, dtype=torch.int16)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + sum(x.nbytes for x in (self.keys, self.values, self.ancestors))
 
     def advance(self, position: Tensor, lengths: CacheLengths) -> list["StaticContext"]:
         """Returns the context of each layer for a step. The new tokens of slot b are at position[b] [B]."""
@@ -105,43 +149,20 @@ class StaticKVCache:
         past.copy_(past.gather(1, beam_index[:, :, None].expand_as(past)))
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Starts the sentences of `memory` in `slots`, one index for each sentence.
-
-        Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
-        """
-        layout, capacity = memory.layout, self.memory.shape[1]
+        super().insert(slots, memory)
         for cache in (self.keys, self.values):
             cache.index_fill_(1, slots, 0.0)
-        self.memory.index_fill_(0, slots, 0.0)
-        cell = slots[layout.segment_ids] * capacity + layout.position_ids  # T
-        projected = self.projection(memory.values).to(self.memory.dtype)
-        self.memory.view(-1, projected.shape[1]).index_copy_(0, cell, projected)
-        beyond = torch.arange(capacity, device=slots.device) >= layout.lengths[:, None]
-        mask = self.memory_mask.new_zeros(beyond.shape).masked_fill_(beyond, -math.inf)[:, None, None]
-        self.memory_mask.index_copy_(0, slots, mask.expand(-1, 1, self.beams, -1))
 
 
 @dataclass(frozen=True)
-class StaticContext:
-    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
+class StaticMemoryContext:
+    """The memory that the cross-attention of one layer reads in a step."""
 
-    cache: StaticKVCache
+    cache: StaticMemory
     layer: int
     lengths: CacheLengths
-    newest: Tensor  # N*H: indices of the new keys and values among B*H*E
-    mask: Tensor  # B 1 R E, added to scores
 
-    def self_attention(self, qkv: Tensor, split: Callable[[Tensor], tuple[Tensor, ...]], spec: AttentionSpec) -> Tensor:
-        query, key, value = split(qkv)
-        end = self.lengths.target * self.cache.beams
-        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
-        for cache, new in ((keys, key), (values, value)):
-            cache.view(-1, cache.shape[-1]).index_copy_(0, self.newest, new.flatten(0, 1).to(cache.dtype))
-        return self._attend(query, keys[:, :, :end], values[:, :, :end], self.mask)
-
-    def cross_attention(
-        self, query: Tensor, project: Callable[[Tensor], tuple[Tensor, ...]], spec: AttentionSpec
-    ) -> Tensor:
+    def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
         cache, end = self.cache, self.lengths.source
         sizes = [cache.heads * width for width in cache.widths]
         parts = cache.memory[:, :end, self.layer].split(sizes, -1)
@@ -153,3 +174,20 @@ class StaticContext:
         rows = query.to(keys.dtype).unflatten(0, (self.cache.slots, -1)).transpose(1, 2)  # B H R K
         attended = F.scaled_dot_product_attention(rows, keys, values, mask)
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class StaticContext(StaticMemoryContext):
+    """The keys and values that one layer attends to in a step: an `attention.AttentionContext`."""
+
+    cache: StaticKVCache
+    newest: Tensor  # N*H: indices of the new keys and values among B*H*E
+    mask: Tensor  # B 1 R E, added to scores
+
+    def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
+        query, key, value = split(qkv)
+        end = self.lengths.target * self.cache.beams
+        keys, values = self.cache.keys[self.layer], self.cache.values[self.layer]
+        for cache, new in ((keys, key), (values, value)):
+            cache.view(-1, cache.shape[-1]).index_copy_(0, self.newest, new.flatten(0, 1).to(cache.dtype))
+        return self._attend(query, keys[:, :, :end], values[:, :, :end], self.mask)

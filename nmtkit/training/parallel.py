@@ -238,7 +238,7 @@ def _listed_layers(module: nn.Module) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for child in module.children():
         layers += list(child) if isinstance(child, nn.ModuleList) else _listed_layers(child)
-    return [layer for layer in layers if any(True for _ in layer.parameters())]
+    return [layer for layer in dict.fromkeys(layers) if any(True for _ in layer.parameters())]  # tied layers once
 
 
 def local_shard(tensor: Tensor) -> Tensor:

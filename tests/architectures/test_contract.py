@@ -47,6 +47,26 @@ def test_the_contract_holds(name: str, check: Check) -> None:
     check(check_architecture.subject(name, **TINY_CONFIGS[name]))
 
 
+DECODERS: dict[str, dict[str, Any]] = {
+    "average attention": {"decoder_self_attention": "average"},
+    "average without network and gate": {
+        "decoder_self_attention": "average",
+        "average_ffn": False,
+        "average_gate": False,
+        "pre_norm": True,
+    },
+    "SSRU with norms": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},
+    "few weights": {"decoder_self_attention": "ssru", "decoder_ffn": "none", "decoder_tied_layers": (1, 1)},
+    "tied attention": {"decoder_layers": 3, "decoder_tied_layers": (1, 2, 1)},
+}
+
+
+@pytest.mark.parametrize("check", check_architecture.checks, ids=title)
+@pytest.mark.parametrize("changes", DECODERS.values(), ids=DECODERS)
+def test_the_contract_holds_for_every_decoder_of_the_transformer(changes: dict[str, Any], check: Check) -> None:
+    check(check_architecture.subject("transformer_tiny", **TINY_CONFIGS["transformer_tiny"] | changes))
+
+
 @pytest.mark.parametrize("name", TINY_NAMES)
 def test_a_step_keeps_a_cache(name: str) -> None:
     model = tiny(name)

@@ -32,6 +32,8 @@ def memories(model: Architecture, *lengths: int) -> Packed:
         {"window": 4},
         {"pre_norm": True, "d_key": 4, "d_value": 12, "positions": "learned"},
         {"name": "transformer_moe_tiny"},
+        {"name": "student_tiny"},
+        {"decoder_self_attention": "average"},
     ],
 )
 @torch.inference_mode()
@@ -63,9 +65,10 @@ def test_static_steps_equal_decoding_every_prefix_again_when_rows_change_places_
         position += 1
 
 
+@pytest.mark.parametrize("kind", ["attention", "average", "ssru"])
 @torch.inference_mode()
-def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot():
-    model = tiny()
+def test_a_sentence_that_overflowed_leaves_nothing_behind_in_its_slot(kind):
+    model = tiny(decoder_self_attention=kind)
     state, slot, lengths = model.static_start(1, 2, 8, 8), torch.tensor([0]), CacheLengths(4, 8)
     fresh, used = memories(model, 3), memories(model, 6)
     state.insert(slot, used.with_values(torch.full_like(used.values, torch.nan)))
@@ -85,6 +88,7 @@ def test_the_transformers_own_way_to_decode_is_static():
     model.__class__ = type("FSDPTransformer", (FSDPModule, type(model)), {})  # as fully_shard does
     assert model.supports_static_decoding
     assert tiny("transformer_moe_tiny").supports_static_decoding
+    assert tiny("student_tiny").supports_static_decoding
     assert not tiny("convs2s_small").supports_static_decoding
     model.__class__ = type("Other", (type(model),), {"step": lambda *_: None})
     assert not model.supports_static_decoding

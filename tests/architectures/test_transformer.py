@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.architectures.interface import Architecture, PrefixState, parameter_count
-from nmtkit.architectures.transformer import BASE, BIG, Transformer, TransformerConfig
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import BASE, BIG, TransformerConfig
 from nmtkit.layers.attention import PackedContext
 from nmtkit.layers.dropout import Dropout
 from nmtkit.layers.losses import output_cross_entropy
@@ -53,6 +54,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_positions": 20,
     },
     "gated": {"activation": "swiglu", "scale_embeddings": False},
+    "average attention": {"decoder_self_attention": "average"},
+    "average attention, gate alone": {
+        "decoder_self_attention": "average",
+        "average_ffn": False,
+        "attention_bias": True,
+        "pre_norm": True,
+    },
+    "average attention, network alone": {"decoder_self_attention": "average", "average_gate": False},
+    "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True},
+    "SSRU with norms": {"decoder_self_attention": "ssru", "ssru_norm": True, "pre_norm": True},
+    "no feed-forward networks": {"decoder_ffn": "none"},
+    "tied layers": {"decoder_tied_layers": (5, 5)},
 }
 variants = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 
@@ -169,7 +182,35 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     def linear(name: str, x: Tensor) -> Tensor:
         return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
+    def average_attention(name: str, x: Tensor) -> Tensor:
+        past = torch.stack([x[: length + 1].sum(0) / (length + 1) for length in range(len(x))])
+        past = feed_forward(f"{name}.feed_forward", past) if config.average_ffn else past
+        if not config.average_gate:
+            return past
+        gates = torch.cat([x, past], -1) @ weights[f"{name}.gate.weight"].T + weights.get(f"{name}.gate.bias", 0.0)
+        gates = 1 / (1 + torch.exp(-gates))
+        return gates[:, : config.d_model] * x + gates[:, config.d_model :] * past
+
+    def scaled_norm(x: Tensor, scale: Tensor) -> Tensor:
+        variance = ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
+        return (x - x.mean(-1, keepdim=True)) / (variance + config.norm_eps).sqrt() * scale
+
+    def ssru(name: str, x: Tensor) -> Tensor:
+        value, forget = weights[f"{name}.proj.weight"].split(config.d_model)
+        values, forgets = x @ value.T, x @ forget.T
+        if config.ssru_norm:
+            values = scaled_norm(values, weights[f"{name}.norm.weight"])
+            forgets = scaled_norm(forgets, weights[f"{name}.forget_norm.weight"])
+        cell, outputs = torch.zeros(config.d_model, dtype=torch.float64), []
+        for v, f in zip(values, forgets, strict=True):
+            share = 1 / (1 + torch.exp(-(f + weights[f"{name}.forget_bias"])))
+            cell = share * cell + (1 - share) * v
+            outputs.append(cell.clamp(min=0))
+        return torch.stack(outputs)
+
     def self_attention(name: str, causal: bool, x: Tensor) -> Tensor:
+        if causal and config.decoder_self_attention != "attention":
+            return {"average": average_attention, "ssru": ssru}[config.decoder_self_attention](name, x)
         width = config.heads * config.key_width
         parts = [width, width, config.heads * config.value_width]
         query, key, value = linear(f"{name}.qkv_proj", x).split(parts, -1)
@@ -214,6 +255,7 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     def embed(side: str, tokens: list[int]) -> Tensor:
         x = weights[f"{side}_embedding.tokens.weight"][tokens]
         x = x * math.sqrt(config.d_model) if config.scale_embeddings else x
+        x = torch.cat([torch.zeros_like(x[:1]), x[1:]]) if config.zero_bos and side == "target" else x
         if config.positions == "learned":
             x = x + weights[f"{side}_embedding.positions.weight"][: len(tokens)]
         else:
@@ -232,7 +274,8 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     for layer in (f"decoder.{index}" for index in range(config.decoder_layers)):
         x = residual(x, f"{layer}.self_attention_norm", partial(self_attention, f"{layer}.self_attention", True))
         x = residual(x, f"{layer}.cross_attention_norm", partial(cross_attention, memory, f"{layer}.cross_attention"))
-        x = residual(x, f"{layer}.feed_forward_norm", partial(feed_forward, f"{layer}.feed_forward"))
+        if config.decoder_ffn == "all":
+            x = residual(x, f"{layer}.feed_forward_norm", partial(feed_forward, f"{layer}.feed_forward"))
     return norm(x, "decoder_norm") if config.pre_norm else x
 
 
@@ -311,7 +354,8 @@ def test_attention_weights_are_distributions_over_what_may_be_seen(changes: dict
             for sentence, length in enumerate(lengths.tolist()):
                 torch.testing.assert_close(weights[sentence, :, :length].sum(-1), torch.ones(heads, length))
                 assert not weights[sentence, :, length:].any()
-    assert all(not weights.triu(1).any() for weights in weights_by_kind["decoder"])
+    assert ("decoder" in weights_by_kind) == (model.config.decoder_self_attention == "attention")
+    assert all(not weights.triu(1).any() for weights in weights_by_kind.get("decoder", []))
     assert all(not weights[0, :, :, 4:].any() for weights in weights_by_kind["cross"])
 
 
@@ -387,7 +431,7 @@ def test_dropped_layers_are_those_of_the_draw() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(rounds):
         model.begin_update(generator)
-        drops += torch.tensor([layer in model.dropped for layer in (*model.encoder, *model.decoder)])
+        drops += torch.tensor([index in model.dropped for index in range(4)])
     torch.testing.assert_close(drops / rounds, torch.tensor([0.5, 0.5, 0.3, 0.3]), atol=0.05, rtol=0)
 
 
@@ -397,7 +441,7 @@ def test_the_draw_of_layers_depends_on_the_generator_alone() -> None:
         model = model_of(encoder_layerdrop=0.5, decoder_layerdrop=0.5)
         torch.manual_seed(noise)
         model.begin_update(torch.Generator().manual_seed(11))
-        draws.append([layer in model.dropped for layer in (*model.encoder, *model.decoder)])
+        draws.append([index in model.dropped for index in range(4)])
     assert draws[0] == draws[1]
 
 
@@ -407,7 +451,7 @@ def test_a_dropped_layer_passes_its_input_on_while_training_alone() -> None:
     shorter = copy.deepcopy(model)
     shorter.encoder = nn.ModuleList([model.encoder[1]])
     whole = model.encode(source).values
-    model.dropped = frozenset([model.encoder[0]])
+    model.dropped = frozenset([0])
     torch.testing.assert_close(model.encode(source).values, shorter.encode(source).values)
     torch.testing.assert_close(model.eval().encode(source).values, whole)
 
@@ -484,11 +528,51 @@ def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
         ({"encoder_layerdrop": -0.1}, "--encoder-layerdrop is -0.1"),
         ({"encoder_layers": 0}, "--encoder-layers is 0; it must be at least 1"),
         ({"window": 0}, "--window is 0; it must be at least 1"),
+        ({"ssru_norm": True}, "--ssru-norm needs --decoder-self-attention ssru, not attention"),
+        ({"average_gate": False}, "--no-average-gate needs --decoder-self-attention average, not attention"),
+        (
+            {"average_ffn": False, "decoder_self_attention": "ssru"},
+            "--no-average-ffn needs --decoder-self-attention average, not ssru",
+        ),
+        ({"decoder_tied_layers": (1, 1)}, "has 2 numbers, and there are 6 decoder layers; give one number for each"),
     ],
 )
 def test_impossible_configurations_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TransformerConfig(**changes)
+
+
+def test_tied_layers_share_all_weights_and_keep_states_of_their_own() -> None:
+    model = model_of(decoder_layers=4, decoder_tied_layers=(1, 1, 2, 1), decoder_self_attention="ssru")
+    assert model.decoder[0] is model.decoder[1] is model.decoder[3] is not model.decoder[2]
+    single = model_of(decoder_layers=2, decoder_self_attention="ssru")
+    assert parameter_count(model) == parameter_count(single)
+    assert len(model.start(model.encode(sentences(3)), 1).states) == 4
+
+
+# layers of encoder and decoder, width and inner width of Mozilla's students; millions of parameters with 32,000 entries
+STUDENTS = {
+    "student_tiny": (6, 2, 256, 1536, 17),
+    "student_base_memory": (6, 4, 384, 1536, 31),
+    "student_base": (6, 2, 512, 2048, 43),
+    "student_12_1": (12, 1, 512, 2048, 58),
+}
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+def test_students_have_their_shapes_and_sizes(name: str) -> None:
+    *shape, millions = STUDENTS[name]
+    config = ARCHITECTURES[name].preset
+    assert [config.encoder_layers, config.decoder_layers, config.d_model, config.d_ff] == shape
+    encoder, decoder, width, inner = shape
+    attention, network = 4 * width**2 + 4 * width, 2 * width * inner + width + inner  # weights and biases
+    weights = encoder * (attention + network + 4 * width)  # and two norms
+    weights += decoder * (2 * width**2 + width + attention + network + 6 * width)  # SSRU, and three norms
+    weights += 32_000 * width + 32_000  # one matrix for both embeddings and the output, and the output bias
+    with torch.device("meta"):
+        model = ARCHITECTURES[name].factory(config, Vocabulary(source=32_000, target=32_000, joint=True))
+    assert parameter_count(model) == weights
+    assert round(weights / 1e6) == millions
 
 
 def test_presets_have_the_shapes_they_are_known_by() -> None:

@@ -1,8 +1,8 @@
-"""Makes the folders in marian/: two small models that Marian itself trained on the demo's corpus, and its translations.
+"""Makes the folders in marian/: three small models that Marian itself trained on the demo's corpus, and their results.
 
-    python tests/formats/make_marian.py PYMARIAN      (the program pymarian, of the package of that name; a minute)
+    python tests/formats/make_marian.py PYMARIAN [KIND …]      (the program pymarian, of the package of that name)
 
-And a third, exported/, that nmtkit trained and Marian only reads. Each has an expected.json: sources, and what greedy
+And a fourth, exported/, that nmtkit trained and Marian only reads. Each has an expected.json: sources, and what greedy
 and beam search of Marian find for them, with scores.
 """
 
@@ -32,6 +32,8 @@ KINDS = {
     "--sentencepiece-options --normalization_rule_name=identity",
     "yml": "--dim-emb 16 --enc-depth 1 --dec-depth 2 --tied-embeddings --transformer-ffn-activation gelu "
     "--transformer-postprocess-emb nd",
+    "ssru": "--dim-emb 32 --enc-depth 1 --dec-depth 2 --tied-embeddings-all --transformer-ffn-activation relu "
+    "--transformer-decoder-autoreg rnn --dec-cell ssru --sentencepiece-options --normalization_rule_name=identity",
 }
 TRAINING = "--mini-batch 64 --maxi-batch 20 --learn-rate 0.01 --lr-warmup 50 --clip-norm 1 --after-batches 250 --seed 1"
 
@@ -56,8 +58,8 @@ def train(program: str, kind: str, folder: Path, pairs: list[tuple[str, str]]) -
                 )  # fmt: skip
             lines = pieces(model, lines)
         file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    vocabularies = ["vocab.spm", "vocab.spm"] if kind == "spm" else ["source.yml", "target.yml"]
-    size = "400" if kind == "spm" else "0"
+    vocabularies = ["vocab.spm", "vocab.spm"] if kind != "yml" else ["source.yml", "target.yml"]
+    size = "400" if kind != "yml" else "0"
     arguments = ["-m", "model.npz", "-t", *(file.name for file in files), "-v", *vocabularies]
     options = f"--type transformer --dim-vocabs {size} {size} {SIZES} {KINDS[kind]} {TRAINING}".split()
     marian(program, "train", *arguments, *options, folder=folder)
@@ -104,10 +106,12 @@ def export(program: str) -> None:
         write_expected(EXPORTED, translations(program, Path(temporary) / "folder", fragments()))
 
 
-def main(program: str) -> None:
-    export(program)
+def main(program: str, *kinds: str) -> None:
+    """Makes the models of these kinds, or all models."""
+    if not kinds:
+        export(program)
     corpus = read_corpus()
-    for kind in KINDS:
+    for kind in kinds or KINDS:
         target = FOLDER / kind
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -115,11 +119,11 @@ def main(program: str) -> None:
             folder = Path(temporary)
             train(program, kind, folder, corpus["train"])
             kept = [*folder.glob("*.spm"), folder / "model.npz", folder / "model.npz.decoder.yml"]
-            kept += [] if kind == "spm" else [folder / "source.yml", folder / "target.yml"]
+            kept += [] if kind != "yml" else [folder / "source.yml", folder / "target.yml"]
             for file in kept:
                 shutil.copyfile(file, target / file.name)
         write_expected(target, translations(program, target, [english for english, _ in corpus["test"][:200]]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

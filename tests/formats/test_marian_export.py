@@ -32,6 +32,15 @@ VARIANTS = {
     "two matrices": {"share_embeddings": False, "activation": "gelu"},
     "three matrices": {"share_embeddings": False, "tie_output": False},
     "own output": {"tie_output": False, "output_bias": True},
+    "zero bos": {"zero_bos": True, "embedding_norm": True},
+    "SSRU": {"decoder_self_attention": "ssru", "zero_bos": True, "norm_eps": 1e-6},
+    "SSRU with norms, tied": {
+        "decoder_self_attention": "ssru",
+        "ssru_norm": True,
+        "zero_bos": True,
+        "decoder_tied_layers": (1, 1),
+        "norm_eps": 1e-6,
+    },
 }
 
 
@@ -125,6 +134,11 @@ def test_every_setting_that_marian_lacks_is_named_with_what_to_train_with(tmp_pa
         save(path, tmp_path / "folder")
     assert "--positions sinusoidal_fairseq --no-pre-norm --window none" in str(caught.value)
     assert not (tmp_path / "folder").exists()
+
+
+def test_an_ssru_needs_a_start_from_zeros() -> None:
+    with pytest.raises(ValueError, match=r"starts from zeros, which an SSRU .* train with --zero-bos"):
+        to_marian(tiny_transformer(decoder_self_attention="ssru"))
 
 
 def test_normalised_embeddings_need_a_start_from_zeros() -> None:

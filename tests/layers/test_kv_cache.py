@@ -36,6 +36,33 @@ def test_a_long_search_with_random_parents_equals_decoding_every_prefix(window):
     assert pruned
 
 
+@pytest.mark.parametrize("kind", ["average", "ssru"])
+def test_a_long_recurrent_search_equals_decoding_every_prefix_when_sentences_leave_and_enter(kind):
+    model, beams = tiny_transformer(20, decoder_self_attention=kind), 3
+    generator = torch.Generator().manual_seed(2)
+    memory = model.encode(Packed.from_lists([[5, 6, 7, 2], [8, 2], [9, 10, 2], [4, 2]]))
+    state, plain = model.start(memory, beams), PrefixState(memory, beams)
+    sentences = 4
+    tokens = torch.ones(sentences * beams, dtype=torch.int64)
+    with torch.no_grad():
+        for step in range(20):
+            logits, expected = model.step(tokens, state), Architecture.step(model, tokens, plain)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+            if step in (0, 9):  # also before the rows of a sentence have states of their own
+                for one in (state, plain):
+                    one.drop_finished(torch.arange(1, sentences))
+                sentences -= 1
+            if step == 5:
+                new = model.encode(Packed.from_lists([[3, 5, 8, 9, 11, 2]]))
+                for one in (state, plain):
+                    one.insert(torch.tensor([1]), new)
+            parents = torch.randint(beams, (sentences, beams), generator=generator)
+            parents = (parents + torch.arange(sentences)[:, None] * beams).flatten()
+            for one in (state, plain):
+                one.reorder(parents)
+            tokens = torch.randint(3, 20, (sentences * beams,), generator=generator)
+
+
 def test_rows_share_one_entry_only_while_they_are_alike():
     model = tiny_transformer(20)
     memory = model.encode(Packed.from_lists([[5, 2], [8, 9, 2]]))

@@ -1,0 +1,98 @@
+"""The hyperparameters of the Transformer, and its presets."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nmtkit.config import Config, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(Config):
+    """The hyperparameters in the columns of Table 3, and options from later work."""
+
+    encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
+    decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
+    d_model: int = option(512, "width of every sub-layer's output (section 3.1)", min=1, max=65_536)
+    d_ff: int = option(2048, "inner width of the feed-forward networks (section 3.3)", min=1, max=1_048_576)
+    heads: int = option(8, "attention heads (section 3.2.2)", min=1, max=65_536)
+    d_key: int | None = option(None, "width of one head's queries and keys; none: d_model / heads", min=1, max=65_536)
+    d_value: int | None = option(None, "width of one head's values; none: d_model / heads", min=1, max=65_536)
+    dropout: float = option(
+        0.1, "dropout on each sub-layer's output and on the summed embeddings (section 5.4)", min=0, below=1
+    )
+    attention_dropout: float = option(0.0, "dropout on attention weights", min=0, below=1)
+    activation: Literal["relu", "gelu", "swish", "reglu", "geglu", "swiglu"] = option(
+        "relu",
+        "activation of the feed-forward networks; the last three are gated by a second projection (Shazeer 2020)",
+    )
+    activation_dropout: float = option(0.0, "dropout after the activation", min=0, below=1)
+    attention_bias: bool = option(False, "biases in the projections of attention")
+    positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
+        "sinusoidal",
+        "position encoding (section 3.5); halves: sines before cosines; fairseq: also the frequencies of Marian",
+    )
+    position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
+    max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
+    pre_norm: bool = option(False, "normalise before each sub-layer instead of after it")
+    window: int | None = option(
+        None, "self-attention sees only a neighbourhood of this size (section 4, r); none: all", min=1, max=16_777_216
+    )
+    decoder_self_attention: Literal["attention", "average", "ssru"] = option(
+        "attention",
+        "what the decoder has as self-attention; average: average attention (Zhang et al. 2018); ssru: simpler simple "
+        "recurrent unit (Kim et al. 2019); the state of the last two has the size of one token",
+    )
+    average_ffn: bool = option(True, "average attention has a feed-forward network on the average")
+    average_gate: bool = option(True, "average attention has a gate between its input and the average")
+    ssru_norm: bool = option(False, "the SSRU normalises both of its projections (--layer-normalization of Marian)")
+    decoder_ffn: Literal["all", "none"] = option("all", "decoder layers with a feed-forward network")
+    decoder_tied_layers: tuple[int, ...] = option(
+        (),
+        "a number for each decoder layer, such as 1,1,2,2; layers with the same number share all weights",
+        min=1,
+        max=1_000,
+    )
+    scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
+    zero_bos: bool = option(False, "the decoder starts from zeros instead of the embedding of bos, as Marian's does")
+    embedding_norm: bool = option(False, "normalise the embeddings before dropout")
+    norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
+    share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")
+    tie_output: bool = option(True, "one matrix for the target embedding and the output projection (section 3.4)")
+    output_bias: bool = option(False, "a bias in the output projection")
+    encoder_layerdrop: float = option(0.0, "probability that an update skips an encoder layer", min=0, below=1)
+    decoder_layerdrop: float = option(0.0, "probability that an update skips a decoder layer", min=0, below=1)
+    gradient_checkpointing: bool = option(False, "recompute layers in the backward pass, to save memory")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model % self.heads and (self.d_key is None or self.d_value is None):
+            raise ValueError(
+                f"--d-model {self.d_model} is not a multiple of --heads {self.heads}; "
+                "give --d-key and --d-value, the widths of one head"
+            )
+        if self.position_offset and self.positions == "learned":
+            raise ValueError("--position-offset is for sinusoidal positions; learned positions start at 0")
+        for flag, changed, kind in (
+            ("--no-average-ffn", not self.average_ffn, "average"),
+            ("--no-average-gate", not self.average_gate, "average"),
+            ("--ssru-norm", self.ssru_norm, "ssru"),
+        ):
+            if changed and self.decoder_self_attention != kind:
+                raise ValueError(f"{flag} needs --decoder-self-attention {kind}, not {self.decoder_self_attention}")
+        if self.decoder_tied_layers and len(self.decoder_tied_layers) != self.decoder_layers:
+            raise ValueError(
+                f"--decoder-tied-layers has {len(self.decoder_tied_layers)} numbers, and there are "
+                f"{self.decoder_layers} decoder layers; give one number for each layer"
+            )
+
+    @property
+    def key_width(self) -> int:
+        return self.d_key or self.d_model // self.heads
+
+    @property
+    def value_width(self) -> int:
+        return self.d_value or self.d_model // self.heads
+
+
+BASE = TransformerConfig()
+BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
