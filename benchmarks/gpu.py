@@ -15,33 +15,35 @@ Data are synthetic: random ids in sentences of log-normal lengths, 28 tokens at 
 import argparse
 import importlib
 import json
+import math
 import os
 import platform
+import random
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).resolve().parent
+from harness import ROOT, Row, command, nmtkit, search_path, shown
+
 PARTS = {  # name -> module, function, minutes on a GPU
     "correctness": ("gpu_correctness", "correctness", 3.0),
-    "end-to-end": ("gpu_end_to_end", "end_to_end", 5.0),
-    "training-base": ("gpu_training", "base", 3.0),
-    "training-big": ("gpu_training", "big", 3.5),
-    "compiled-base": ("gpu_training", "compiled_base", 3.0),
-    "compiled-big": ("gpu_training", "compiled_big", 3.5),
-    "profile": ("gpu_training", "profile", 1.0),
-    "precision": ("gpu_training", "precisions", 1.5),
-    "decoding": ("gpu_decoding", "decoding", 4.0),
-    "peers": ("gpu_decoding", "peers", 3.0),
+    "end-to-end": ("gpu", "end_to_end", 5.0),
+    "training-base": ("gpu_speed", "base", 3.0),
+    "training-big": ("gpu_speed", "big", 3.5),
+    "compiled-base": ("gpu_speed", "compiled_base", 3.0),
+    "compiled-big": ("gpu_speed", "compiled_big", 3.5),
+    "profile": ("gpu_speed", "profile", 1.0),
+    "precision": ("gpu_speed", "precisions", 1.5),
+    "decoding": ("gpu_speed", "decoding", 4.0),
+    "peers": ("gpu_speed", "peers", 3.0),
 }
 GROUPS = {"training": ["training-base", "training-big", "compiled-base", "compiled-big"]}
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +128,10 @@ def supervise(part: str, device: str, limit: float) -> dict[str, Any]:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        command = [sys.executable, __file__, "--device", device, "--run-part", *PARTS[part][:2], str(rows)]
-        root = str(BENCHMARKS.parent)
-        paths = [str(BENCHMARKS), root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        words = [sys.executable, __file__, "--device", device, "--run-part", *PARTS[part][:2], str(rows)]
+        environment = os.environ | {"PYTHONPATH": search_path(), "PYTHONUNBUFFERED": "1"}
         # a session of its own, so that what the part has started ends with it
-        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        process = subprocess.Popen(words, env=environment, start_new_session=True)
         try:
             status = "ok" if process.wait(max(limit, 1.0)) == 0 else "failed"
         except subprocess.TimeoutExpired:
@@ -164,11 +164,85 @@ def run_part(module: str, function: str, scale: Scale, rows: Path) -> int:
     return wrong
 
 
-def shown(value: object) -> str:
-    """Four digits of a fraction, all of a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.4g}" if isinstance(value, float) and abs(value) < 1000 else f"{value:,.0f}"
+# --- the commands of a user -------------------------------------------------------------------------------------------
+
+
+def write_text(folder: Path, pairs: int) -> None:
+    """Writes lines of log-normal lengths, 28 words at the mean; a target is the source backwards, in capitals."""
+    draw = random.Random(1)
+    syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+    words = ["".join(draw.choice(syllables) for _ in range(draw.randint(1, 4))) for _ in range(4_000)]
+    for split, count in (("train", pairs), ("valid", min(pairs // 10, 200))):
+        with (folder / f"{split}.xx").open("w") as source, (folder / f"{split}.yy").open("w") as target:
+            for _ in range(count):
+                length = min(200, max(1, round(draw.lognormvariate(math.log(28) - 0.15, 0.55))))
+                # common words are more common: the index of a word is a product of two uniform numbers
+                line = [words[int(len(words) * draw.random() * draw.random())] for _ in range(length)]
+                source.write(" ".join(line) + "\n")
+                target.write(" ".join(reversed(line)).upper() + "\n")
+
+
+def end_to_end(scale: Scale) -> Iterator[Row]:
+    """Types the commands of a user on made-up text, and compares the weights of a resumed run and a whole run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, data = Path(name), str(Path(name) / "data")
+        write_text(folder, scale.pairs)
+        files = ["--trainpref", str(folder / "train"), "--validpref", str(folder / "valid"), "--destdir", data]
+        size = "8000" if scale.pairs > 1000 else "400"
+        done = nmtkit("preprocess", "-s", "xx", "-t", "yy", *files, "--vocab-size", size)
+        yield {"command": "preprocess", "seconds": done.seconds}
+        half, whole = str(scale.run_updates // 2), str(scale.run_updates)
+        common = ["train", data, "--device", scale.device, "--arch", scale.run_architecture, "--seed", "7"]
+        common += ["--batch-tokens", str(scale.run_batch_tokens), "--warmup-updates", "20", "--log-interval", "5"]
+        common += ["--save-interval-updates", half]
+        common += [part for name, value in scale.depth.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+        scored, plain = ["--validate-interval-updates", half], ["--validate-interval", "none"]
+        runs = {  # title -> folder, updates, flags
+            "train, BLEU in validation": ("whole", whole, scored),
+            "train, stopped half-way": ("parts", half, scored),
+            "train, resumed": ("parts", whole, scored),
+            "train, fsdp on one rank": ("fsdp", half, ["--parallel", "fsdp", *plain]),
+        }
+        if scale.device == "cuda":
+            runs |= {f"train, {kind}": (kind, half, ["--precision", kind, *scored]) for kind in ("fp16", "fp32")}
+            runs["train, compiled"] = "compiled", half, ["--compile", *plain]
+        for title, (save_dir, updates, flags) in runs.items():
+            done = nmtkit(*common, "--save-dir", str(folder / save_dir), "--max-update", updates, *flags)
+            yield {"command": title, "seconds": done.seconds}
+        ends = (folder / save_dir / "last.pt" for save_dir in ("whole", "parts"))
+        yield {"check": "a resumed run equals a whole one"} | difference(*ends)
+        lines, output = folder / "valid.xx", folder / "output"
+        count = len(lines.read_text().splitlines())
+        python = [sys.executable, "-m"]
+        torchrun = [*python, "torch.distributed.run", "--nproc-per-node", "1", "-m"]
+        for title, flags, start in (
+            ("generate", [], python),
+            ("generate, greedy", ["--beam", "1"], python),
+            ("generate, fp32", ["--precision", "fp32"], python),
+            ("generate under torchrun", [], torchrun),
+        ):
+            words = [
+                *start,
+                "nmtkit",
+                "generate",
+                "--path",
+                str(folder / "whole" / "last.pt"),
+                "--device",
+                scale.device,
+            ]
+            done = command([*words, *flags], stdin=lines, stdout=output, PYTHONPATH=str(ROOT))
+            yield {"command": title, "seconds": done.seconds, "ok": len(output.read_text().splitlines()) == count}
+
+
+def difference(first: Path, second: Path) -> Row:
+    """Returns the largest difference of two checkpoints' weights, and whether rounding errors can explain it."""
+    import torch
+
+    states = [torch.load(path, map_location="cpu", weights_only=True)["model"] for path in (first, second)]
+    largest = max(float((states[0][name] - states[1][name]).abs().max()) for name in states[0])
+    size = max(float(tensor.abs().max()) for tensor in states[0].values())
+    # on a GPU, sums of gradients by atomic additions differ from run to run
+    return {"largest_difference": largest, "largest_weight": size, "ok": largest <= 0.02 * size}
 
 
 if __name__ == "__main__":

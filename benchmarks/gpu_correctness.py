@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from gpu import Row, Scale
-from gpu_decoding import options_of, random_sentences
-from gpu_training import lengths_of, micro_batch
+from gpu_speed import lengths_of, micro_batch, options_of, random_sentences, unwanted
 from torch import Tensor, nn
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
@@ -27,7 +26,7 @@ from nmtkit.search.candidates import BLOCK
 from nmtkit.search.continuous_batching import ContinuousBatching
 from nmtkit.search.decoding import beam_search
 from nmtkit.search.graph_search import Eager
-from nmtkit.search.segments import BatchHypotheses, Segment
+from nmtkit.search.segments import BatchHypotheses
 
 TOLERANCES = {torch.float32: 3e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}  # relative; TF32 is allowed for in fp32
 
@@ -164,13 +163,13 @@ def whole_model(device: torch.device, scale: Scale) -> Iterator[Row]:
     model = small_model(scale.vocabulary).train()
     batch = micro_batch(400, scale.vocabulary, torch.Generator().manual_seed(3))
     gradients, values = [], []
-    for place in (torch.device("cpu"), device):
-        own, given = copy.deepcopy(model).to(place), batch.to(place)
-        features = own(given.source, given.target_input)
-        loss = output_cross_entropy(own.output_projection, features, given.target_output, 0.1)[0]
+    for target in (torch.device("cpu"), device):
+        copied, moved = copy.deepcopy(model).to(target), batch.to(target)
+        features = copied(moved.source, moved.target_input)
+        loss = output_cross_entropy(copied.output_projection, features, moved.target_output, 0.1)[0]
         loss.backward()
         values.append(loss)
-        gradients.append(torch.cat([parameter.grad.flatten().cpu() for parameter in own.parameters()]))
+        gradients.append(torch.cat([parameter.grad.flatten().cpu() for parameter in copied.parameters()]))
     errors = {"loss": error(values[1], values[0]), "gradient": error(gradients[1], gradients[0])}
     cosine = torch.cosine_similarity(gradients[0].double(), gradients[1].double(), dim=0)
     yield judged("whole model, fp32", errors | {"direction": 1 - float(cosine)}, 5e-3)
@@ -203,18 +202,14 @@ def searches(device: torch.device, scale: Scale) -> Iterator[Row]:
             for backend in (None, Eager):
                 search = ContinuousBatching([model], options, 24, unwanted, device, backend)
                 with under_autocast():
-                    found = [each for _, part in search.decode([sentences]) for each in part]
+                    results = [hypotheses for _, batch in search.decode([sentences]) for hypotheses in batch]
                 kind = "eager" if backend else "CUDA graphs"
-                yield compared(f"graph search, {precision}, beam {beam}, {kind}", found, expected)
+                yield compared(f"graph search, {precision}, beam {beam}, {kind}", results, expected)
 
 
-def unwanted(batch: list[Segment]) -> BatchHypotheses:
-    raise AssertionError("no sentence has constraints")
-
-
-def compared(name: str, found: BatchHypotheses, expected: BatchHypotheses) -> Row:
+def compared(name: str, results: BatchHypotheses, expected: BatchHypotheses) -> Row:
     """Rounding may turn the order of two hypotheses that score alike, so scores count, and nearly all translations."""
-    pairs = [(ours[0], theirs[0]) for ours, theirs in zip(found, expected, strict=True)]
+    pairs = [(ours[0], theirs[0]) for ours, theirs in zip(results, expected, strict=True)]
     same = sum(ours.tokens == theirs.tokens for ours, theirs in pairs) / len(pairs)
     worst = max(abs(ours.score - theirs.score) / max(1.0, abs(theirs.score)) for ours, theirs in pairs)
     sixteen = "fp32" not in name

@@ -1,6 +1,6 @@
 """Table 1 of "Attention Is All You Need", measured: four types of layer over sentence length n and width d.
 
-    python benchmarks/layer_types.py                   # prints the tables, writes layer_types.json and .png beside it
+    python benchmarks/layer_types.py                   # prints the tables, writes layer_types.png beside this file
     python benchmarks/layer_types.py --device cuda
 
 For each type: seconds of one layer, forward and backward, for one sentence (many sentences are run at once, 4,096
@@ -10,19 +10,17 @@ operations, the number of sequential operations and the path length between the 
 The plot needs matplotlib: pip install 'nmtkit[benchmarks]'.
 """
 
-import argparse
-import json
 import math
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Report, Row, parser
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -218,113 +216,61 @@ def path_length(kind: LayerType, n: int) -> int:
 
 # Tables and plot
 
-
-def report(results: dict[str, Any]) -> str:
-    lines = [
-        f"{'layer':<27}{'paper':>11}{'operations':>15}{'forward':>15}{'backward':>15}   seconds, largest n",
-        f"{'':<27}{'':>11}{'n^ . d^ .':>15}{'n^ . d^ .':>15}{'n^ . d^ .':>15}",
-    ]
-    for name, kind in results["types"].items():
-        growth = kind["exponents"]
-        cells = [
-            f"n^{growth[column]['n']:.2f} d^{growth[column]['d']:.2f}" for column in ("flop", "forward", "backward")
-        ]
-        last = kind["over_n"][-1]
-        lines.append(
-            f"{name:<27}{kind['paper']['complexity']:>11}"
-            + "".join(f"{cell:>15}" for cell in cells)
-            + f"   {last['forward'] + last['backward']:.4f}"
-        )
-    lengths = results["counted_lengths"]
-    lines += [
-        "",
-        f"{'layer':<27}{'sequential operations':>32}{'longest path':>30}",
-        f"{'':<27}{'paper  n=' + ', '.join(map(str, lengths)):>32}{'paper  n=' + ', '.join(map(str, lengths)):>30}",
-    ]
-    for name, kind in results["types"].items():
-        sequential = kind["paper"]["sequential"] + "  " + ", ".join(map(str, kind["sequential_operations"]))
-        path = kind["paper"]["path"] + "  " + ", ".join(map(str, kind["path_length"]))
-        lines.append(f"{name:<27}{sequential:>32}{path:>30}")
-    return "\n".join(lines)
+TIMES = {"flop": lambda row: row.flop, "forward": lambda row: row.forward, "backward": lambda row: row.backward,
+         "total": lambda row: row.forward + row.backward}  # fmt: skip
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
+def plot(over_n: dict[str, list[Measurement]], over_d: dict[str, list[Measurement]], title: str, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.6), sharey=True)
-    for axis, title, panel in (("n", f"sentence length n (d = {FIXED_WIDTH})", panels[0]),
-                               ("d", f"width d (n = {FIXED_LENGTH})", panels[1])):  # fmt: skip
-        for (name, kind), marker in zip(results["types"].items(), "osD^", strict=True):
-            rows = kind[f"over_{axis}"]
-            label = f"{name}: {axis}^{kind['exponents']['total'][axis]:.2f}, paper {kind['paper']['complexity']}"
-            panel.plot(
-                [row[axis] for row in rows], [1000 * (row["forward"] + row["backward"]) for row in rows],
-                marker=marker, label=label,
-            )  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel=title)
+    labels = f"sentence length n (d = {FIXED_WIDTH})", f"width d (n = {FIXED_LENGTH})"
+    for panel, label, axis, rows_of in zip(panels, labels, "nd", (over_n, over_d), strict=True):
+        for kind, marker in zip(TYPES, "osD^", strict=True):
+            rows = rows_of[kind.name]
+            sizes, times = [getattr(row, axis) for row in rows], [1000 * (row.forward + row.backward) for row in rows]
+            name = f"{kind.name}: {axis}^{exponent(sizes, times):.2f}, paper {kind.complexity}"
+            panel.plot(sizes, times, marker=marker, label=name)
+        panel.set(xscale="log", yscale="log", xlabel=label)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=7)
     panels[0].set_ylabel("milliseconds per sentence, forward and backward")
-    figure.suptitle(f"One layer of each type, fp32, {results['device']}", fontsize=10)
+    figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
 
 
-def run(device: str, repeats: int, lengths: Sequence[int], widths: Sequence[int]) -> dict[str, Any]:
-    name = (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.machine()}, threads: {torch.get_num_threads()}"
-    )
-    results: dict[str, Any] = {
-        "device": name,
-        "torch": torch.__version__,
-        "counted_lengths": COUNTED_LENGTHS,
-        "types": {},
-    }
-    for kind in TYPES:
-        over_n = [measure(kind, n, FIXED_WIDTH, device, repeats) for n in lengths]
-        over_d = [measure(kind, FIXED_LENGTH, d, device, repeats) for d in widths]
-        growth = {
-            column: {
-                "n": exponent(lengths, [value(row) for row in over_n]),
-                "d": exponent(widths, [value(row) for row in over_d]),
-            }
-            for column, value in (
-                ("flop", lambda row: row.flop),
-                ("forward", lambda row: row.forward),
-                ("backward", lambda row: row.backward),
-                ("total", lambda row: row.forward + row.backward),
-            )
-        }
-        results["types"][kind.name] = {
-            "paper": {"complexity": kind.complexity, "sequential": kind.sequential, "path": kind.path},
-            "exponents": growth,
-            "sequential_operations": [sequential_operations(kind, n) for n in COUNTED_LENGTHS],
-            "path_length": [path_length(kind, n) for n in COUNTED_LENGTHS],
-            "over_n": [asdict(row) for row in over_n],
-            "over_d": [asdict(row) for row in over_d],
-        }
-    return results
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each measurement, of which the median counts")
-    parser.add_argument("--output", type=Path, default=Path(__file__).with_suffix(""), help="without .json and .png")
-    parser.add_argument("--longest", type=int, default=LENGTHS[-1], help="leave out longer sentences")
-    parser.add_argument("--widest", type=int, default=WIDTHS[-1], help="leave out wider layers")
-    arguments = parser.parse_args()
-    lengths = [n for n in LENGTHS if n <= arguments.longest]
-    widths = [d for d in WIDTHS if d <= arguments.widest]
-    results = run(arguments.device, arguments.repeats, lengths, widths)
-    print(report(results))
-    arguments.output.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, arguments.output.with_suffix(".png"))
+    flags = parser(__doc__, rounds=5, threads=1)
+    flags.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    flags.add_argument("--plot", type=Path, default=Path(__file__).with_suffix(".png"))
+    arguments = flags.parse_args()
+    torch.set_num_threads(arguments.threads)
+    report, quick, device = Report(arguments), arguments.quick, arguments.device
+    lengths, widths = (LENGTHS[:3], WIDTHS[:2]) if quick else (LENGTHS, WIDTHS)
+    over_n, over_d, growth, counts = {}, {}, [], []
+    for kind in TYPES:
+        by_length = [measure(kind, n, FIXED_WIDTH, device, arguments.rounds) for n in lengths]
+        by_width = [measure(kind, FIXED_LENGTH, d, device, arguments.rounds) for d in widths]
+        over_n[kind.name], over_d[kind.name] = by_length, by_width
+        row: Row = {"layer": kind.name, "paper": kind.complexity}
+        for name, value in TIMES.items():
+            exponents = (exponent(lengths, [*map(value, by_length)]), exponent(widths, [*map(value, by_width)]))
+            row[name] = f"n^{exponents[0]:.2f} d^{exponents[1]:.2f}"
+        row |= {f"ms, n = {measured.n}": 1000 * TIMES["total"](measured) for measured in by_length}
+        growth.append(row)
+        counted = COUNTED_LENGTHS[:2] if quick else COUNTED_LENGTHS
+        sequential = ", ".join(str(sequential_operations(kind, n)) for n in counted)
+        path = ", ".join(str(path_length(kind, n)) for n in counted)
+        counts.append({"layer": kind.name, "paper": kind.sequential, "sequential operations": sequential})
+        counts[-1] |= {"paper, path": kind.path, "longest path": path}
+    report.table("growth of FLOP and seconds of one layer", growth)
+    report.table(f"counted for n = {', '.join(map(str, COUNTED_LENGTHS))}", counts)
+    if not quick:
+        plot(over_n, over_d, f"One layer of each type, fp32, {device}", arguments.plot)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ With a BPE or character model that splits at spaces, the pieces of a word do not
 is true for every normaliser. So all words of a block are looked up in a table at once, and one call of SentencePiece
 per block encodes the words that are not in the table. On English lines of 12 words, one core encodes 0.34 M lines/s if
 one word in twelve is new and 0.9 M lines/s if all words are known; SentencePiece alone encodes 0.08 M lines/s.
-benchmarks/preprocess_speed.py measures all of preprocessing.
+benchmarks/data.py measures all of preprocessing.
 
 A unigram model encodes whole lines. It adds up 32-bit scores along the line, and rounding decides between two
 segmentations of a word with equal scores, such as x|xx and xx|x. The pieces of a word could be stored only after a

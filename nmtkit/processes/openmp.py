@@ -3,8 +3,8 @@
 OpenMP threads wait for each other after every operation. By default, libgomp threads spin for milliseconds while they
 wait. On idle cores, spinning is fast: with threads that sleep immediately, transformer_tiny on two threads trains at
 half the speed. On busy cores, spinning is slow: training takes 2.7 times and decoding 3.4 times as long as with a limit
-of 1,000 spins (benchmarks/busy.py). No fixed number of spins is good in both cases, and libgomp reads the setting only
-once, when torch is loaded.
+of 1,000 spins (benchmarks/RESULTS.md). No fixed number of spins is good in both cases, and libgomp reads the setting
+only once, when torch is loaded.
 
 However, libgomp limits spinning to 1,000 spins while it has more threads than there are cores. Therefore, while other
 processes need the cores, `watch_load` runs a team of additional threads that sleep. Results stay bit-identical, because

@@ -1,15 +1,13 @@
-"""`nmtkit serve` under load and under faults, beside `nmtkit generate` on the same lines and workers.
+"""Serving: how does `nmtkit serve` do under load and under faults, beside `nmtkit generate` with as many workers?
 
-    python benchmarks/serve_load.py CHECKPOINT TEXT [--part speed|faults|kills …] [--output results.json]
+    python benchmarks/serve.py --text m30k --checkpoint averaged.pt         # needs nmtkit[serve]
 
-speed   lines a second of 64 clients, each of which sends the next request when it has its answer, of one line and of
-        `--lines` lines; of `generate --workers`, start-up taken off; and the latency of one short line, alone and
-        beside those clients, p50 and p95. The clients are one process beside the server's, on the same cores.
-faults  `--requests` requests of 64 clients, of which one in ten is malformed, oversize, slow or cut off in the middle:
-        every other answer must be what `generate` says, and the server's memory is read on the way.
-kills   five workers are killed (SIGKILL) under load: every answer must be what `generate` says.
-
-Needs nmtkit[serve].
+speed   Lines per second of 64 clients, each of which sends the next request when it has its answer, with one line and
+        with `--lines` lines in a request; lines per second of `generate --workers`, without its start; and the latency
+        of one short line, alone and beside those clients, p50 and p95. The clients are one process on the same cores.
+faults  `--requests` requests of 64 clients, one in ten of which is malformed, oversize, slow or cut off in the middle.
+        Every other answer must be what `generate` writes. The table has the memory of all processes on the way.
+kills   Five workers are killed (SIGKILL) under load. Every answer must be what `generate` writes.
 """
 
 import argparse
@@ -29,6 +27,8 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from harness import Report, Row, Workspace, busy_cores, children, nmtkit, parser, search_path
 
 CLIENTS = 64
 HEAD = "POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
@@ -116,26 +116,26 @@ async def latency(port: int, pair: tuple[str, str], line: str, seconds: float) -
     return [round(statistics.quantiles(times, n=100, method="inclusive")[index], 1) for index in (49, 94)]
 
 
-async def speed(port: int, pair: tuple[str, str], lines: list[str], options: argparse.Namespace) -> dict[str, Any]:
+async def speed(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
+    lines = list(expected)
     short = min(lines, key=len)
     await throughput(port, pair, lines, 1, 2)
-    alone = await latency(port, pair, short, options.seconds / 3)
-    results: dict[str, Any] = {"short line, alone, p50 and p95 ms": alone}
+    p50, p95 = await latency(port, pair, short, options.seconds / 3)
+    rows: list[Row] = [{"clients": "one, a short line", "lines/s": 1000 / p50, "p50 ms": p50, "p95 ms": p95}]
     for per_request in (1, options.lines):
         load = asyncio.create_task(throughput(port, pair, lines, per_request, options.seconds))
         await asyncio.sleep(1)
-        results[f"beside {CLIENTS} clients, {per_request} lines a request"] = await latency(
-            port, pair, short, options.seconds - 2
-        )
-        results[f"lines a second, {per_request} a request"] = round(await load, 1)
-    return results
+        p50, p95 = await latency(port, pair, short, options.seconds - 2)
+        name = f"{CLIENTS}, {per_request} lines a request; a short line beside them"
+        rows.append({"clients": name, "lines/s": await load, "p50 ms": p50, "p95 ms": p95})
+    return [row | {"of generate": row["lines/s"] / options.rate} for row in rows]
 
 
-async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> Any:
-    """Sends requests of which one in ten is a bad one; returns how many of each there were, and what became of them."""
+async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
+    """Sends requests, one in ten of which is bad; returns the counts of each kind and the memory in ten stages."""
     lines, left = list(expected), options.requests
     counts: Counter[str] = Counter()
-    memory: dict[str, list[int]] = {"server": [], "workers and their parent": []}
+    stages: list[Row] = []
 
     async def bad(client: Client, draw: random.Random) -> None:
         kind = draw.choice(["malformed", "oversize", "slow", "cut off"])
@@ -168,23 +168,23 @@ async def faults(port: int, pair: tuple[str, str], expected: dict[str, str], opt
         draw, connection = random.Random(number), Client(port)
         while left > 0:
             left -= 1
-            if left % 1000 == 0:
-                server = own_memory(options.server)
-                memory["server"].append(server)
-                memory["workers and their parent"].append(memory_of(options.server) - server)
+            if left % max(1, options.requests // 10) == 0:
+                server, others = memory_of(options.server), sum(map(tree_memory, children(options.server)))
+                stages.append({"requests left": left, "server MB": server, "workers and parent MB": others})
             if draw.random() < 0.1:
                 await bad(connection, draw)
             else:
                 line = draw.choice(lines)
-                found = await connection.translate(line, pair)
-                counts["right" if found == expected[line] else "wrong"] += 1
+                answered = await connection.translate(line, pair)
+                counts["right" if answered == expected[line] else "wrong"] += 1
         connection.close()
 
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
-    return {"requests": dict(counts), "MB of all processes, every 1,000": memory}
+    names = ("right", "wrong", "malformed", "oversize", "slow", "cut off")
+    return [stage | {name: counts[name] for name in names} for stage in stages]
 
 
-async def kills(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> Any:
+async def kills(port: int, pair: tuple[str, str], expected: dict[str, str], options: argparse.Namespace) -> list[Row]:
     lines, counts = list(expected), Counter[str]()
     stop = False
 
@@ -192,65 +192,57 @@ async def kills(port: int, pair: tuple[str, str], expected: dict[str, str], opti
         draw, connection = random.Random(number), Client(port)
         while not stop:
             chunk = draw.sample(lines, min(4, len(lines)))
-            found = await connection.translate(chunk, pair)
-            counts["right" if found == [expected[line] for line in chunk] else "wrong"] += 1
+            answered = await connection.translate(chunk, pair)
+            counts["right" if answered == [expected[line] for line in chunk] else "wrong"] += 1
 
     clients = [asyncio.create_task(client(number)) for number in range(CLIENTS)]
     for number in range(5):
         await asyncio.sleep(1.5)
         (parent,) = children(options.server)
-        os.kill(children(parent)[number % 2], signal.SIGKILL)
+        workers = children(parent)
+        os.kill(workers[number % len(workers)], signal.SIGKILL)
     await asyncio.sleep(1.5)
     stop = True
     await asyncio.gather(*clients)
-    return {"killed": 5, "requests": dict(counts)}
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def own_memory(pid: int) -> int:
-    """Returns the memory in MB of a process, its share of what it shares with others; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(found[1]) // 1024 if found else 0
-    return 0
+    return [{"killed workers": 5, "right": counts["right"], "wrong": counts["wrong"]}]
 
 
 def memory_of(pid: int) -> int:
-    """Returns the memory in MB of a process and all below it, what they share counted once."""
-    return own_memory(pid) + sum(memory_of(child) for child in children(pid))
+    """Returns the memory of a process in MB, with its share of shared pages; 0 if the process has ended."""
+    with contextlib.suppress(OSError):
+        pss = re.search(r"^Pss:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        return int(pss[1]) // 1024 if pss else 0
+    return 0
 
 
-# --- beside generate --------------------------------------------------------------------------------------------------
+def tree_memory(pid: int) -> int:
+    return memory_of(pid) + sum(map(tree_memory, children(pid)))
 
 
-def generate(checkpoint: Path, lines: list[str], options: argparse.Namespace) -> tuple[list[str], float]:
-    """Returns the translations, and the lines a second: what twice the lines take longer than once."""
+# --- processes --------------------------------------------------------------------------------------------------------
 
-    def run(times: int) -> tuple[list[str], float]:
-        start = time.monotonic()
-        command = [sys.executable, "-m", "nmtkit", "generate", "--path", str(checkpoint), "-q"]
-        text = ("\n".join(lines) + "\n") * times
-        output = subprocess.run(
-            [*command, "--workers", str(options.workers), *options.flags], input=text.encode(), capture_output=True,
-            check=True,
-        ).stdout  # fmt: skip
-        return output.decode().split("\n")[: len(lines)], time.monotonic() - start
 
-    found, once = run(1)
-    repeats = 1 + options.repeats
-    return found, options.repeats * len(lines) / (run(repeats)[1] - once)
+def generate(
+    workspace: Workspace, path: Path, lines: list[str], options: argparse.Namespace
+) -> tuple[list[str], float]:
+    """Returns the translations, and the lines per second without the start: of several passes less one pass."""
+    flags = ["--path", str(path), "-q", "--workers", str(options.workers), *options.flags]
+    seconds = {}
+    source, output = workspace.folder / "serve.txt", workspace.folder / "serve.out"
+    for repeats in (1 + options.repeats, 1):
+        source.write_text("".join(f"{line}\n" for line in lines * repeats), encoding="utf-8")
+        seconds[repeats] = nmtkit("generate", *flags, stdin=source, stdout=output).seconds
+    steady = max(0.01, seconds[1 + options.repeats] - seconds[1])
+    return output.read_text(encoding="utf-8").split("\n")[:-1], options.repeats * len(lines) / steady
 
 
 @contextlib.contextmanager
-def server(checkpoint: Path, pair: tuple[str, str], options: argparse.Namespace) -> Any:
+def server(path: Path, pair: tuple[str, str], options: argparse.Namespace) -> Any:
+    """Runs the service; yields its port."""
+    words = [sys.executable, "-m", "nmtkit", "serve", "--port", "0", "--workers", str(options.workers)]
+    words += ["--path", f"{'-'.join(pair)}={path}", *options.flags]
     with tempfile.NamedTemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [*(sys.executable, "-m", "nmtkit", "serve", "--port", "0", "--workers", str(options.workers)),
-             *("--path", f"{'-'.join(pair)}={checkpoint}", *options.flags)], stderr=log,
-        )  # fmt: skip
+        process = subprocess.Popen(words, stderr=log, env=os.environ | {"PYTHONPATH": search_path()})
         try:
             while not (port := re.search(r"at http://\S+:(\d+) ", Path(log.name).read_text())):
                 assert process.poll() is None, Path(log.name).read_text()
@@ -264,41 +256,29 @@ def server(checkpoint: Path, pair: tuple[str, str], options: argparse.Namespace)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--pair", default="en-de", help="languages")
-    parser.add_argument("--part", action="append", choices=["speed", "faults", "kills"])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--lines", type=int, default=16, help="of a request of several")
-    parser.add_argument("--seconds", type=float, default=12, help="of each measurement")
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--repeats", type=int, default=4, help="times that generate goes over the text")
-    parser.add_argument("--flags", default="", help="for both commands, as '--precision int8'")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
+    parts = {"speed": speed, "faults": faults, "kills": kills}
+    flags = parser(__doc__, list(parts))
+    flags.add_argument("--checkpoint", type=Path, help="default: a transformer_tiny is trained")
+    flags.add_argument("--workers", type=int, default=2)
+    flags.add_argument("--lines", type=int, default=16, help="of a request with several")
+    flags.add_argument("--seconds", type=float, default=12, help="of each measurement")
+    flags.add_argument("--requests", type=int, default=10_000)
+    flags.add_argument("--repeats", type=int, default=4, help="further passes of generate over the text")
+    flags.add_argument("--flags", default="", help="for both commands, such as '--precision int8'")
+    options = flags.parse_args()
     options.flags = options.flags.split()
-    lines = [line for line in options.text.read_text(encoding="utf-8").split("\n") if line]
-    source, _, target = options.pair.partition("-")
-    pair = source, target
-    parts = options.part or ["speed", "faults", "kills"]
-    found, rate = generate(options.checkpoint, lines, options)
-    expected = dict(zip(lines, found, strict=True))
-    results: dict[str, Any] = {"generate, lines a second": round(rate, 1)}
-    with server(options.checkpoint, pair, options) as port:
-        for part in parts:
-            if part == "speed":
-                results[part] = asyncio.run(speed(port, pair, lines, options))
-                for per_request in (1, options.lines):
-                    found_rate = results[part][f"lines a second, {per_request} a request"]
-                    results[part][f"share of generate, {per_request} a request"] = round(found_rate / rate, 3)
-            else:
-                run = faults if part == "faults" else kills
-                results[part] = asyncio.run(run(port, pair, expected, options))
-            print(json.dumps({part: results[part]}, indent=1), flush=True)
-    print(json.dumps(results, indent=1))
-    if options.output is not None:
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
+    if options.quick:
+        options.seconds, options.requests, options.repeats, options.flags = 3, 100, 1, ["--max-len-b", "5"]
+    workspace, report = Workspace(options), Report(options)
+    training = f"--arch transformer_tiny --max-update {2 if options.quick else 900} --threads 2"
+    path = options.checkpoint or workspace.trained("tiny", training)
+    lines = list(dict.fromkeys(line for line in workspace.lines("test", 0) if line))
+    texts, options.rate = generate(workspace, path, lines, options)
+    expected = dict(zip(lines, texts, strict=True))
+    with busy_cores(options.busy), server(path, workspace.pair, options) as port:
+        for part in options.parts:
+            rows = asyncio.run(parts[part](port, workspace.pair, expected, options))
+            report.table(f"{part}; generate makes {options.rate:,.0f} lines/s", rows)
 
 
 if __name__ == "__main__":
