@@ -5,6 +5,7 @@ an absurd allocation are results of a test and not its end.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+ROOT = Path(__file__).parent.parent
 SERVER = """
 import json, os, resource, signal, sys, traceback
 import torch
@@ -79,8 +81,12 @@ class Forks:
 
     def __enter__(self) -> "Forks":
         command = [sys.executable, "-c", SERVER]
-        self.server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.folder = tempfile.TemporaryDirectory()
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=self.folder.name,
+            env=os.environ | {"PYTHONPATH": paths},
+        )  # fmt: skip
         assert self.server.stdout is not None and self.server.stdout.readline() == "ready\n"
         return self
 

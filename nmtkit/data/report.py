@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from nmtkit.data.cleaning import CleaningStatistics, in_order
 from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
 from nmtkit.pages.charts import bar_chart
-from nmtkit.pages.document import document, table
+from nmtkit.pages.document import Html, render
 
 LONGEST_BAR = 256  # tokens; the last bar of a length histogram also counts all longer sentences
 TOP_PIECES = 40
@@ -120,70 +119,40 @@ class Report:
 
 def page(report: Report) -> str:
     """Returns the page as HTML."""
-    return document(
-        f"Dataset {report.source_lang} → {report.target_lang}",
-        _splits(report),
-        _corpora(report),
-        *(_histograms(name, split, report) for name, split in report.splits.items()),
-        f'<div class="sides">{"".join(_pieces(side, pieces) for side, pieces in report.pieces.items())}</div>',
-        _examples(report),
+    statistics = report.cleaning()
+    return render(
+        "dataset.html",
+        title=f"Dataset {report.source_lang} → {report.target_lang}",
+        languages=[report.source_lang, report.target_lang],
+        subsets=[
+            (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
+        ],
+        corpora=[
+            (str(it.source), it.read, sum(it.cleaning.dropped.values()), it.written, round(it.weight, 3))
+            for it in report.corpora
+        ],
+        reasons=report.reason_rows(),
+        lengths={name: _charts(split, report) for name, split in report.splits.items()},
+        pieces=report.pieces,
+        examples=[
+            (
+                f"{reason} ({'dropped' if reason in statistics.dropped else 'kept'})",
+                [(item.position, _visible(item.source), _visible(item.target)) for item in examples],
+            )
+            for reason, examples in statistics.examples.items()
+        ],
+        body=[],
     )
 
 
-def _splits(report: Report) -> str:
-    head = ["subset", "pairs", f"{report.source_lang} tokens", f"{report.target_lang} tokens"]
-    rows = [
-        (name, split.pairs, split.tokens["source"], split.tokens["target"]) for name, split in report.splits.items()
-    ]
-    return "<h2>Subsets</h2>\n" + table(head, rows) + "<p>Token counts include the end-of-sentence token.</p>"
-
-
-def _corpora(report: Report) -> str:
-    if not report.corpora:
-        return ""
-    rows = [
-        (
-            str(corpus.source),
-            corpus.read,
-            sum(corpus.cleaning.dropped.values()),
-            corpus.written,
-            round(corpus.weight, 3),
-        )
-        for corpus in report.corpora
-    ]
-    reasons = report.reason_rows()
-    return (
-        "<h2>Training corpora</h2>\n"
-        + table(["corpus", "pairs read", "dropped", "kept", "weight"], rows)
-        + (table(["reason", "pairs", ""], reasons) if reasons else "<p>No pair was dropped.</p>")
-    )
-
-
-def _histograms(name: str, split: SplitReport, report: Report) -> str:
+def _charts(split: SplitReport, report: Report) -> list[Html]:
+    """Returns a chart of the lengths of each side."""
     languages = {"source": report.source_lang, "target": report.target_lang}
     charts = []
     for side, counts in split.histograms.items():
         more = f", {LONGEST_BAR} or more at the end" if counts[LONGEST_BAR] else ""
-        charts.append(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens"))
-    return f'<h2>Lengths: {escape(name)}</h2>\n<div class="charts">{"".join(charts)}</div>'
-
-
-def _pieces(side: str, pieces: PieceReport) -> str:
-    return (
-        f"<div><h2>Pieces: {side}</h2>\n<p>{pieces.unused:,} of {pieces.size:,} entries do not occur in training. "
-        "The most frequent entries:</p>\n" + table(["piece", "count"], pieces.top) + "</div>"
-    )
-
-
-def _examples(report: Report) -> str:
-    parts = []
-    statistics = report.cleaning()
-    for reason, examples in statistics.examples.items():
-        fate = "dropped" if reason in statistics.dropped else "kept"
-        rows = [(item.position, _visible(item.source), _visible(item.target)) for item in examples]
-        heading = f"<h3>{escape(reason)} ({fate})</h3>"
-        parts.append(heading + table(["line", report.source_lang, report.target_lang], rows))
-    return "<h2>Examples</h2>\n" + "\n".join(parts) if parts else ""
+        charts.append(Html(bar_chart(languages[side], f"sentences by tokens{more}", counts.tolist(), "tokens")))
+    return charts
 
 
 def _visible(text: str) -> str:

@@ -234,10 +234,11 @@ function render() {
 }
 
 const isKnown = item => Boolean(state.translations?.known.has(item.text));
+const isPending = item => !isKnown(item) && !state.translations?.refused.has(item.text);  // before the request is sent, too
 const everythingFailed = () => state.items.length > 0 && state.items.every(item => state.translations?.refused.has(item.text));
 
 function buttons() {
-  const total = state.items.length, done = state.items.filter(isKnown).length, pending = state.translations?.missing.length ?? 0;
+  const total = state.items.length, done = state.items.filter(isKnown).length, pending = state.items.filter(isPending).length;
   $("copy").disabled = $("download").disabled = !done || pending > 0;
   $("hint").textContent = done ? hints().join(" ") : "";
   $("pending").textContent = pending && total > 3 ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} sentences` : "";

@@ -9,11 +9,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import nmtkit
+from nmtkit.data.cleaning import CleaningStatistics, Example
+from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, page
 from nmtkit.pages import charts
-from nmtkit.pages.document import Html, asset, document, table
+from nmtkit.pages.document import asset
 
 FOLDER = Path(nmtkit.__file__).parent / "pages"
 
@@ -58,10 +61,20 @@ def test_text_has_a_contrast_of_four_and_a_half_in_both_schemes() -> None:
             assert (other + 0.05) / (one + 0.05) >= 4.5, (ink, ground, scheme[ink], scheme[ground])
 
 
-def test_a_document_escapes_its_title_and_closes_what_it_opens() -> None:
-    page = document("a <b>", "<h2>c</h2>" + table(["x", "<y>"], [["<i>", 1234], [Html("<b>z</b>"), 5]]))
-    assert "<title>a &lt;b&gt;</title>" in page and "&lt;i&gt;" in page and "<b>z</b>" in page and ">1,234<" in page
-    assert "<h2>c</h2>" in page
+def test_the_page_of_a_dataset_escapes_its_texts_and_closes_what_it_opens() -> None:
+    cleaning = CleaningStatistics({"NUL byte": 1234}, {}, {"NUL byte": [Example("<f>:7", "a\0<i>", "b")]})
+    split = SplitReport.of({"source": np.array([3, 4]), "target": np.array([5, 6])})
+    report = Report(
+        "a <b>", "de", {"source": 9}, {"<s>": split}, [CorpusReport(Path("c&d"), Path("d"), 5, 4, cleaning=cleaning)],
+        {"source": PieceReport([("<p>", 4321)], 1, 9)},
+    )  # fmt: skip
+    html = page(report)
+    assert "<title>Dataset a &lt;b&gt; → de</title>" in html and "<h2>Lengths: &lt;s&gt;</h2>" in html
+    for cell in ("&lt;f&gt;:7", "a␀&lt;i&gt;", "&lt;p&gt;", "c&amp;d"):
+        assert f'<td dir="auto">{cell}</td>' in html
+    for number in ("1,234", "4,321", "7", "11"):
+        assert f'<td class="number">{number}</td>' in html
+    assert "<h3>NUL byte (dropped)</h3>" in html and html.count("<figure") == 2
     opened: list[str] = []
 
     class Tags(HTMLParser):
@@ -72,7 +85,7 @@ def test_a_document_escapes_its_title_and_closes_what_it_opens() -> None:
         def handle_endtag(self, tag: str) -> None:
             assert opened.pop() == tag
 
-    Tags().feed(page)
+    Tags().feed(html)
     assert opened == []
 
 
