@@ -18,6 +18,7 @@ A checkpoint is one `.pt` file that holds a dict of plain tensors and plain type
     averaged      names of the files, in averaged checkpoints
     adapters      facts about low-rank adapters, if `model` holds only adapters: "base", the path of the adapted
                   checkpoint; "fingerprint" of its model; "rank", "alpha" and "layers", the values of --adapter-…
+    shortlist     target pieces of each source piece for --shortlist, if any: three tensors (search/shortlist.py)
     training      training state, only in the newest checkpoints of a run: optimizer and raw weights by parameter name,
                   schedule, position in the data, best score
 """

@@ -70,6 +70,7 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
     with NoInitialisation():
         model = build(name, config, vocabulary_of(tokenizer))
     load_weights(model, contents["model"], f"{path} does not match architecture {name!r}")
+    model.shortlist = contents.get("shortlist")
     return model.eval(), tokenizer
 
 

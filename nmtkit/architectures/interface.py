@@ -36,6 +36,7 @@ class Architecture(nn.Module, ABC):
     output_projection: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
     max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
+    shortlist: dict[str, Tensor] | None = None  # entry of the checkpoint, the state of a `search.shortlist.Shortlist`
 
     @property
     def find_unused_parameters(self) -> bool:

@@ -17,6 +17,7 @@ COMMANDS = {
     "preprocess": "Make a binarized dataset from raw parallel text.",
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
+    "shortlist": "Learn which target pieces a search has to consider.",
     "generate": "Translate a subset of a dataset, files, or standard input.",
     "serve": "Translate over HTTP, with the interface of LibreTranslate.",
     "score": "Compute BLEU, chrF, TER and more; test if systems differ.",

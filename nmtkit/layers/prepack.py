@@ -1,5 +1,6 @@
 """Linear layers for inference on a CPU, with weights in the layout of the kernels, in fp32, bf16 or int8."""
 
+import copy
 import ctypes
 import functools
 import logging
@@ -189,6 +190,7 @@ class InferenceLinear(nn.Module, ABC):
     """An `nn.Linear` with a weight layout for inference. `dtype` is the type of the weights."""
 
     dtype: torch.dtype
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -307,15 +309,34 @@ class Int8Linear(InferenceLinear):
         super().__init__(linear)
         weight = linear.weight.detach().float()
         scale = weight.abs().amax(1).clamp_min(1e-30) / (largest_int8_weight() if limit is None else limit)
-        quantized = (weight / scale[:, None]).round().to(torch.int8)
-        self.few = fbgemm_weight(quantized, scale)
-        self.few_rows = fbgemm_rows(self.in_features, self.out_features)
-        self.packed: Tensor | None = None
-        if torch.backends.mkldnn.is_available():
-            self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.in_features])
-        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: scale of weight x input, rounded as in FBGEMM
-        self.zero_point = torch.zeros(self.out_features, dtype=torch.int64)
         self.bias = None if linear.bias is None else linear.bias.detach().float()
+        self.few_rows = fbgemm_rows(self.in_features, self.out_features)
+        self.unpacked: tuple[Tensor, Tensor] | None = None  # kept for `select`: weights in int8, and their scales
+        self.pack((weight / scale[:, None]).round().to(torch.int8), scale, torch.backends.mkldnn.is_available())
+
+    def pack(self, quantized: Tensor, scale: Tensor, with_onednn: bool) -> None:
+        """Lays out weights [outputs, inputs] in int8, with their scales [outputs]."""
+        self.few = fbgemm_weight(quantized, scale)
+        self.packed: Tensor | None = None
+        if with_onednn:
+            self.packed = torch.ops.onednn.qlinear_prepack(quantized, [ROWS, self.in_features])
+        self.weight_scale = scale
+        self.scale = scale * torch.tensor(1 / 127)  # [outputs]: scale of weight x input, rounded as in FBGEMM
+        self.zero_point = torch.zeros(len(scale), dtype=torch.int64)
+
+    def select(self, columns: Tensor) -> "Int8Linear":
+        """Returns the layer that computes only the outputs `columns`, with the same results."""
+        if self.unpacked is None:
+            whole = (
+                self.packed.to_dense().t() if self.packed is not None else (self.weight / self.weight_scale[:, None])
+            )
+            self.unpacked = whole.round().to(torch.int8).contiguous(), self.weight_scale
+        quantized, scale = self.unpacked
+        layer = copy.copy(self)
+        layer.out_features, layer.unpacked = len(columns), None
+        layer.bias = None if self.bias is None else self.bias[columns]
+        layer.pack(quantized[columns], scale[columns], with_onednn=self.few is None)
+        return layer
 
     @property
     def weight(self) -> Tensor:

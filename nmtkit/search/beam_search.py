@@ -12,14 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.candidates import Candidates, continuations, is_over, length_penalty
 from nmtkit.search.constraints import ConstraintProcessor, Constraints
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
-from nmtkit.search.scorer import Scorer
+from nmtkit.search.scorer import Scorer, SearchModel
 from nmtkit.search.segments import Hypothesis
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, L tokens of a hypothesis so far, V target
@@ -67,7 +66,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        models: Sequence[Architecture],
+        models: Sequence[SearchModel],
         source: Packed,
         options: SearchOptions,
         constraints: Sequence[Constraints],

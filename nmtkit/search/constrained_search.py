@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch
@@ -20,6 +19,7 @@ from nmtkit.search.candidates import Candidates, continuations
 from nmtkit.search.constraints import NONE, Constraints, Phrase, PieceEdges, RequiredPhrase
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.scorer import SearchModel
 from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
@@ -165,36 +165,12 @@ def lacking(
     return result
 
 
-def with_required(
-    models: Sequence[Architecture],
-    source: Packed,
-    options: SearchOptions,
-    constraints: Sequence[Constraints],
-    edges: PieceEdges | None,
-    results: list[list[Hypothesis]],
-    processors: Sequence[LogitsProcessor] = (),
-) -> list[list[Hypothesis]]:
-    """Searches again, with constraints, the sentences whose `results` lack a required phrase. Returns all results.
-
-    If an unconstrained result contains all phrases, it is the better one. Banks take slots of the beam away from the
-    best hypotheses before a phrase begins, so they are used only for sentences that need them.
-    """
-    missing = lacking(constraints, results, options, edges)
-    if missing:
-        rest = source.select(torch.tensor(missing, device=source.values.device))
-        of_missing = [constraints[index] for index in missing]
-        search = ConstrainedBeamSearch(models, rest, options, of_missing, edges, processors)
-        for index, hypotheses in zip(missing, search.run(), strict=True):
-            results[index] = hypotheses
-    return results
-
-
 class ConstrainedBeamSearch(BeamSearch):
     """A search whose finished hypotheses contain all required phrases, in order if `options.ordered_constraints`."""
 
     def __init__(
         self,
-        models: Sequence[Architecture],
+        models: Sequence[SearchModel],
         source: Packed,
         options: SearchOptions,
         constraints: Sequence[Constraints],

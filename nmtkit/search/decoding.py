@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch
 from nmtkit.search.candidates import length_penalty
-from nmtkit.search.constrained_search import with_required
+from nmtkit.search.constrained_search import ConstrainedBeamSearch, lacking
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
+from nmtkit.search.limited_search import Models, Search, limited_search
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.sampling import Sampling
 from nmtkit.search.scorer import mean_log_probabilities
 from nmtkit.search.segments import BatchHypotheses, Hypothesis, SegmentBatch
+from nmtkit.search.shortlist import Shortlist
 
 PROJECTED_ROWS = 1024  # largest number of tokens whose distributions are in memory at the same time
 
@@ -33,11 +36,12 @@ def decode(
     device: torch.device,
     edges: PieceEdges | None = None,
     processors: Sequence[LogitsProcessor] = (),
+    shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
     """Returns the hypotheses of each sentence of a batch, with the results that `options` request.
 
     `processors` change the log probabilities of the search. `edges` of the target pieces are needed for required
-    phrases of whole words.
+    phrases of whole words, and a `shortlist` for `options.shortlist`.
     """
     if not batch:
         return []
@@ -49,7 +53,7 @@ def decode(
         results = [[hypothesis] for hypothesis in scored]
     else:
         constraints, seeds = [sentence.constraints for sentence in batch], [sentence.seed for sentence in batch]
-        results = beam_search(models, source, options, constraints, seeds, edges, processors)
+        results = beam_search(models, source, options, constraints, seeds, edges, processors, shortlist)
     return annotated(models, batch, options, device, results)
 
 
@@ -79,19 +83,42 @@ def beam_search(
     seeds: Sequence[int] | None = None,
     edges: PieceEdges | None = None,
     processors: Sequence[LogitsProcessor] = (),
+    shortlist: Shortlist | None = None,
 ) -> BatchHypotheses:
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
     Translations of a sentence differ in their pieces; samples can be equal. `constraints` and `seeds` have one element
     for each sentence; by default the seed of its samples is the index of the sentence. `edges` of the target pieces are
-    needed for required phrases of whole words. If all hypotheses of a sentence overflow, a warning is logged and its
-    only translation is empty with score -inf.
+    needed for required phrases of whole words, and a `shortlist` for `options.shortlist`. If all hypotheses of a
+    sentence overflow, a warning is logged and its only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
-    if options.sampling:
-        return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
-    results = BeamSearch(models, source, options, constraints, processors).run()
-    return with_required(models, source, options, constraints, edges, results, processors)
+
+    def run(search: Search, source: Packed, constraints: Sequence[Constraints]) -> BatchHypotheses:
+        if shortlist is None or not options.shortlist:
+            return search(models, source, constraints, edges)
+        return limited_search(models, source, constraints, edges, shortlist, search)
+
+    def unconstrained(models: Models, source: Packed, constraints: Sequence[Constraints], *_: Any) -> BatchHypotheses:
+        if options.sampling:
+            return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
+        return BeamSearch(models, source, options, constraints, processors).run()
+
+    def constrained(
+        models: Models, source: Packed, constraints: Sequence[Constraints], edges: PieceEdges | None
+    ) -> BatchHypotheses:
+        return ConstrainedBeamSearch(models, source, options, constraints, edges, processors).run()
+
+    results = run(unconstrained, source, constraints)
+    missing = [] if options.sampling else lacking(constraints, results, options, edges)
+    if missing:
+        # If an unconstrained result contains all phrases, it is the better one. Banks take slots of the beam away from
+        # the best hypotheses before a phrase begins, so they are used only for sentences that need them.
+        rest = source.select(torch.tensor(missing, device=source.values.device))
+        found = run(constrained, rest, [constraints[index] for index in missing])
+        for index, hypotheses in zip(missing, found, strict=True):
+            results[index] = hypotheses
+    return results
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ SEARCH_RULES = (
     FlagRule("--top-p", needs=("--sampling",)),
     FlagRule("--seed", needs=("--sampling",)),
     FlagRule("--diversity", needs=("--diverse-groups",)),
+    FlagRule("--shortlist", excludes=("--logits-processors",), reason="processors need all target pieces"),
     FlagRule(
         "--score-reference",
         excludes=(
@@ -27,7 +28,7 @@ SEARCH_RULES = (
                 "--no-repeat-ngram",
                 "--diverse-groups",
             ),
-            *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen"),
+            *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen", "--shortlist"),
         ),
         reason="nothing is searched",
     ),
@@ -48,7 +49,7 @@ CTRANSLATE2_RULE = FlagRule(
             "--min-len",
         ),
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
-        *("--source-lang", "--target-lang", "--glossary"),
+        *("--source-lang", "--target-lang", "--glossary", "--shortlist"),
     ),
     reason="CTranslate2 lacks this option or understands it differently",
 )
@@ -93,6 +94,10 @@ class SearchOptions(Config):
     top_k: int = option(0, "sample from this many most probable tokens; 0: all", min=0, max=10_000_000)
     top_p: float = option(
         1.0, "sample from the smallest set of most probable tokens with this total probability", above=0, max=1
+    )
+    shortlist: bool = option(
+        False,
+        "search only the target pieces that the checkpoint's shortlist has for the source pieces (faster on CPUs)",
     )
     logits_processors: tuple[str, ...] = option(
         (), "registered processors that change the log probabilities at each step, in this order", metavar="NAME,…"

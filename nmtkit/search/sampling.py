@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
 from nmtkit.data.tokenizer import EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.search.beam_search import BeamSearch
@@ -15,6 +14,7 @@ from nmtkit.search.candidates import Candidates
 from nmtkit.search.constraints import Constraints
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.scorer import SearchModel
 
 # B sentences, R samples of each, N = B x R rows, V target vocabulary
 
@@ -30,7 +30,7 @@ class Sampling(BeamSearch):
 
     def __init__(
         self,
-        models: Sequence[Architecture],
+        models: Sequence[SearchModel],
         source: Packed,
         options: SearchOptions,
         constraints: Sequence[Constraints],

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from nmtkit.architectures import Architecture
+from nmtkit.architectures.interface import DecoderState
 from nmtkit.layers.packed import Packed
 from nmtkit.processes import distributed
 from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorState
@@ -49,6 +50,18 @@ def logsumexp(logits: Tensor) -> Tensor:
     return (sums[0] if len(sums) == 1 else torch.cat(sums)).log_()
 
 
+class SearchModel(Protocol):
+    """The part of an architecture that a search uses."""
+
+    max_target_positions: int | None
+
+    def encode(self, source: Packed) -> Packed: ...
+
+    def start(self, memory: Packed, beams: int) -> DecoderState: ...
+
+    def step(self, tokens: Tensor, state: DecoderState) -> Tensor: ...
+
+
 class Scorer:
     """Scores continuations with one model, or with the mean probabilities of several models. Keeps decoder states.
 
@@ -57,7 +70,7 @@ class Scorer:
 
     def __init__(
         self,
-        models: Sequence[Architecture],
+        models: Sequence[SearchModel],
         source: Packed,
         beams: int,
         processors: Sequence[LogitsProcessor] = (),

@@ -60,6 +60,8 @@ def of_checkpoint(path: Path) -> Description:
         sections["Checkpoint"]["plug-ins"] = list(contents["plugins"])
     if contents.get("averaged"):
         sections["Checkpoint"]["averaged from"] = list(contents["averaged"])
+    if contents.get("shortlist"):
+        sections["Checkpoint"]["shortlist"] = f"{len(contents['shortlist']['targets']):,} entries, for --shortlist"
     if "adapters" in contents:
         sections["Checkpoint"] |= {f"adapters: {name}": value for name, value in contents["adapters"].items()}
     for name, value in contents.get("scores", {}).items():

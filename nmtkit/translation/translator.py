@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from nmtkit.search.graph_search import supports
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor
 from nmtkit.search.options import SearchOptions
 from nmtkit.search.segments import BatchDecoder, BatchHypotheses, Segment, SegmentBatch
+from nmtkit.search.shortlist import Shortlist
 from nmtkit.translation.options import TextOptions, TranslatorOptions
 from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
@@ -114,7 +115,14 @@ class Translator:
         source_tag: str | None = None,
         links: bool = False,
     ) -> Pipeline:
-        """Returns the text pipeline of this model. Raises the same errors as `Pipeline`."""
+        """Returns the text pipeline of this model. Raises the same errors as `Pipeline`.
+
+        Also raises ValueError if `search` needs a shortlist and no model has one, or if the model is not on the CPU.
+        """
+        if search.shortlist and self.device.type != "cpu":
+            raise ValueError(f"--shortlist is for CPUs; leave it out on {self.device.type}")
+        if search.shortlist and self.shortlist is None:
+            raise ValueError("the checkpoint has no shortlist; add one with nmtkit shortlist DATA --path FILE")
         return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
@@ -153,7 +161,15 @@ class Translator:
         """Returns the hypotheses of each sentence of a batch, best first."""
         required = any(sentence.constraints.required for sentence in batch)
         edges = self.edges if required else None
-        return decode(self.models, batch, options, self.device, edges, self.processors(options))
+        return decode(self.models, batch, options, self.device, edges, self.processors(options), self.shortlist)
+
+    @cached_property
+    def shortlist(self) -> Shortlist | None:
+        """The union of the shortlists of all models; None if no model has a shortlist."""
+        sizes = self.tokenizer.source_size, self.tokenizer.target_size
+        states = [model.shortlist for model in self.models if model.shortlist is not None]
+        lists = [Shortlist.from_state(state, *sizes) for state in states]
+        return reduce(Shortlist.union, lists) if lists else None
 
     def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
         """Returns the logits processors that `options` name. Each is created once, from its config or preset."""

@@ -28,6 +28,7 @@ WRITERS = {  # of standard output
 }
 OTHERS = {  # write files only
     "average-checkpoints": "average-checkpoints a.pt b.pt --output new",
+    "shortlist": "shortlist data --path a.pt --output new",
     "export": "export --format safetensors a.pt new",
     "preprocess": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --tokenizer-from data",
     "attention": "attention --path a.pt --output new bado",

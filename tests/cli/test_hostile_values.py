@@ -30,6 +30,7 @@ COMMANDS = {  # with names of files of the `hostile` folder
     "inspect": "inspect a.pt",
     "attention": "attention --path a.pt --output new miro",
     "average-checkpoints": "average-checkpoints a.pt b.pt --output new",
+    "shortlist": "shortlist data --path a.pt --output new --entries 2 --frequent 2",
     "export": "export --format safetensors a.pt new",
     "preprocess": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --tokenizer-from data",
     "preprocess train": "preprocess -s xx -t yy --trainpref text --destdir new --workers 1 --vocab-size 290",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from builders import WORDS, tiny_tokenizer, tiny_transformer
@@ -16,6 +17,7 @@ from nmtkit.data.tokenizer import EOS, UNK
 from nmtkit.layers.packed import Packed
 from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, LogitsProcessorState
 from nmtkit.search.options import SearchOptions
+from nmtkit.search.shortlist import Shortlist
 from nmtkit.translation.options import GENERATE_RULES, TranslatorOptions
 from nmtkit.translation.translator import Request, Translator
 
@@ -37,6 +39,7 @@ VALUES: dict[str, Any] = {
     "top_p": 0.5,
     "seed": 7,
     "ordered_constraints": True,
+    "shortlist": True,
     "logits_processors": ("even_tokens",),
     "mbr": "chrf",
     "alignment": "soft",
@@ -89,6 +92,8 @@ def translators() -> list[Translator]:
         with torch.no_grad():
             model.output_projection.weight[EOS] *= end  # some lines end early, others never
             model.output_projection.weight[UNK] *= 3.0  # so that --replace-unknown and --unkpen have something to do
+        size, none = tokenizer.target_size, np.empty(0)
+        model.shortlist = Shortlist.from_entries(none, none, np.arange(0, size, 2), size, size).state()
         result.append(Translator([model], tokenizer))
     return result
 

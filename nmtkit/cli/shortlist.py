@@ -1,0 +1,137 @@
+"""`nmtkit shortlist`: adds to a checkpoint the target pieces that each source piece may become."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from nmtkit.cli import imports
+from nmtkit.cli.command import Command, stderr
+from nmtkit.files import check_outputs
+
+DEFAULT = 100
+BINARY = ".bin"
+
+
+@click.command(cls=Command)
+@click.argument("data", required=False, type=Path)
+@click.option("--path", type=Path, required=True, metavar="FILE", help="Checkpoint that gets the shortlist.")
+@click.option("--output", type=Path, metavar="FILE", help="Checkpoint to write.  [default: replace --path]")
+@click.option(
+    "--entries",
+    type=click.IntRange(1, 100_000),
+    metavar="N",
+    help="Most probable target pieces of each source piece.  [default: 100]",
+)
+@click.option(
+    "--frequent",
+    type=click.IntRange(0, 10_000_000),
+    metavar="N",
+    help="Most frequent target pieces, which are in the list of every sentence.  [default: 100]",
+)
+@click.option(
+    "--subset",
+    default="valid",
+    metavar="NAME",
+    help="Subset of DATA whose references show the coverage.  [default: valid]",
+)
+@click.option(
+    "--lexicon",
+    type=Path,
+    metavar="FILE",
+    help="Read Marian's or Bergamot's lexical shortlist (lex.s2t or .bin) instead of learning one.",
+)
+@click.option(
+    "--vocab",
+    "vocabularies",
+    type=Path,
+    multiple=True,
+    metavar="FILE",
+    help="SentencePiece model whose ids a .bin file of --lexicon has: one, or source and target.  "
+    "[default: the ids of the checkpoint]",
+)
+@click.option(
+    "--write-lexicon",
+    type=Path,
+    metavar="FILE",
+    help="Also write the entries for Marian: a file named ….bin is binary, others are text (lex.s2t).",
+)
+def command(
+    data: Path | None,
+    path: Path,
+    output: Path | None,
+    entries: int | None,
+    frequent: int | None,
+    subset: str,
+    lexicon: Path | None,
+    vocabularies: tuple[Path, ...],
+    write_lexicon: Path | None,
+) -> None:
+    """Learn from the training pairs of DATA which target pieces each source piece may become, and add them to a
+    checkpoint. With --shortlist, generate and serve search only these pieces, which is faster on a CPU.
+
+    \b
+    nmtkit shortlist data-bin --path averaged.pt
+    nmtkit generate data-bin --path averaged.pt --shortlist --precision int8
+    nmtkit shortlist --lexicon lex.s2t --path averaged.pt --output small.pt
+    nmtkit shortlist data-bin --path averaged.pt --write-lexicon lex.bin
+    """
+    if data is None and lexicon is None:
+        raise ValueError("give DATA to learn the shortlist from, or --lexicon FILE")
+    if len(vocabularies) > 2 or (vocabularies and lexicon is None):
+        raise ValueError("--vocab names one or two vocabularies of the file --lexicon")
+    check_outputs({"--write-lexicon": write_lexicon}, [path, lexicon, output])
+    check_outputs({"--output": output}, [lexicon, *vocabularies])
+    with imports():
+        import numpy as np
+
+        from nmtkit import checkpoint
+        from nmtkit.data.binarized import Dataset
+        from nmtkit.formats import lexical_shortlist
+        from nmtkit.models import tokenizer_of
+        from nmtkit.search import shortlist
+
+    contents = checkpoint.read(path)
+    tokenizer = tokenizer_of(contents, path)
+    dataset = None if data is None else Dataset.open(data)
+    if dataset is not None and dataset.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ValueError(f"{data} was made with another tokenizer than {path}; give the dataset it was trained on")
+    measured = None if dataset is None or (subset == "valid" and "valid" not in dataset.splits) else dataset[subset]
+    train = None if dataset is None else dataset["train"]
+    rows = np.arange(0 if train is None else len(train))
+    number = DEFAULT if entries is None else entries
+    if lexicon is not None:
+        found = lexical_shortlist.read(lexicon, tokenizer, vocabularies).best(number)
+        if found.unknown:
+            stderr.print(f"{lexicon}: left out {found.unknown:,} entries with unknown pieces", markup=False)
+    else:
+        assert train is not None
+        found = shortlist.learned_entries(train.source.gather(rows), train.target.gather(rows), tokenizer, number)
+    if found.frequent is None:
+        number = DEFAULT if frequent is None else frequent
+        if train is None:  # a vocabulary has its pieces in order of frequency
+            first = len(shortlist.SPECIAL)
+            most = np.arange(first, min(first + number, tokenizer.target_size))
+        else:
+            most = shortlist.most_frequent(train.target.gather(rows), number)
+        found = dataclasses.replace(found, frequent=most)
+    elif entries is not None or frequent is not None:
+        raise ValueError(f"{lexicon} is a binary file, whose lists are complete: leave out --entries and --frequent")
+    if write_lexicon is not None:
+        binary = write_lexicon.suffix == BINARY
+        write = lexical_shortlist.write_binary if binary else lexical_shortlist.write_text
+        write(write_lexicon, found, tokenizer)
+    lists = shortlist.shortlist_of(found, tokenizer)
+    checkpoint.save(output or path, contents | {"shortlist": lists.state()})
+    stderr.print(
+        f"{output or path}: {len(lists.targets):,} entries for {lists.source_size:,} source pieces, and "
+        f"{len(lists.frequent):,} target pieces for all sentences", markup=False,
+    )  # fmt: skip
+    if measured is not None:
+        rows = np.arange(len(measured))
+        coverage = lists.coverage(measured.source.gather(rows), measured.target.gather(rows))
+        stderr.print(
+            f"{subset}: the lists have {coverage.pieces:.2%} of the pieces of the references, and all pieces of "
+            f"{coverage.sentences:.1%} of the references; a sentence has {coverage.size:,.0f} of "
+            f"{tokenizer.target_size:,} pieces on average", markup=False,
+        )  # fmt: skip

@@ -1,0 +1,52 @@
+"""An output projection to a part of the vocabulary, for a search that needs the logits of few target pieces."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nmtkit.layers import is_unmodified
+from nmtkit.layers.prepack import InferenceLinear, Int8Linear
+
+# N rows, D width of the model, V vocabulary, `columns` are indices of outputs
+
+COLUMN_GROUP = 64  # bf16 products have a multiple of this many columns: oneDNN builds a kernel for each new number
+
+
+def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function that computes the outputs `columns` [C] of `projection` for N rows: N D -> N C.
+
+    A linear layer computes only these outputs, each as in the whole product: in int8 exactly, in other types except for
+    the order of the sums. For any other module, or a module with hooks, all outputs are computed and then selected.
+    """
+    if is_unmodified(projection, nn.Linear):
+        return linear(cast(Tensor, projection.weight), cast(Tensor | None, projection.bias), columns)
+    if isinstance(projection, InferenceLinear) and is_unmodified(projection, type(projection)):
+        if isinstance(projection, Int8Linear):
+            return projection.select(columns).product
+        return linear(kept_weight(projection), projection.bias, columns)
+    return lambda x: projection(x)[:, columns]
+
+
+def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a product with the rows `columns` of `weight` [V, D]. The product is in the type of the weight."""
+    rows = columns
+    if weight.dtype != torch.float32:
+        rows = torch.cat([columns, columns.new_zeros(-len(columns) % COLUMN_GROUP)])
+    selected, added = weight[rows], None if bias is None else bias.to(weight.dtype)[rows]
+
+    def product(x: Tensor) -> Tensor:
+        return F.linear(x.to(selected.dtype), selected, added)[:, : len(columns)].to(x.dtype)
+
+    return product
+
+
+def kept_weight(projection: InferenceLinear) -> Tensor:
+    """Returns the weights of a layer, unpacked and in the layer's type. They are kept for the next call."""
+    kept = projection.__dict__.get("unpacked_weight")
+    if kept is None:
+        dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32
+        kept = projection.__dict__["unpacked_weight"] = projection.weight.to(dtype)
+    return cast(Tensor, kept)
