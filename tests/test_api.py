@@ -302,7 +302,7 @@ def test_average_writes_the_mean_of_the_weights(path: Path, tmp_path: Path) -> N
     first, second, mean = (checkpoint.load(file)["model"] for file in (path, other, written))
     for name, value in mean.items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
-    with pytest.raises(ValueError, match="is a folder; say which"):
+    with pytest.raises(ValueError, match="is a folder; choose its checkpoints"):
         nmtkit.average(tmp_path, tmp_path / "x.pt")
 
 

@@ -594,7 +594,7 @@ CALLBACK_MISTAKES = [
     (LikeLightning, "LikeLightning.on_validation_end is not a hook, so no run calls it; did you mean validation?"),
     (Misspelt, "Misspelt.valdation is not a hook, so no run calls it; did you mean validation?"),
     (OtherArguments, "OtherArguments.log does not take the arguments of the hook; write log(self, run, metrics)"),
-    (Hookless, "Hookless overrides no hook, so it does nothing; the hooks are start, update, log"),
+    (Hookless, "Hookless overrides no hook, so it has no effect; the hooks are start, update, log"),
 ]
 
 

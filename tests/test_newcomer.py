@@ -128,7 +128,7 @@ def test_a_mistake_in_a_plugin_is_told_as_it_is(mistake: str, mirror_data: Path,
     [
         ('[architecture]\nname = "gru"\nwidth = "wide"\n', r"\[architecture\]: width: 'wide' is not a whole number"),
         ("[run]\nclip-norm = true\n", r"clip.norm: True is not a number"),
-        ('[criterion]\nname = "focal_loss"\nfocal-gamma = 1\nfocal_gamma = 2\n', "'focal_gamma' is twice in"),
+        ('[criterion]\nname = "focal_loss"\nfocal-gamma = 1\nfocal_gamma = 2\n', "'focal_gamma' occurs twice in"),
         (
             '[criterion]\nname = "focal_loss"\nfocal_gama = 1\n',
             r"has no setting 'focal_gama'; did you mean 'focal_gamma'",

@@ -1,4 +1,4 @@
-"""Adafactor (Shazeer & Stern 2018), equal to torch.optim.Adafactor, in operations that never wait for a GPU.
+"""Adafactor (Shazeer & Stern 2018), with the same results as torch.optim.Adafactor, but without waiting for a GPU.
 
 In each step, torch.optim.Adafactor reads three numbers of every parameter on the host: about 400 waits per update for
 transformer_base. It does not support `found_inf`.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-MIN_WEIGHT_RMS = 1e-3  # minimum scale of an update; without it, weights of zero would never change
+MIN_WEIGHT_RMS = 1e-3  # minimum scale of an update; without this minimum, weights of zero would never change
 
 
 class Adafactor(Optimizer):
@@ -52,7 +52,7 @@ class Adafactor(Optimizer):
         if self.found_inf is not None:
             skipped = self.found_inf > 0
             applied = applied.masked_fill_(skipped, 0.0)
-            gradient = gradient.masked_fill(skipped, 0.0)  # NaN times 0 would still be NaN
+            gradient = gradient.masked_fill(skipped, 0.0)  # set to 0, because NaN times 0 is NaN
         step = state["steps"].add_(applied).clamp(min=1)
         size = rms(parameter).clamp_(min=MIN_WEIGHT_RMS)
         rate = step.rsqrt().clamp_(max=group["lr"]).mul_(size).mul_(applied)
@@ -66,7 +66,7 @@ class Adafactor(Optimizer):
 
 
 def updated_variance(state: dict[str, Tensor], gradient: Tensor, share: Tensor, eps: float) -> Tensor:
-    """Adds the squared gradient, with the weight `share`, to the moments of `state`. Returns the new variance tensor.
+    """Adds the squared gradient, with the weight `share`, to the moments of `state`. Returns the variance.
 
     With moments by row and column, the variance is row moment x column moment / mean of the row moments.
     """

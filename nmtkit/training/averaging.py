@@ -18,8 +18,8 @@ class MovingAverage:
     """Running means of weights (Polyak & Juditsky 1992), which a run with --ema-decay validates and saves.
 
     After every update mean = decay x mean + (1 - decay) x weight. The decay grows from 0.1, so that early means follow
-    the weights. AveragedModel of torch is not used, because it copies the module, and FSDP modules cannot be copied.
-    In addition, its decay is constant.
+    the weights. AveragedModel of torch is not used, because it has a constant decay and copies the module, but FSDP
+    modules cannot be copied.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], decay: float) -> None:
@@ -58,7 +58,7 @@ class MovingAverage:
 def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: str) -> list[Path]:
     """Returns the checkpoints to average: the files `inputs`, or the `last` N or the `best` N in a single folder.
 
-    Raises OSError, or ValueError if the choice does not fit the inputs.
+    Raises OSError, or ValueError if the choice and the inputs do not match.
     """
     if last is not None and best is not None:
         raise ValueError("--last and --best both choose the checkpoints; give only one")
@@ -68,7 +68,7 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
             f"--last and --best choose among the checkpoints of a single folder; {len(inputs)} paths were given"
         )
     if not selects and inputs[0].is_dir():
-        raise ValueError(f"{inputs[0]} is a folder; say which of its checkpoints with --last N or --best N")
+        raise ValueError(f"{inputs[0]} is a folder; choose its checkpoints with --last N or --best N")
     if last is not None:
         return last_of(inputs[0], last)
     if best is not None:
@@ -77,7 +77,7 @@ def choose(inputs: Sequence[Path], last: int | None, best: int | None, metric: s
 
 
 def write(paths: list[Path], output: Path) -> None:
-    """Writes the average of these checkpoints to `output`. Raises OSError, or ValueError like `average`."""
+    """Writes the average of these checkpoints to `output`. Raises OSError, and the same errors as `average`."""
     check_files(paths, output)
     if not output.parent.is_dir():
         raise FileNotFoundError(f"{output.parent}: no such folder to write {output.name} into")
@@ -86,11 +86,11 @@ def write(paths: list[Path], output: Path) -> None:
 
 
 def members(folder: Path) -> list[Path]:
-    """Returns the checkpoints that were saved at the intervals of the run, oldest first, if there are any.
+    """Returns the checkpoints that were saved at the intervals of the run, oldest first.
 
-    Checkpoints at intervals are evenly spaced. If there are none, returns all other checkpoints, which were saved at
-    the end of the run, by --save-interval-minutes or at a signal. Raises OSError or ValueError if the folder has no
-    checkpoints at all.
+    These checkpoints are evenly spaced. If there are none, returns all other checkpoints, which were saved at the end
+    of the run, by --save-interval-minutes or at a signal. Raises OSError or ValueError if the folder has no checkpoints
+    at all.
     """
     return scheduled(folder) or _numbered(folder)
 
@@ -105,7 +105,8 @@ def last_of(folder: Path, count: int) -> list[Path]:
     paths = members(folder)
     if len(paths) < count:
         raise ValueError(
-            f"{folder} has {len(paths)} checkpoints of the intervals of the run, not {count}; give --last {len(paths)}"
+            f"{folder} has {len(paths)} checkpoints that were saved at an interval, not {count}; give --last "
+            f"{len(paths)}"
         )
     return paths[-count:]
 
@@ -113,8 +114,8 @@ def last_of(folder: Path, count: int) -> list[Path]:
 def best_of(folder: Path, count: int, metric: str) -> list[Path]:
     """Returns the `count` checkpoints with the best validation scores, best first. Scores must be finite.
 
-    `metric` is the name of a score, or name:max or name:min, which also says whether higher or lower is better. Raises
-    OSError, or ValueError if fewer checkpoints have a score.
+    `metric` is the name of a score, or name:max or name:min to set whether higher or lower is better. Raises OSError,
+    or ValueError if fewer checkpoints have a score.
     """
     name, _, direction = metric.partition(":")
     if direction not in ("", "min", "max"):

@@ -26,27 +26,28 @@ log = logging.getLogger("nmtkit")
 class RunState:
     """The facts and progress of a run, and the requests of its callbacks.
 
-    A request made in `validation` is met before the next update. Other requests are met after the next update, and one
-    update later in a run of several processes, because all ranks must agree. Any rank that calls hooks may ask.
+    A request in the hook `validation` takes effect before the next update. Other requests take effect after the next
+    update, and in runs of several processes one update later, because all ranks must agree. Any rank that calls hooks
+    may make a request.
     """
 
     save_dir: Path
     settings: Mapping[str, Mapping[str, Any]]  # tables of config.toml
     model: Architecture
     can_validate: bool
-    sharded: bool = False  # each process has a share of every parameter and gradient (--parallel fsdp)
-    update: int = 0  # updates made
+    sharded: bool = False  # whether each process has only a share of every parameter and gradient (--parallel fsdp)
+    update: int = 0  # number of updates made
     epoch: int = 1  # counted from 1
     stop_reason: str | None = None
     validation_asked: bool = False
     checkpoint_asked: bool = False
 
     def stop(self, reason: str) -> None:
-        """Asks to end the run with a validation and a checkpoint, as `--max-update` does. The log gets `reason`."""
+        """Asks to end the run with a validation and a checkpoint, like `--max-update`. The log contains `reason`."""
         self.stop_reason = reason
 
     def validate(self) -> None:
-        """Asks for a validation. Raises ValueError if the dataset has no set to validate on."""
+        """Asks for a validation. Raises ValueError if the dataset has no validation set."""
         if not self.can_validate:
             raise ValueError("a callback asks for a validation, but the dataset has no --valid-subset")
         self.validation_asked = True
@@ -81,7 +82,7 @@ class Callback:
         """Called on rank 0 after each checkpoint."""
 
     def end(self, run: RunState, reason: str | None) -> None:
-        """Called once at the end of the run, with its reason, or None if an exception ends the run."""
+        """Called once at the end of the run, with the stop reason, or None after an exception."""
 
     def state(self) -> dict[str, Any]:
         """Returns the state that a resumed run needs, in plain types and tensors. Every checkpoint saves the state."""
@@ -98,7 +99,7 @@ HOOKS = ("start", "update", "log", "validation", "checkpoint", "end", "state", "
 
 
 def hook_mistakes(callback: Callback) -> list[str]:
-    """Describes methods that look like misspelt hooks, which no run would call, and a class without any hook.
+    """Describes methods that look like misspelt hooks. Also reports a class without hooks.
 
     Methods that begin with _ or that the class itself calls are helpers. Raises ContractError for a hook that does not
     take the arguments of a run.
@@ -122,7 +123,7 @@ def hook_mistakes(callback: Callback) -> list[str]:
         if nearest:
             mistakes.append(f"{cls.__name__}.{name} is not a hook, so no run calls it; did you mean {nearest}?")
     if not mistakes and not any(hook in methods or hook in vars(callback) for hook in HOOKS):
-        mistakes.append(f"{cls.__name__} overrides no hook, so it does nothing; the hooks are {', '.join(HOOKS)}")
+        mistakes.append(f"{cls.__name__} overrides no hook, so it has no effect; the hooks are {', '.join(HOOKS)}")
     return mistakes
 
 
@@ -168,7 +169,7 @@ class CallbackList:
 
     @contextlib.contextmanager
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
-        """The context of a hook, which may take long. A hook on rank 0 alone must not start a collective."""
+        """The context of a hook call. Allows long operations. On rank 0 alone, rejects collectives."""
         alone = self.run.sharded and not callback.every_rank
         guard = distributed.RefuseSharded(f"the callback {name}") if alone else contextlib.nullcontext()
         with distributed.long_operation(), guard:
@@ -205,7 +206,7 @@ class CallbackList:
             try:
                 with self._guarded(name, callback):
                     callback.end(self.run, reason)
-            except Exception as error:  # users' code raises any type
+            except Exception as error:  # code of users can raise any type
                 log.warning("the callback %s failed at the end of the run: %s: %s", name, type(error).__name__, error)
 
     # --- requests ------------------------------------------------------------------------------------------------
@@ -250,5 +251,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Names callbacks that were given as objects: each name is the class name and a number."""
+    """Names callbacks that were given as objects by class name and number."""
     return {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(callbacks, 1)}

@@ -19,14 +19,14 @@ from nmtkit.training.differences import changes, table
 log = logging.getLogger("nmtkit")
 
 VISIBLE_SECONDS = 5.0  # a new file must be visible on all machines within this time
-RESUMABLE = 2  # newest checkpoints that keep the training state; the second is used if the newest is damaged
+RESUMABLE = 2  # number of newest checkpoints with training state; the second is used if the newest is damaged
 
 
 class CheckpointManager:
-    """Writes checkpoints into `folder`, and removes checkpoints that are neither among the last nor among the best.
+    """Writes checkpoints into `folder`. Removes checkpoints that are neither among the last nor among the best.
 
     `keep_last` counts the checkpoints that were saved at the intervals of the run. The newest checkpoints that were
-    saved by --save-interval-minutes or at a signal are kept too.
+    saved by --save-interval-minutes or at a signal are also kept.
     """
 
     def __init__(self, folder: Path, keep_last: int | None, keep_best: int, objective: Objective) -> None:
@@ -58,7 +58,7 @@ class CheckpointManager:
             try:
                 self._note(path, checkpoint.read(path, mmap=True))
             except (ValueError, OSError):
-                continue  # damaged: `newest` warns about it
+                continue  # a damaged file, about which `newest` warns
 
     def lock(self) -> None:
         """Locks the folder for this process. If another process has the lock, raises ValueError with its name."""
@@ -103,8 +103,8 @@ class CheckpointManager:
         for rank, (has_seen, folder) in enumerate(folders):
             if not has_seen:
                 raise ValueError(
-                    f"--save-dir {folder} of process {rank} is not the folder that process 0 writes to, "
-                    f"{folders[0][1]}; all processes need the same folder: give a folder that all machines share"
+                    f"--save-dir {folder} of process {rank} is not the folder of process 0, {folders[0][1]}; give a "
+                    "folder that all machines share"
                 )
 
     def newest(self) -> tuple[Path, checkpoint.Checkpoint] | None:
@@ -123,8 +123,8 @@ class CheckpointManager:
                 return path, contents
         if paths:
             raise ValueError(
-                f"no checkpoint in {self.folder} can be resumed; give another --save-dir, and --finetune-from with one "
-                "of the checkpoints to start with its weights"
+                f"no checkpoint in {self.folder} can be resumed; give a different --save-dir; to start from the "
+                "weights of a checkpoint, add --finetune-from"
             )
         return None
 
@@ -177,7 +177,7 @@ def drop_training_state(path: Path) -> None:
     try:
         contents = checkpoint.read(path, mmap=True)
         if "training" in contents:
-            checkpoint.check_values(contents, path)  # otherwise the new checksum would hide damage
+            checkpoint.check_values(contents, path)  # without this check, the new checksum would hide damage
             del contents["training"]
             checkpoint.save(path, contents)
     except ValueError as error:
@@ -201,14 +201,14 @@ def check_resumable(contents: checkpoint.Checkpoint, requirements: dict[str, Any
     """
     if "groups" not in contents["training"]["optimizer"]:
         raise ValueError(
-            f"{path} holds the training state of an older version of nmtkit, which this version cannot resume; give "
-            f"another --save-dir, and --finetune-from {path} to start there from its weights"
+            f"{path} holds the training state of an older version of nmtkit, which this version cannot resume; give a "
+            f"different --save-dir, and --finetune-from {path} to start from its weights"
         )
     differing = changes(contents["training"]["identity"], requirements)
     if differing:
         resettable = " (or --reset-optimizer)" if [name for name, _, _ in differing] == ["optimizer"] else ""
         raise ValueError(
-            f"--save-dir {path.parent} holds another run, which cannot go on with\n{table(differing)}\n"
-            f"resume it with its own settings{resettable}; or give another --save-dir, and --finetune-from {path} to "
-            "start there from its weights"
+            f"--save-dir {path.parent} holds a run that cannot continue with\n{table(differing)}\n"
+            f"resume it with its own settings{resettable}; or give a different --save-dir, and --finetune-from {path} "
+            "to start from its weights"
         )

@@ -35,13 +35,13 @@ class RunSummary:
 
     name: str
     state: str  # running, finished, stopped, failed; new if the log is empty
-    reason: str  # why the run ended, or where it is running
+    reason: str  # stop reason, or the place where the run is running
     update: int  # last update in the log
     updates: int | None  # updates of the whole run, if known
-    settings: dict[str, Any]  # by name, as differences.flat returns them
+    settings: dict[str, Any]  # settings by name, as returned by differences.flat
     dataset: str  # fingerprint of the dataset
     plugin_sources: dict[str, str]  # digest of the source of each plug-in
-    best: dict[str, Score]  # by metric
+    best: dict[str, Score]  # metric -> best score
     last: dict[str, Score]
     tokens_per_second: float | None  # target tokens; median over the log lines
     seconds: float  # time from the first to the last record of each start or resume, summed
@@ -82,7 +82,8 @@ def summarize(folder: Path) -> RunSummary:
 
 
 def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Returns the state of a run and the reason. A locked folder means running; else the end of the log decides."""
+    """Returns the state of a run and the reason. A run with a locked folder is running. Otherwise, the end of the log
+    shows the state."""
     holder = holder_of(folder)
     if holder:
         return "running", described(holder)
@@ -91,7 +92,7 @@ def state_of(folder: Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, s
         return "new", ""
     if decisive[-1]["kind"] == "end":
         return decisive[-1]["state"], decisive[-1]["reason"]
-    return "stopped", "killed, or the machine went down"
+    return "stopped", "killed, or the machine stopped"
 
 
 def best_scores(valid: Iterable[Mapping[str, Any]]) -> dict[str, Score]:
@@ -148,7 +149,7 @@ def setting(run: RunSummary, name: str) -> Any:
 
 
 def means_over_seeds(runs: Sequence[RunSummary]) -> list[RunSummary]:
-    """Merges runs that differ only in the seed. The merged row has the means of scores, speeds and times."""
+    """Merges runs that differ only in the seed. The merged run has the means of scores, speeds and times."""
     groups: dict[str, list[RunSummary]] = {}
     for run in runs:
         same = {name: value for name, value in run.settings.items() if name != "seed" and name not in OWN}

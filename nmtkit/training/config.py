@@ -1,4 +1,4 @@
-"""The settings of a training: settings of the run, settings of the components, and plug-ins.
+"""The settings of training: settings of the run, settings of the components, and plug-ins.
 
 Flags override a TOML file, which overrides the presets.
 """
@@ -71,10 +71,10 @@ class Component:
 
 @dataclass(frozen=True, kw_only=True)
 class JobConfig:
-    """A training: the config of the run, the components by TOML table, the plug-ins, and the dataset."""
+    """A training job: the config of the run, the components by TOML table, the plug-ins, and the dataset."""
 
     run: RunConfig
-    components: dict[str, Component]  # by table, such as "optimizer" and "metrics.bleu"; see `table_of`
+    components: dict[str, Component]  # table, such as "optimizer" or "metrics.bleu" -> component; see `table_of`
     plugins: tuple[str, ...] = ()
     data: Path | None = None  # folder of the dataset
 
@@ -91,7 +91,9 @@ class JobConfig:
         objective(self.run.best_checkpoint_metric, metrics, self.run.valid_subset[1:])
         beam = changed_flags(self.run) & {"--valid-beam"}
         if beam and not any(metric.translates for metric in metrics.values()):
-            raise ValueError("--valid-beam does nothing without a metric of translations, such as --metrics bleu")
+            raise ValueError(
+                "--valid-beam does nothing without a metric that scores translations, such as --metrics bleu"
+            )
 
     @property
     def schedule_follows_validations(self) -> bool:
@@ -118,7 +120,7 @@ class JobConfig:
             raise ValueError("--compile and --parallel fsdp exclude each other; give only one of them")
 
     def metrics(self) -> dict[str, Metric]:
-        """Returns new metrics by name. Raises ValueError or ImportError if a metric refuses its settings."""
+        """Returns new metrics by name. Raises ValueError or ImportError if a metric rejects its settings."""
         return {chosen.name: METRICS[chosen.name].factory(chosen.config) for chosen in self.chosen("metrics")}
 
     def chosen(self, kind: str) -> list[Component]:
@@ -158,9 +160,9 @@ class JobTemplate:
     """A job before its flags are parsed. The chosen components decide which flags exist."""
 
     run: Mapping[str, Any]  # settings in the table [run] of the file
-    components: dict[str, Component]  # by table; the configs have the settings of the file
+    components: dict[str, Component]  # components by table, with the settings of the file
     plugins: tuple[str, ...]
-    origin: str  # name of the file, for errors
+    origin: str  # name of the file, for error messages
     data: Path | None = None  # dataset of the file
 
     @staticmethod
@@ -247,7 +249,8 @@ def kind_of(table: str) -> str:
 def _components(
     kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
-    """Returns the components of a kind by table, with the settings of the file. Removes their names from `run`."""
+    """Returns the components of a kind by table, with the settings of the file. Removes the names of the components
+    from `run`."""
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
     if several:
         in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")
@@ -258,7 +261,8 @@ def _components(
         if kind_of(table) == kind and table not in written_for and typed is None:
             known = ", ".join(in_file) or "none"
             raise ValueError(
-                f"{origin}: [{table}] does nothing, because {kind} in [run] lists {known}; add it to the list"
+                f"{origin}: [{table}] does nothing, because it is not in the list {kind} of [run], which has {known}; "
+                "add it to the list"
             )
     names = in_file if typed is None else names_in(typed) if several else (typed,)
     if len(set(names)) < len(names):
@@ -287,7 +291,7 @@ def relative_to(path: Path, folder: Path) -> Path:
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns settings of a config file in `folder`. Paths relative to `folder` are prefixed with `folder`."""
+    """Returns the settings of a config file in `folder`, with `folder` before relative paths."""
     types = field_types(cls)
 
     def located(value: Any) -> Any:
@@ -304,7 +308,7 @@ def _parts(hint: Any) -> tuple[Any, ...]:
 
 
 def _with_paths(config: Any, located: Callable[[Path], Path]) -> Any:
-    """Returns `config` with `located` applied to every path in it."""
+    """Returns `config` with every path replaced by `located(path)`."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -336,7 +340,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}
     for title, table in contents.items():
-        if title == "sweep":  # only `nmtkit sweep` reads this table; its runs share the other tables
+        if title == "sweep":  # only `nmtkit sweep` reads this table
             continue
         kind = title.replace("_", "-")
         if kind not in ("run", *REGISTRIES) or not isinstance(table, dict):
@@ -347,7 +351,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
             if not isinstance(settings, dict):
                 key = name.partition(".")[2]
                 raise ValueError(
-                    f"{path}: {key!r} is in [{kind}]; settings belong in [{kind}.NAME], and the names in "
+                    f"{path}: {key!r} is in [{kind}]; put settings into [{kind}.NAME], and names into "
                     f'{kind} = ["NAME"] in [run]'
                 )
             _add_settings(tables.setdefault(name, {}), settings, f"[{name}]", path)
@@ -357,5 +361,5 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
 def _add_settings(table: dict[str, Any], settings: Mapping[str, Any], title: str, path: Path) -> None:
     for key, value in settings.items():
         if (key := key.replace("-", "_")) in table:
-            raise ValueError(f"{path}: {key!r} is twice in {title}")
+            raise ValueError(f"{path}: {key!r} occurs twice in {title}")
         table[key] = value

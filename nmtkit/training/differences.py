@@ -7,7 +7,7 @@ from nmtkit.training.config import Tables, kind_of
 
 Row = tuple[str, Any, Any]  # name of the setting, value before, value now
 
-# settings that may change at every resume; other records of the log show them
+# settings that may differ after every resume; other records of the log contain them
 EXPECTED_CHANGES = (
     *("max_update", "max_epoch", "save_dir", "data", "device", "threads", "nproc_per_node", "callbacks"),
     *("reset_optimizer", "reset_lr_scheduler", "stop_time_hours"),
@@ -27,7 +27,7 @@ def flat(tables: Tables) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Row]:
-    """Returns the values of `now` that are missing or different in `before`."""
+    """Returns the entries of `now` that are missing or different in `before`."""
     return [(name, before.get(name), value) for name, value in now.items() if before.get(name) != value]
 
 

@@ -31,7 +31,7 @@ from nmtkit.training.plan import RunPlan, expected_world_size, resolve
 from nmtkit.training.progress import duration
 from nmtkit.training.setup import build_loader, build_trainer
 
-P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100 that the paper assumes for its training cost (table 2)
+P100_FLOPS = 9.5e12  # sustained FLOP/s of a P100, assumed in the paper for the training cost (table 2)
 SENTENCE_TOKENS = 32  # tokens of an average sentence, assumed if there is no dataset
 SENTENCES = 16  # sentences of the fake batch
 WARM_UP = 2  # updates before the clock starts
@@ -100,7 +100,7 @@ def cost_of_token(model: Architecture, sentence_tokens: int, precision: str) -> 
         storage = tensor.untyped_storage()
         if storage._cdata not in parameters:
             saved[storage._cdata] = storage.nbytes()
-        alive.append(tensor)  # otherwise the address of a freed storage could occur again
+        alive.append(tensor)  # keeps storages alive, because the address of a freed storage could occur again
         return tensor
 
     alive: list[Tensor] = []
@@ -133,7 +133,7 @@ class Estimate:
     state_bytes: int  # weights, gradients and optimizer state of one process
     activation_bytes: float  # activations of one micro-batch
     updates: int | None
-    by_epochs: bool  # whether `updates` is an estimate from the updates of an epoch
+    by_epochs: bool  # whether `updates` is estimated from --max-epoch
     updates_per_epoch: int | None
     world_size: int
 
@@ -143,7 +143,7 @@ class Estimate:
 
 
 def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
-    """Checks the forward pass if the architecture is from a plug-in. Returns one line about the check, else no lines.
+    """Checks the forward pass if the architecture is from a plug-in. Returns a line about the check, or no lines.
 
     Raises ContractError if, for example, the forward pass reads later target words.
     """
@@ -151,7 +151,9 @@ def check_plugin(job: JobConfig, vocabulary: Vocabulary) -> list[str]:
     if is_own(ARCHITECTURES[architecture.name].factory):
         return []
     check_forward(models.build(architecture.name, architecture.config, vocabulary), vocabulary)
-    return [f"{'forward pass':<26}{'checked':>10}: shapes; no later target word, no other sentence is read"]
+    return [
+        f"{'forward pass':<26}{'checked':>10}: shapes are right; no later target words and no other sentences are read"
+    ]
 
 
 def estimate(
@@ -194,7 +196,7 @@ def report(expected: Estimate) -> list[str]:
         f"{'processes':<26}{expected.world_size:>10,}",
         f"{'tokens of an update':<26}{expected.tokens:>10,} of each side",
         f"{'FLOP of an update':<26}{expected.flops / 1e12:>10,.2f} TFLOP (matrix products, forward and backward)",
-        f"{'memory':<26}{memory / 1e9:>10,.2f} GB a process, roughly",
+        f"{'memory':<26}{memory / 1e9:>10,.2f} GB per process, roughly",
         f"  {'weights and their state':<24}{expected.state_bytes / 1e9:>10,.2f} GB",
         f"  {'activations':<24}{expected.activation_bytes / 1e9:>10,.2f} GB of a micro-batch",
     ]
@@ -267,8 +269,8 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
     ceiling = product_ceiling(device, plan.precision)
     lines = [
         f"{f'timed over {updates} updates':<26}{target / seconds:>10,.0f} target tokens/s of one process",
-        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the {ceiling / 1e12:,.2f} that large "
-        f"{plan.precision} products reach here",
+        f"{'FLOP/s':<26}{rate / 1e12:>10,.3f} TFLOP/s, {rate / ceiling:.0%} of the {ceiling / 1e12:,.2f} reached by "
+        f"large {plan.precision} products here",
     ]
     if device.type == "cuda":
         lines.append(f"{'peak memory':<26}{torch.cuda.max_memory_allocated(device) / 1e9:>10,.2f} GB")
@@ -278,7 +280,8 @@ def _timed(plan: RunPlan, dataset: Dataset, updates: int, expected: Estimate) ->
         shared = f"; {duration(whole / ranks)} on {ranks}, communication left out" if ranks > 1 else ""
         lines += [
             f"{'time to finish':<26}{duration(whole):>10} on one device: {whole / 3600:,.1f} device hours{shared}",
-            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP (time x devices x the ceiling above)",
+            f"{'by the paper’s accounting':<26}{whole * ceiling:>10.2e} FLOP (time x devices x speed of large "
+            "products)",
         ]
     return lines
 

@@ -15,8 +15,8 @@ from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
 
-FIRST_EXCESS = 2.0  # nats per token by which the loss of the first update may exceed uniform guesses
-SETTLED = 200  # updates after which the loss of every run that learns is below uniform guesses
+FIRST_EXCESS = 2.0  # nats per token by which the first loss may exceed the loss of uniform guesses
+SETTLED = 200  # after this number of updates, the loss of a run that learns is below the loss of uniform guesses
 VALID_EXCESS = 1.5  # nats per token by which the first validation may exceed the training loss before it
 
 
@@ -37,7 +37,7 @@ class TrainingHealth:
         self.logged: tuple[int, float] | None = None  # update and loss of the newest log line
 
     def after_update(self, metrics: StepMetrics) -> None:
-        """Checks the first update. Waits for the device in the first update only."""
+        """Checks the first update. Waits for the device only in the first update."""
         if not self.first_due:
             return
         self.first_due = False
@@ -45,8 +45,8 @@ class TrainingHealth:
             nll = float(metrics.sums["nll"]) / metrics.own_target_tokens
             if nll > self.uniform + FIRST_EXCESS:
                 log.warning(
-                    "the first update has a loss of %.1f per token, and uniform guesses among all pieces would have "
-                    "%.1f: check the initial weights of the model (the scale of embeddings and output projection)",
+                    "the first update has a loss of %.1f per token, but uniform guesses among all pieces have %.1f: "
+                    "check the initial weights of the model (the scale of embeddings and output projection)",
                     *(nll, self.uniform),
                 )
 
@@ -60,9 +60,8 @@ class TrainingHealth:
         if self.above_due and began >= self.settled and nll > self.uniform:
             self.above_due = False
             log.warning(
-                "update %d has a loss of %.1f per token, above the %.1f of uniform guesses among all pieces, though "
-                "warm-up is over: is the learning rate too high? Try a lower --lr, a longer --warmup-updates, or "
-                "--clip-norm 1",
+                "update %d has a loss of %.1f per token, above the %.1f of uniform guesses, although warm-up is "
+                "over: is the learning rate too high? Try a lower --lr, a longer --warmup-updates, or --clip-norm 1",
                 *(update, nll, self.uniform),
             )
 
@@ -74,7 +73,7 @@ class TrainingHealth:
         nll = math.log(scores["ppl"])
         if nll > self.logged[1] + VALID_EXCESS:
             log.warning(
-                "the first validation has a loss of %.1f per token, and training %.1f: do the valid set and the "
+                "the first validation has a loss of %.1f per token, but training has %.1f: do the valid set and the "
                 "training set have the same languages and direction? `nmtkit inspect DATA --verify` shows them",
                 *(nll, self.logged[1]),
             )

@@ -1,6 +1,6 @@
 """Describes a checkpoint or a dataset in plain types.
 
-The module builds no model and loads no plug-in. It therefore works for architectures that are not installed, too.
+The module does not build a model or load plug-ins, so it also works for architectures that are not installed.
 """
 
 import shlex
@@ -50,7 +50,7 @@ def of_checkpoint(path: Path) -> Description:
             "architecture": contents["architecture"],
             "updates": contents["update"],
             "bytes": path.stat().st_size,
-            "training state": "kept: training can continue" if training else "none: for translation only",
+            "training state": "kept: training can continue" if training else "none: only for translation",
         },
         "Parameters": parameters(contents["model"]),
         "Vocabulary": vocabulary(tokenizer),
@@ -72,7 +72,7 @@ def of_checkpoint(path: Path) -> Description:
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
-    """Returns the parameter counts of the parts and of the model. A tied weight is counted in its first part only."""
+    """Returns the parameter counts of the parts and of the model. A tied weight counts only in its first part."""
     parts: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
     for name, first in checkpoint.tied_to(model).items():
@@ -107,7 +107,7 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
     sections: dict[str, Section] = {
         "Made by": {name: value for name, value in facts.items() if name != "settings"},
-        "Run (where it differs from the defaults)": run,
+        "Run (settings that differ from the defaults)": run,
     }
     for table in ("criterion", "optimizer", "lr-scheduler"):
         sections[table.capitalize()] = dict(tables[table])
@@ -130,7 +130,7 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
         result["resume"] = shlex.join(["nmtkit", "train", "--config", str(config)])
     if "run" in contents:
         written = shlex.join(["nmtkit", "inspect", str(path), "--format", "toml"])
-        result["train the same again"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
+        result["repeat the training"] = f"{written} > again.toml && nmtkit train --config again.toml --save-dir again"
     return result
 
 
@@ -142,7 +142,7 @@ def config_of(path: Path) -> str:
     """
     facts = {} if path.is_dir() else checkpoint.read(path, mmap=True).get("run", {})
     if not facts:
-        raise ValueError(f"{path} holds no facts about its run; --format toml is for checkpoints of `nmtkit train`")
+        raise ValueError(f"{path} has no facts about its run; --format toml needs a checkpoint of `nmtkit train`")
     tables = {table: dict(settings) for table, settings in facts["settings"].items()}
     folder = tables["run"].pop("save_dir")
     lines = [f"# {name}: {value}" for name, value in facts.items() if name not in ("settings", "data")]
@@ -186,7 +186,7 @@ def longest(side: Side) -> int:
 
 
 def of_corpora(manifests: list[dict[str, Any]]) -> dict[str, Section]:
-    """Returns the counts of read, written and dropped pairs of each training corpus, over all shards."""
+    """Returns the numbers of read, written and dropped pairs of each training corpus, over all shards."""
     corpora: dict[str, Section] = {}
     for manifest in manifests:
         for corpus in manifest["report"]["corpora"]:

@@ -16,7 +16,7 @@ from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 
 PREFETCHED = 4  # updates that the thread prepares in advance
-PROBED = 100  # number of first updates whose micro-batches are compared before the run
+PROBED = 100  # number of updates at the start whose micro-batches are compared before the run
 
 Pairs = npt.NDArray[np.int64]
 
@@ -35,7 +35,7 @@ class Update:
 
     position: Position
     pairs: Pairs
-    target_tokens: int  # tokens of the whole update on disk; the denominator of the loss if there are no transforms
+    target_tokens: int  # target tokens of the whole update on disk; without transforms, the denominator of the loss
     source_tokens: int
     micro_batches: list[tuple[int, Batch]]  # micro-batches of this rank, with their numbers in the update
     ends_epoch: bool
@@ -48,7 +48,7 @@ class Update:
 
 
 class BatchLoader:
-    """Yields updates without end, from a position on. Call `close` at the end.
+    """Yields updates endlessly, from a position on. Call `close` at the end.
 
     Ranks take the micro-batches of an update in turn. All ranks have the same number of micro-batches. If there are too
     few, some ranks get a dummy, in which no token counts.
@@ -84,7 +84,7 @@ class BatchLoader:
         return self.prefetched
 
     def close(self) -> None:
-        """Waits for the preparing thread. Otherwise the interpreter aborts if it exits while the thread runs torch."""
+        """Waits for the preparing thread. The interpreter would abort if it exited while the thread runs torch."""
         if self.prefetched is not None:
             self.prefetched.close()
             self.prefetched.thread.join()

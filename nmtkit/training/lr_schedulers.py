@@ -20,7 +20,8 @@ class RunInfo:
     """Facts of a run that a schedule may depend on."""
 
     d_model: int | None  # width of the architecture, if its config has one
-    max_update: int | None  # updates from the start of the schedule to the end of the run; with --max-epoch an estimate
+    # updates from the start of the schedule to the end of the run; with --max-epoch, an estimate
+    max_update: int | None
 
 
 class LRScheduler(ABC):
@@ -34,7 +35,7 @@ class LRScheduler(ABC):
         """Receives the score of a validation. Lower is better. All ranks call this method with the same score."""
 
     def state(self) -> dict[str, Any]:
-        """Returns in plain types the state that `lr` depends on, without the config."""
+        """Returns the state on which `lr` depends (except the config), in plain types."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027  # stateless schedules have nothing to load
@@ -80,9 +81,9 @@ class Fixed(LRScheduler):
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrtConfig(Config):
     lr: float | None = option(
-        None, "Learning rate at the end of warm-up; none: that of the paper, from d_model.", above=0
+        None, "Learning rate at the end of warm-up; none: the rate of the paper, computed from d_model.", above=0
     )
-    lr_factor: float = option(1.0, "Factor on the rate of the paper, without --lr.", above=0)
+    lr_factor: float = option(1.0, "Factor of the rate of the paper, used without --lr.", above=0)
     warmup_updates: int = option(4000, "Updates of linear warm-up.", min=1, max=MAX_UPDATES)
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class InverseSqrt(LRScheduler):
             self.peak = config.lr_factor * (run.d_model * config.warmup_updates) ** -0.5
         else:
             raise ValueError(
-                "the learning rate of the paper depends on d_model, which this architecture does not have; give --lr"
+                "this architecture has no d_model, from which the learning rate of the paper is computed; give --lr"
             )
 
     def lr(self, update: int) -> float:
@@ -146,7 +147,9 @@ class Decay(LRScheduler):
                 "this schedule needs to know where it ends; give --decay-updates, --max-update or --max-epoch"
             )
         if end <= config.warmup_updates:
-            raise ValueError(f"the decay would end at update {end}, within the warm-up of {config.warmup_updates}")
+            raise ValueError(
+                f"the decay would end at update {end}, during the warm-up of {config.warmup_updates} updates"
+            )
         self.end = end
 
     def lr(self, update: int) -> float:

@@ -1,4 +1,4 @@
-"""Probes before the first update how many tokens fit into the memory of a GPU."""
+"""Tests before the first update how many tokens fit into the memory of a GPU."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def trial(trainer: Trainer, loader: BatchLoader, pairs: Pairs) -> None:
 
 
 def missing_state_bytes(trainer: Trainer) -> int:
-    """Returns the bytes of optimizer state that the first update will allocate. A resumed run has the state already."""
+    """Returns the bytes of optimizer state that the first update will allocate. A resumed run already has the state."""
     component = trainer.job.components["optimizer"]
     expected = state_bytes(component.name, component.config, trainer.optimizer.param_groups)
     values = [value for entries in trainer.optimizer.state.values() for value in entries.values()]
@@ -35,19 +35,19 @@ def probe_memory(trainer: Trainer, loader: BatchLoader) -> None:
         try:  # a single attempt, because every pass needs all processes
             return trial(trainer, loader, pairs)
         except torch.OutOfMemoryError as error:
-            raise ValueError(f"{message}; try half of it") from error
+            raise ValueError(f"{message}; try half this value") from error
     fitting = largest_that_fits(lambda count: trial(trainer, loader, pairs[:count]), len(pairs))
     if fitting == 0:
         raise ValueError(
-            f"not even one sentence pair fits into the memory of {trainer.device}, because the model needs it; "
-            "choose a smaller model, or --optimizer adafactor"
+            f"the model leaves no memory of {trainer.device} even for one sentence pair; choose a smaller model, or "
+            "--optimizer adafactor"
         )
     if fitting < len(pairs):
-        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} would")
+        raise ValueError(f"{message}; {loader.tokens_of(pairs[:fitting])} fits")
 
 
 def fit_max_tokens(trainer: Trainer, loader: BatchLoader) -> None:
-    """Halves `loader.max_tokens` until the micro-batches fit into the memory of every process, with some memory spare.
+    """Halves `loader.max_tokens` until the micro-batches fit into the memory of every process, with some memory left.
 
     Tries the micro-batch with the most tokens and the micro-batch with the most sentences. Raises ValueError if not
     even the longest sentence fits. With fsdp, every pass needs all processes, so `probe_memory` makes a single attempt.
@@ -75,7 +75,7 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
             trial(trainer, loader, pairs)
         return True
     except torch.OutOfMemoryError:
-        pass  # After this block, Python frees the exception and the tensors that its frames hold.
+        pass  # only after this block, Python frees the exception and the tensors that its frames hold.
     del spare
     trainer.engine.zero_grad()
     _empty_cache()
@@ -89,7 +89,7 @@ def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
             attempt(count)
             return count
         except torch.OutOfMemoryError:
-            pass  # After this block, Python frees the exception and the tensors that its frames hold.
+            pass  # only after this block, Python frees the exception and the tensors that its frames hold.
         _empty_cache()
         count //= 2
     return 0

@@ -15,7 +15,7 @@ from nmtkit.training.trainer import StepMetrics
 
 log = logging.getLogger("nmtkit")
 
-RECENT = 50  # updates over which the current speed is measured
+RECENT = 50  # number of updates over which the current speed is measured
 IN_A_ROW = 20  # skipped updates in a row that end the run; an fp16 loss scale skips about ten until it settles
 PAIRS_SHOWN = 8
 
@@ -47,7 +47,7 @@ class Meter:
         self.recent.append((time.monotonic(), metrics.target_tokens))
 
     def pause(self, seconds: float) -> None:
-        """Excludes `seconds` that were not spent on updates from the speed."""
+        """Excludes `seconds` from the speed, because they were not spent on updates."""
         self.started += seconds
         self.recent = deque(((when + seconds, tokens) for when, tokens in self.recent), maxlen=RECENT)
 
@@ -83,7 +83,7 @@ class Meter:
         }
 
     def latest(self) -> dict[str, Any]:
-        """Returns the means of the latest update on this rank. On a GPU, returns an empty dict, to avoid waiting."""
+        """Returns the means of the latest update on this rank. On a GPU, returns an empty dict instead of waiting."""
         if self.device.type != "cpu" or not self.finite or not self.finite[-1].own_target_tokens:
             return {}
         last = self.finite[-1]
@@ -134,7 +134,7 @@ class NonfiniteGuard:
                 good = f"The last good checkpoint is {last.resolve()}." if last.exists() else "There is no checkpoint."
                 raise DivergedError(
                     f"{self.in_a_row} updates in a row, up to {metrics.number}, had gradients that are not finite. "
-                    f"{good} A lower --lr or a --clip-norm may help, and fp32 instead of fp16"
+                    f"{good} A lower --lr, --clip-norm, or fp32 instead of fp16 may help"
                 )
         return [metrics for metrics, finite in zip(updates, flags, strict=True) if finite]
 

@@ -1,8 +1,8 @@
-"""Metrics of a validation by name (`--metrics a,b`): scores of its translations, or of sums over its tokens.
+"""Metrics of a validation by name (`--metrics a,b`): computed from its translations, or from sums over its tokens.
 
 A registered factory is called as `factory(config)` and must not load anything large, because every start of the command
-makes the metrics to check their settings. `--best-checkpoint-metric`, patience and the plateau schedule can follow any
-score that a validation logs: metrics and counts of the criterion.
+creates the metrics to check their settings. `--best-checkpoint-metric`, patience and the plateau schedule can follow
+any score that a validation logs: metrics and counts of the criterion.
 """
 
 import importlib.util
@@ -33,14 +33,14 @@ TOKENS_AT_ONCE = 1024  # tokens whose logits are in memory at the same time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outputs:
-    """Results of a model on a split: sums over its target tokens and, if the metric asks for them, translations."""
+    """Results of a model on a split: sums over its target tokens and, if the metric needs them, translations."""
 
-    sums: Mapping[str, float]  # "loss", the criterion's counts such as "nll", and the counts of the metric itself
+    sums: Mapping[str, float]  # "loss", the counts of the criterion such as "nll", and the counts of the metric
     tokens: int  # target tokens, eos included
     sources: Sequence[str] = ()  # raw lines, in the order of the split
     hypotheses: Sequence[str] = ()
     references: Sequence[str] = ()
-    target_lang: str | None = None  # the dataset's code of the target language
+    target_lang: str | None = None  # code of the target language of the dataset
 
 
 class Metric(ABC):
@@ -105,7 +105,9 @@ def score_of(name: str, metric: Metric, outputs: Outputs) -> float:
         raise ContractError(f"metric {name}: score returned {described(score)}; it must return a number")
     if not math.isfinite(value):
         log.warning(
-            "metric %s: score returned %s; the log has null instead, and such a score is never the best", name, value
+            "metric %s: score returned %s; the log has null instead, and this validation cannot be the best",
+            name,
+            value,
         )
     return float(value)
 
@@ -128,8 +130,8 @@ def objective(setting: str, metrics: Mapping[str, Metric], subsets: Sequence[str
         raise ValueError(f"--best-checkpoint-metric {name} does nothing without --metrics {name}")
     if not direction and name not in known:
         raise ValueError(
-            f"--best-checkpoint-metric {name}: "
-            f"say whether higher ({full_name}:max) or lower ({full_name}:min) is better; known: {', '.join(known)}"
+            f"--best-checkpoint-metric {name}: give {full_name}:max if higher is better, or {full_name}:min if lower "
+            f"is better; known: {', '.join(known)}"
         )
     return Objective(full_name, direction == "max" if direction else known[name])
 
@@ -153,7 +155,7 @@ class Bleu(Metric):
 
     def __init__(self, config: BleuConfig) -> None:
         self.settings = Settings(tokenize=config.bleu_tokenize, lowercase=config.bleu_lowercase)
-        build_metrics(("bleu",), self.settings)  # refuses an unknown tokenizer before the first update
+        build_metrics(("bleu",), self.settings)  # raises an error for an unknown tokenizer before the first update
 
     def score(self, outputs: Outputs) -> float:
         settings = replace(self.settings, target_lang=outputs.target_lang)
@@ -196,7 +198,7 @@ class Comet(Metric):
         self.scorer: Any = None
 
     def score(self, outputs: Outputs) -> float:
-        if self.scorer is None:  # loaded once: every validation of a run has the same sources
+        if self.scorer is None:  # loaded once, because all validations of a run have the same sources
             settings = Settings(sources=tuple(outputs.sources), comet_model=self.model_name)
             self.scorer = build_metrics(("comet",), settings)[0]
         return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)
@@ -207,7 +209,7 @@ class Comet(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyConfig(Config):
-    """No settings."""
+    """Settings of the metric: none."""
 
 
 @METRICS.register("accuracy", AccuracyConfig())

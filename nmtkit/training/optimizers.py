@@ -38,11 +38,11 @@ class OptimizerRegistry(Registry[Optimizer]):
     def register(
         self, name: str, preset: Any, works_on_shards: bool = False
     ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-        """Decorator like `Registry.register`. --parallel fsdp refuses optimizers without `works_on_shards`.
+        """Decorator like `Registry.register`. --parallel fsdp rejects optimizers without `works_on_shards`.
 
         `works_on_shards` declares that a step on some rows of a parameter (with the same rows of its gradient and
-        state) gives the same values as a step on the whole parameter. This holds, for example, for an optimizer that
-        treats every value separately.
+        state) gives the same values as a step on the whole parameter. This is true, for example, for element-wise
+        optimizers.
         """
         keep = super().register(name, preset)
 
@@ -86,7 +86,7 @@ def adam(config: AdamConfig, groups: ParameterGroups) -> Optimizer:
 
 @OPTIMIZERS.register("adamw", AdamWConfig(), works_on_shards=True)
 def adamw(config: AdamWConfig, groups: ParameterGroups) -> Optimizer:
-    """Adam with weight decay that does not enter the gradient (Loshchilov & Hutter 2019)."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
     return torch.optim.AdamW(groups, **_adam_arguments(config))
 
 
@@ -110,8 +110,8 @@ class SGDConfig(Config):
 def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
     """Stochastic gradient descent with Nesterov momentum (Sutskever et al. 2013).
 
-    Momentum starts at zero here. The fused kernel of torch allocates it uninitialised, and does not initialise it if
-    the first update is skipped because of a non-finite gradient.
+    Momentum is initialised with zeros. The fused kernel of torch leaves it uninitialised if the first update is skipped
+    because of a non-finite gradient.
     """
     momentum, weight_decay = config.momentum, config.weight_decay
     nesterov = momentum > 0
@@ -127,7 +127,7 @@ def sgd(config: SGDConfig, groups: ParameterGroups) -> Optimizer:
 class AdafactorConfig(Config):
     beta2_decay: float = option(-0.8, "X in the decay of the second moment, 1 - update^X.", min=-10, max=0)
     update_clip: float = option(
-        1.0, "Largest root mean square of an update before the learning rate is applied.", min=1
+        1.0, "Maximum root mean square of an update before the learning rate is applied.", min=1
     )
     weight_decay: float = option(
         0.0, "Share of a weight that is subtracted per update and unit of learning rate.", min=0
@@ -155,8 +155,8 @@ def adafactor(config: AdafactorConfig, groups: ParameterGroups) -> Optimizer:
 def parameter_names(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> list[list[str]]:
     """Returns the names of the parameters in each group of an optimizer.
 
-    The names come from "param_names" of a group, or else from `parameters`. If neither has a name for a tensor, because
-    an optimizer of a plug-in has made the tensor, its name is its position in the optimizer.
+    The names come from "param_names" of a group, or else from `parameters`. If neither has a name for a tensor, for
+    example a tensor made by a plug-in, the name is the position in the optimizer.
     """
     known = {id(parameter): name for name, parameter in parameters.items()}
     return [
@@ -173,7 +173,7 @@ def state_bytes(optimizer: str, config: Any, groups: Iterable[Mapping[str, Any]]
     for group in groups:
         kind = "matrices" if str(group.get("name")).startswith("matrices") else "others"
         numbers[kind] += sum(parameter.numel() for parameter in group["params"])
-    if optimizer == "muon":  # momentum of matrices, AdamW for all other parameters
+    if optimizer == "muon":  # one momentum for matrices, two moments of AdamW for all other parameters
         return 4 * numbers["matrices"] + 8 * numbers["others"]
     return per_parameter.get(optimizer, 8) * sum(numbers.values())
 
@@ -213,7 +213,7 @@ class CompositeOptimizer(Optimizer):
         self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Makes a step of each optimizer. A `closure` is not supported, because each optimizer would call it."""
+        """Makes a step of each optimizer. Does not support a `closure`, because each optimizer would call it."""
         assert closure is None
         for optimizer in self.optimizers:
             if self._step_supports_amp_scaling:
@@ -233,7 +233,7 @@ class MuonConfig(AdamWConfig):
     muon_momentum: float = option(0.95, "Nesterov momentum of the matrices.", min=0, below=1)
     muon_steps: int = option(5, "Newton-Schulz iterations that orthogonalise a matrix.", min=1, max=99)
     muon_adjust_lr: Literal["match_rms_adamw", "original"] = option(
-        "match_rms_adamw", "Scale of an update: the root mean square of an AdamW update, or the rule of Jordan."
+        "match_rms_adamw", "Scale of an update: match the root mean square of AdamW, or use the rule of Jordan."
     )
     muon_lr_scale: float = option(1.0, "Learning rate of the matrices as a multiple of --lr.", above=0)
 
@@ -244,7 +244,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
     torch.optim.Muon orthogonalises the momentum of matrices inside the model. Embeddings, the output projection,
     vectors and tensors with more than two axes get AdamW. By default, the update of a matrix has the root mean square
-    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that both share a learning rate.
+    0.2, like an update of AdamW (Liu et al. 2025, arXiv 2502.16982, section 2.2), so both can share a learning rate.
     With `original`, the update is scaled by the square root of max(1, rows / columns), and learning rates are near
     0.02.
 
@@ -254,7 +254,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
     matrices = [group for group in groups if group["name"].startswith("matrices")]
     others = [group for group in groups if not group["name"].startswith("matrices")]
     if not matrices:
-        raise ValueError("--optimizer muon is for matrices, but this run trains no matrix; give --optimizer adamw")
+        raise ValueError("--optimizer muon needs a matrix, but this run trains no matrix; give --optimizer adamw")
     splits: list[tuple[nn.Parameter, list[nn.Parameter]]] = []
     optimizer = torch.optim.Muon(
         [_split_stacked(group, splits) | {"lr_scale": config.muon_lr_scale} for group in matrices],
@@ -276,7 +276,7 @@ def muon(config: MuonConfig, groups: ParameterGroups) -> Optimizer:
 
 
 def _split_stacked(group: dict[str, Any], splits: list[tuple[nn.Parameter, list[nn.Parameter]]]) -> dict[str, Any]:
-    """Returns the group with each weight that stacks projections (`stacked_rows`) replaced by a view per projection.
+    """Replaces each weight of a group that stacks projections (`stacked_rows`) by a view for each projection.
 
     Adds each replaced weight and its views to `splits`.
     """

@@ -1,4 +1,4 @@
-"""Models whose gradients are summed over all processes: `--parallel ddp` and `--parallel fsdp`, by engines of torch.
+"""Models with gradients that are summed over all processes by torch: `--parallel ddp` and `--parallel fsdp`.
 
 With ddp, every process has a replica of the model in DistributedDataParallel. Gradients are summed over the processes
 during the backward pass of the last micro-batch of an update. (`replicate` of FSDP2 computes the same sums, but keeps a
@@ -7,8 +7,8 @@ times as long.)
 
 With fsdp, `fully_shard` of FSDP2 gives every process a shard of each parameter, of its gradient and of its optimizer
 state. The parameters of a layer are gathered before the layer computes and freed afterwards. Gradients are summed into
-the shards, in fp32, at the end of every backward pass. If each process kept whole gradients until the end of an update,
-they would need the memory that sharding saves.
+the shards, in fp32, at the end of every backward pass. Whole gradients until the end of an update would need the memory
+that sharding saves.
 
 Gradients are summed, never averaged: the trainer divides the loss by the target tokens of the whole update. All
 processes must make the same number of passes, so the loader adds dummy micro-batches.
@@ -48,14 +48,14 @@ class LossModule(nn.Module):
 
 
 def all_reduce_sum(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Communication hook of DistributedDataParallel: sums over the processes. The default hook takes the mean."""
+    """Communication hook of DistributedDataParallel: sums over the processes. The default hook computes the mean."""
     distributed.advance()
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
 class ReplicatedModel:
-    """A model that is whole in this process. With several processes, each process has a replica.
+    """A complete model in this process. With several processes, each process has a replica.
 
     `parameters` holds the trained parameters by name. The optimizer and the running means use them. Raises ValueError
     if no parameter is trained.
@@ -71,20 +71,21 @@ class ReplicatedModel:
                 self.loss = DistributedDataParallel(
                     self.loss,
                     broadcast_buffers=False,
-                    init_sync=False,  # every process draws the parameters from the same seed
+                    init_sync=False,  # not needed, because every process draws the parameters from the same seed
                     gradient_as_bucket_view=True,
                     find_unused_parameters=model.find_unused_parameters,
                 )
             self.loss.register_comm_hook(None, all_reduce_sum)
 
     def gradient_sync(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward and backward pass. `last`: whether the pass is the last of the update."""
+        """The context of a forward and backward pass. `last` is true for the last pass of an update."""
         if isinstance(self.loss, DistributedDataParallel) and not last:
             return self.loss.no_sync()
         return contextlib.nullcontext()
 
     def zero_grad(self) -> None:
-        """Clears the gradients. With DistributedDataParallel, they are views of its buckets and become zeros."""
+        """Clears the gradients. With DistributedDataParallel, the gradients are views of buckets, so they become
+        zeros."""
         if isinstance(self.loss, DistributedDataParallel):
             torch._foreach_zero_(self.gradients())
         else:
@@ -111,7 +112,7 @@ class ReplicatedModel:
         return tensor
 
     def shard(self, name: str, whole: Tensor) -> Tensor:
-        """Returns the part that this process has of a tensor, given the whole tensor of parameter `name`."""
+        """Returns the part of this process from `tensor`, the whole tensor of parameter `name`."""
         return whole
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -150,11 +151,11 @@ class ShardedModel(ReplicatedModel):
         for sharded in self.sharded_modules:
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
-        model.to(device)  # moves buffers of modules without parameters
+        model.to(device)  # also moves buffers of modules without parameters
         self.parameters = {}
         for name, parameter in trainable_parameters(model).items():
             parameter.grad = torch.zeros_like(parameter)
-            # Optimizers treat shards like any tensors.
+            # For optimizers, shards are ordinary tensors.
             self.parameters[name] = nn.Parameter(local_shard(parameter))
             self.parameters[name].grad = local_shard(parameter.grad)
 
@@ -166,7 +167,8 @@ class ShardedModel(ReplicatedModel):
         return distributed.all_reduce(squares).sqrt()
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter is not sharded."""
+        """Returns the whole tensor. A tensor with a different number of dimensions from the parameter is not
+        sharded."""
         parameter = self.model.get_parameter(name)
         return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
 
@@ -213,7 +215,7 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters that are not frozen, by name. Raises ValueError if all are frozen."""
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not parameters:
-        raise ValueError("no parameter is left to train; freeze fewer of them")
+        raise ValueError("no parameter is left to train; freeze fewer parameters")
     return parameters
 
 

@@ -1,6 +1,6 @@
-"""The parameters of a run: the choice of trained parameters, their groups and weight decays, and their first values.
+"""The parameters of a run: the choice of trained parameters, their groups and weight decays, and initial values.
 
-Parameters are chosen by patterns of names, such as `encoder.*`, with the rules of file names in a shell.
+Parameters are chosen by name patterns, such as `encoder.*`, as for file names in a shell.
 """
 
 import os
@@ -36,7 +36,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def choose_trained(model: Architecture, run: RunConfig) -> int:
-    """Adds adapters or freezes parameters in place, as the run says. Returns the number of frozen values."""
+    """Adds adapters or freezes parameters in place, according to the settings of the run. Returns the number of frozen
+    values."""
     if run.adapter_rank:
         alpha = run.adapter_alpha or run.adapter_rank
         adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)
@@ -49,8 +50,8 @@ def parameter_groups(
     """Returns the trained parameters in groups by kind and by weight decay. optimizers.py describes the groups.
 
     The first of `rules` ("pattern=decay") that matches sets the decay. Without a match, vectors (biases, gains of
-    norms) have no decay, and other parameters have the decay of the optimizer. Raises ValueError for a wrong rule and
-    for a rule that matches no parameter.
+    norms) have no decay, and other parameters have the decay of the optimizer. Raises ValueError for an invalid rule
+    and for a rule that matches no parameter.
     """
     decays = [decay_rule(rule) for rule in rules]
     for pattern, _ in decays:
@@ -80,7 +81,7 @@ def _kind(parameter: nn.Parameter, embedding: bool) -> str:
 
 
 def embedding_names(model: Architecture) -> set[str]:
-    """Returns the parameter names of the output projection and of all embeddings, whether of pieces or positions."""
+    """Returns the parameter names of the output projection and of all embeddings (of pieces and of positions)."""
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     parameters = {id(parameter) for table in (*tables, model.output_projection) for parameter in table.parameters()}
     return {name for name, parameter in model.named_parameters() if id(parameter) in parameters}
@@ -89,7 +90,7 @@ def embedding_names(model: Architecture) -> set[str]:
 def _matching(names: Mapping[str, Any], pattern: str, flag: str) -> list[str]:
     matching = [name for name in names if fnmatchcase(name, pattern)]
     if not matching:
-        raise ValueError(f"{flag} {pattern} matches no parameter; they are called {', '.join(names)}")
+        raise ValueError(f"{flag} {pattern} matches no parameter; known: {', '.join(names)}")
     return matching
 
 
@@ -112,9 +113,9 @@ def start_from(
 ) -> dict[Side, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    Every piece that the checkpoint knows gets its row from the checkpoint. Other pieces keep their fresh rows. If
-    source and target embeddings are separate in the checkpoint and joint in the model, the rows of the target are
-    taken. Returns the number of known pieces in each vocabulary. Raises ValueError for a model with other shapes.
+    Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces keep their initial
+    embeddings. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used. Returns
+    the number of known pieces in each vocabulary. Raises ValueError for a model with different shapes.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -133,7 +134,7 @@ def start_from(
             axes = sides[key]
             fixed = [axis for axis in range(tensor.dim()) if axis not in axes]
             if tensor.dim() != old.dim() or any(tensor.shape[axis] != old.shape[axis] for axis in fixed):
-                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, in this model {tuple(tensor.shape)}")
+                raise ValueError(f"{path}: {key} has shape {tuple(old.shape)}, but {tuple(tensor.shape)} in this model")
             if not axes:
                 tensor.copy_(old)
             for axis, side in axes.items():
@@ -145,8 +146,8 @@ def start_from(
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
     """Returns the facts about the adapters of a model for its checkpoints, in the format of checkpoint.py.
 
-    `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a whole model with the
-    same tokenizer and equal weights.
+    `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a complete model with
+    the same tokenizer and equal weights.
     """
     path = Path(os.path.realpath(base))
     contents = checkpoint.read(path)
@@ -156,8 +157,8 @@ def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base:
         )
     if models.tokenizer_of(contents, base).fingerprint != tokenizer.fingerprint:
         raise ValueError(
-            f"adapters do not change the embeddings of {base}, and the dataset has another vocabulary; "
-            f"preprocess with --tokenizer-from {base}"
+            f"adapters do not change the embeddings of {base}, but the dataset has a different vocabulary; preprocess "
+            f"with --tokenizer-from {base}"
         )
     for name, tensor in model.state_dict().items():
         if not torch.equal(tensor.cpu(), contents["model"][name].to(tensor.dtype)):
@@ -173,8 +174,8 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
 
     The file has the format of word2vec, GloVe and fastText: each line has a piece and its numbers, separated by spaces.
     The first line may hold the counts of lines and numbers. Values are copied without scaling (the Transformer
-    multiplies embeddings by sqrt(d_model)). Raises OSError, or ValueError for vectors of another width, fields that are
-    not numbers, and a file without a known piece.
+    multiplies embeddings by sqrt(d_model)). Raises OSError, or ValueError for vectors of a different width, fields that
+    are not numbers, and a file without a known piece.
     """
     pieces = pieces_of(tokenizer)[side]
     embedding = embedding_of(model, side, len(pieces))
@@ -194,10 +195,10 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
                     if not vector.isfinite().all():
                         raise ValueError(f"line {number} has a number that is not finite")
                     known[rows[piece]] = vector
-        except ValueError as error:  # UnicodeDecodeError too
+        except ValueError as error:  # includes UnicodeDecodeError
             raise ValueError(f"{path}: {error}") from error
     if not known:
-        raise ValueError(f"{path} has no vector of a {side} piece, such as {pieces[-1]!r}; train vectors on pieces")
+        raise ValueError(f"{path} has no vector for any {side} piece, such as {pieces[-1]!r}; train vectors on pieces")
     with torch.no_grad():
         embedding.weight[list(known)] = torch.stack(list(known.values()))
     return len(known)
@@ -213,10 +214,10 @@ def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
 
 
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
-    """Finds the axes of length vocabulary size: for each entry of a model's state, the side of the vocabulary by axis.
+    """Finds the axes of a model's state whose length is a vocabulary size. Returns axis -> side for each entry.
 
-    The function compares sizes with those of models with larger vocabularies, which are described but never allocated.
-    The side of a joint vocabulary is "source".
+    The function compares the shapes of models with different vocabularies, which are never allocated. The side of a
+    joint vocabulary is "source".
     """
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
@@ -237,7 +238,7 @@ def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> d
             for axis, size in enumerate(shape)
             if others[name][axis] != size
         }
-        assert len(axes[name]) < 2, f"{name} has two axes along pieces"
+        assert len(axes[name]) < 2, f"{name} has two axes whose length is a vocabulary size"
     return axes
 
 
@@ -249,7 +250,7 @@ def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns the rows of the pieces that both vocabularies have: in the new and in the old vocabulary."""
+    """Returns the rows in the new and in the old vocabulary of the pieces that both vocabularies have."""
     old_row = {piece: row for row, piece in enumerate(old)}
     pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
     rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

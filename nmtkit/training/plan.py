@@ -18,9 +18,9 @@ from nmtkit.training import precision as precisions
 from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
-MAX_TOKENS = 4096  # default tokens of a micro-batch on a CPU, and of an update
-# A micro-batch may be larger than (update size / number of processes) by this factor. Sentences do not divide evenly,
-# and if an update had one micro-batch more than processes, all processes would wait for another pass.
+MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update
+# Allowed ratio of a micro-batch to (update size / number of processes). Sentences do not divide evenly. With one
+# micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1
 
 
@@ -29,9 +29,9 @@ class RunPlan:
     """A job with the size of an update in tokens, and the device, precision and processes of the run."""
 
     job: JobConfig
-    device: torch.device  # of this process
+    device: torch.device  # device of this process
     precision: str  # fp32, bf16 or fp16
-    world_size: int  # processes, over all machines
+    world_size: int  # number of processes on all machines
     max_tokens: int  # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first attempt
     threads: int | None  # CPU threads of this process; None: the default of torch
 
@@ -43,7 +43,7 @@ class RunPlan:
 
     @property
     def fits_max_tokens(self) -> bool:
-        """Whether the memory probe lowers `max_tokens` until micro-batches fit. Otherwise it raises an error."""
+        """Whether the memory probe may lower `max_tokens` until micro-batches fit, instead of raising an error."""
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def even_max_tokens(self, max_tokens: int) -> int:
@@ -62,7 +62,7 @@ class RunPlan:
         config = self.job.run
         if config.max_epoch is None or updates_per_epoch is None:
             return config.max_update, False
-        before = done - index  # updates of the finished epochs
+        before = done - index  # number of updates of the finished epochs
         per_epoch = before / epoch if epoch else updates_per_epoch
         by_epochs = max(done, before + round((config.max_epoch - epoch) * per_epoch))
         if config.max_update is not None and config.max_update <= by_epochs:
@@ -101,7 +101,7 @@ def resolve(
     config = job.run
     device = torch.device("cuda") if estimate and config.device == "cuda" else device_of(config)
     if config.deterministic and device.type == "cpu":
-        raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are equal anyway")
+        raise ValueError("--deterministic is for GPUs; on a CPU, runs with the same --threads are always equal")
     tokens = config.batch_tokens or resumed_batch_tokens
     max_tokens = config.max_tokens or MAX_TOKENS
     if tokens is None:
@@ -124,7 +124,7 @@ def resolve(
 
 
 def _share(tokens: int, parts: int) -> int:
-    """Returns a limit of tokens with which an update of `tokens` has at most `parts` micro-batches."""
+    """Returns a --max-tokens for which an update of `tokens` has at most `parts` micro-batches."""
     return math.ceil(round(SHARE_MARGIN * tokens / parts, 6))
 
 
@@ -137,7 +137,7 @@ def device_of(config: RunConfig) -> torch.device:
     gpus, rank = torch.cuda.device_count(), distributed.local_rank()
     if max(rank + 1, config.nproc_per_node or 1) > gpus:
         raise ValueError(
-            f"{max(rank + 1, config.nproc_per_node or 1)} processes on this machine need a GPU each, and it has "
+            f"{max(rank + 1, config.nproc_per_node or 1)} processes on this machine need a GPU each, but it has "
             f"{gpus}; lower --nproc-per-node"
         )
     torch.cuda.set_device(rank)

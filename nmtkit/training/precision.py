@@ -18,7 +18,7 @@ def resolve(precision: str, device: torch.device) -> str:
     """
     if precision == "auto":
         if device.type == "cuda" and not torch.cuda.is_available():
-            return "bf16"  # for an estimate on a machine without a GPU
+            return "bf16"  # used for an estimate on a machine without a GPU
         has_bf16 = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else multiplies_in_bf16()
         return "bf16" if has_bf16 else "fp32"
     if precision == "fp16" and device.type == "cpu":
@@ -35,14 +35,14 @@ class LossScale:
     """A factor on the loss in fp16. It is halved if gradients overflow, and doubled after a time without overflow.
 
     In other precisions the factor is 1. The factor stays on the device, so that no update waits for the host.
-    torch.amp.GradScaler is not used for three reasons. It makes an additional pass over the gradients to find
-    overflows, which the norm for clipping shows anyway. With FSDP it would only check the shards of this process. And
-    it skips non-finite updates in fp16 only.
+    torch.amp.GradScaler is not used for three reasons. It needs an additional pass over the gradients to find
+    overflows, although the gradient norm shows them. With FSDP, it checks only the shards of this process. It skips
+    non-finite updates only in fp16.
     """
 
     def __init__(self, precision: str, device: torch.device, growth_interval: int = 2000) -> None:
         self.active = precision == "fp16"
-        self.growth_interval = growth_interval  # finite updates after which the scale doubles
+        self.growth_interval = growth_interval  # number of finite updates after which the scale doubles
         self.value = torch.tensor(2.0**15 if self.active else 1.0, device=device)
         self.finite_updates = torch.tensor(0, dtype=torch.int32, device=device)
 

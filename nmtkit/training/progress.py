@@ -27,7 +27,7 @@ class Lines:
         """Called after every update."""
 
     def note(self, text: str) -> None:
-        """Called with a text when the run starts other work than an update."""
+        """Called with a text when the run starts work that is not an update."""
 
     def record(self, record: Record) -> None:
         """Called with every record of the log file."""
@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
-    """Returns the text lines of a record, or no lines for a record that only the file shows.
+    """Returns the text lines of a record, or no lines for a record that is only in the file.
 
     An update has one line, which leaves out the last fields that do not fit into `width` columns.
     """
@@ -116,7 +116,7 @@ def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
-    """Returns the fields of a record as texts: first the fields of `order`, then the others by importance."""
+    """Returns the fields of a record as texts: first the fields of `order`, then the other fields by importance."""
     shown = []
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
@@ -137,7 +137,7 @@ def shown_scores(record: Mapping[str, Any]) -> list[str]:
 
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
-HIDDEN = ("nll",)  # numbers that are not shown, because another number has the same information
+HIDDEN = ("nll",)  # numbers that are not shown, because a different number has the same information
 NO_SCORES = (*HIDDEN, "ppl", "seconds")
 FORMS: dict[str, Callable[[Any], str]] = {
     "loss": lambda value: f"loss {value:.3f}",

@@ -25,12 +25,12 @@ KINDS = ("train", "valid")
 UNITS = {"loss": "nats per token", "BLEU": "points", "learning rate": "step size", "gradient norm": "L2 norm"}
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
-# numbers of a record without a curve
+# numbers of a record that have no curve
 UNDRAWN = ("update", "updates", "epoch", "seconds", "seconds_left", "time", "nll", "skipped")
 
 
 def read_lines(log: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log in their order. Leaves out a last record that is incomplete after a kill."""
+    """Returns the records of a log in their order. Leaves out the last record if it is incomplete."""
     records = []
     for line in log.read_text(encoding="utf-8", errors="replace").split("\n"):  # splitlines would also split at U+2028
         try:

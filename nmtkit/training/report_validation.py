@@ -23,7 +23,7 @@ def sections(records: Sequence[Mapping[str, Any]], best: Sequence[Example], wors
 
 
 def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scores of each range of lengths. The bar of a score has the length score / largest score."""
+    """Returns the scores of each range of lengths. The length of a bar is score / largest score."""
     rows = record["by_length"]
     scores = [name for name in ("loss", "bleu") if all(row.get(name) is not None for row in rows)]
     largest = {name: max(row[name] for row in rows) or 1 for name in scores}

@@ -30,13 +30,13 @@ IDLE_SHARE = 0.1  # a warning is shown if processes are idle for more than this 
 
 
 class Run:
-    """A training run, as one of its processes sees it. Only rank 0 logs and saves. All ranks do the other work."""
+    """A training run in one of its processes. Only rank 0 logs and saves. All ranks do all other work."""
 
     def __init__(self, job: JobConfig, data: Path, display: Lines, callbacks: Sequence[Callback] = ()) -> None:
         """Sets up or resumes the run. `callbacks` are called in addition to the callbacks that `job` names."""
         self.stop = StopSignal()
         distributed.init_process_group(device_of(job.run), job.run.timeout_minutes)
-        with distributed.long_operation():  # no heartbeats while a checkpoint is read and a model is built
+        with distributed.long_operation():  # reading a checkpoint and building a model send no heartbeats
             self._set_up(job, data, display, callbacks)
         self.agreement = distributed.AsyncMax()
         self.progress.started = self.saver.last_save = time.monotonic()
@@ -50,7 +50,7 @@ class Run:
         self.checkpoints = setup.checkpoints
         self.display = display
         self.out_of_time = False
-        self.stopped_by: str | None = None  # the reason that a callback gave for stopping the run
+        self.stopped_by: str | None = None  # stop reason given by a callback
         self.scheduled = False  # whether the run resumes from a checkpoint that was saved at an interval
         resumed_from, setup.resumed_from = setup.resumed_from, None
         try:
@@ -140,8 +140,8 @@ class Run:
         idle = self.loader.idle_share()
         if idle > IDLE_SHARE and distributed.is_rank_zero():
             log.warning(
-                "the %d processes are idle %.0f %% of the time: an update of %s tokens has too few micro-batches of up "
-                "to %s tokens to share out evenly; give --max-tokens %d, or a larger --batch-tokens",
+                "the %d processes are idle %.0f %% of the time: an update of %s tokens has too few micro-batches of "
+                "up to %s tokens for an even division; give --max-tokens %d, or a larger --batch-tokens",
                 *(distributed.world_size(), 100 * idle, f"{self.plan.batch_tokens:,}"),
                 *(f"{self.loader.max_tokens:,}", self.plan.even_max_tokens(self.loader.max_tokens)),
             )
@@ -159,8 +159,8 @@ class Run:
         million = parameter_count(trainer.model) / 1e6
         for line in (
             f"{names}: {million:.1f} M parameters, {trainer.precision} on {trainer.device.type}",
-            f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens an update in micro-batches of "
-            f"{self.loader.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates an epoch",
+            f"{len(self.dataset['train']):,} pairs, {self.plan.batch_tokens:,} tokens per update in micro-batches of "
+            f"{self.loader.max_tokens:,}, about {self.sampler.updates_per_epoch:,} updates per epoch",
             f"resuming {folder} after update {done}" if done else f"saving to {folder}",
             f"curves and translations, from the first validation on: {folder / 'report.html'}",
         ):
@@ -176,7 +176,7 @@ class Run:
     # --- an update and the work that is due after it ----------------------------------------------------------------
 
     def _update(self, update: Update) -> StopReason | None:
-        """Makes an update, then logs, validates and saves if due. Returns why the run ends, or None."""
+        """Makes an update, then logs, validates and saves if due. Returns the stop reason, or None."""
         metrics = self.trainer.step(update)
         self.progress.position = update.next
         self.meter.add(metrics)
@@ -205,8 +205,7 @@ class Run:
     ) -> StopReason | None:
         """Validates and saves if due. Also saves at the end of the run and after a best score.
 
-        A checkpoint is `scheduled` if it is saved at one of the intervals of the run. Returns why the run ends, or
-        None.
+        A checkpoint is `scheduled` if it is saved at one of the intervals of the run. Returns the stop reason, or None.
         """
         scores = None
         if validate and self.validator and not received:
@@ -265,7 +264,9 @@ class Run:
                 scores = validator.scores(self.trainer.model, self.trainer.criterion)
             if scores is not None and self.objective.name not in scores:
                 known = ", ".join(scores)
-                raise ValueError(f"--best-checkpoint-metric {self.objective.name}: this run's validations have {known}")
+                raise ValueError(
+                    f"--best-checkpoint-metric {self.objective.name}: validations of this run have {known}"
+                )
         except Exception as error:
             if not distributed.is_connection_error(error) or isinstance(error, distributed.PeerError):
                 self.progress.validation_due = True
@@ -301,19 +302,20 @@ class Run:
             log.warning("report not written: %s", error)
 
     def _save(self, scores: dict[str, float] | None, scheduled: bool, must: bool) -> None:
-        """Saves a checkpoint. If writing fails, raises OSError if the checkpoint `must` be saved, else warns."""
+        """Saves a checkpoint. If writing fails: raises OSError if `must` is true, else warns."""
         started = time.monotonic()
         try:
             path = self.saver.save(scores, scheduled)
         except OSError as error:
             if must:
                 raise
-            log.warning("checkpoint not saved: %s; training goes on, the older ones are untouched", error)
+            log.warning("checkpoint not saved: %s; training continues, and older checkpoints are kept", error)
         else:
             if path:
                 self.log.write("checkpoint", update=self.trainer.done, file=path.name)
                 self.callbacks.checkpoint(path)
-        distributed.barrier()  # otherwise, ranks would wait elsewhere, where the watchdog considers them hanging
+        # without this barrier, ranks would wait elsewhere, and the watchdog would consider them hanging
+        distributed.barrier()
         self.meter.pause(time.monotonic() - started)
 
 

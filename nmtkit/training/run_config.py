@@ -7,7 +7,7 @@ from typing import Literal
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
-OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam")  # how to validate
+OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam")  # settings of validations
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),
@@ -15,7 +15,7 @@ RUN_RULES = (
         "--adapter-rank",
         needs=("--finetune-from",),
         excludes=("--freeze", "--encoder-embed-path", "--decoder-embed-path"),
-        reason="with adapters all other weights stay as they are",
+        reason="with adapters, all other weights are frozen",
     ),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
@@ -32,7 +32,10 @@ class RunConfig(Config):
         section="Batches",
     )
     max_tokens: int | None = option(
-        None, "Largest micro-batch in tokens of the larger side; none: as many as fit on a GPU, 4096 on a CPU.", min=1
+        None,
+        "Largest micro-batch in tokens of the larger side; none: as many as fit into the memory of a GPU, 4096 "
+        "on a CPU.",
+        min=1,
     )
     max_sentences: int | None = option(
         None, "Largest micro-batch in sentence pairs; the size of an update stays the same.", min=1
@@ -41,7 +44,7 @@ class RunConfig(Config):
         None, "Instead of --batch-tokens: an update has N micro-batches of --max-tokens (or 4096) per process.", min=1
     )
     overfit_batches: int | None = option(
-        None, "Train only on the first N batches, again and again, as a test: the loss should go to 0.", min=1
+        None, "Train only on the first N batches, repeatedly, as a test: the loss should approach 0.", min=1
     )
     clip_norm: float = option(0.0, "Scale gradients with a larger norm down to this norm; 0: off.", min=0)
     seed: int = option(1, "Seed of initial weights, data order and dropout.", min=0)
@@ -72,7 +75,8 @@ class RunConfig(Config):
     )
     adapter_alpha: float | None = option(None, "Scale the output of adapters by alpha / rank; none: by 1.", above=0)
     adapter_layers: tuple[str, ...] = option(
-        ("*",), "Linear layers with adapters, as name patterns such as decoder.*; the output projection never has one."
+        ("*",),
+        "Linear layers with adapters, as name patterns such as decoder.*; the output projection never has an adapter.",
     )
     freeze: tuple[str, ...] = option((), "Parameters that are not trained, as name patterns such as encoder.*.")
     weight_decay_for: tuple[str, ...] = option(
@@ -100,7 +104,8 @@ class RunConfig(Config):
         None, "Processes on this machine; none: one per GPU, or one on a CPU.", min=1, max=1024
     )
     parallel: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: every process has the whole model. fsdp: every process has a part of the model, to save memory."
+        "ddp",
+        "ddp: every process has the whole model; fsdp: every process has a part of the model, which saves memory.",
     )
     timeout_minutes: float = option(
         10.0, "End the run if a process does not respond for this many minutes.", above=0, max=1_000_000
@@ -122,7 +127,8 @@ class RunConfig(Config):
     keep_best: int = option(1, "Keep the N best checkpoints.", min=0)
     best_checkpoint_metric: str = option(
         "loss",
-        "Validation score for the best checkpoint: loss, ppl, a metric, or another count as NAME:min or NAME:max.",
+        "Validation score for the best checkpoint: loss, ppl, a metric, or a count of the criterion as NAME:min or "
+        "NAME:max.",
         metavar="NAME",
     )
 
@@ -141,7 +147,9 @@ class RunConfig(Config):
         if self.batch_tokens is not None and self.update_freq is not None:
             raise ValueError("--batch-tokens and --update-freq both set the size of an update; give only one")
         if len(set(self.valid_subset)) < max(1, len(self.valid_subset)):
-            raise ValueError(f"--valid-subset {','.join(self.valid_subset)} must name subsets, each once")
+            raise ValueError(
+                f"--valid-subset {','.join(self.valid_subset)} must name at least one subset, and each subset once"
+            )
         on = {flag_of(field) for field in fields(self) if getattr(self, field.name) not in (None, False)}
         check_flags(RUN_RULES, changed_flags(self), on)
 

@@ -51,7 +51,8 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
             dataset.target_language or dataset.target_lang,
         ],
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
-        "torch": str(torch.__version__),  # __version__ is an instance of a subclass of str, which checkpoints reject
+        # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
+        "torch": str(torch.__version__),
         "python": platform.python_version(),
         "device": gpu or f"{plan.device.type} of {platform.node()}",
         "precision": plan.precision,
@@ -70,7 +71,8 @@ def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def _command() -> str:
     """Returns the command line that started this process, or the script that called `nmtkit.train`."""
     program = Path(sys.argv[0])
-    is_command = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent  # or `python -m nmtkit`
+    # also true for `python -m nmtkit`
+    is_command = program.name == "nmtkit" or program.parent == Path(nmtkit.__file__).parent
     return shlex.join(["nmtkit", *sys.argv[1:]] if is_command else ["python", *sys.argv])
 
 

@@ -71,7 +71,7 @@ class RunSaver:
             return self.folder.save(contents)
 
     def restore(self, path: Path, contents: Checkpoint) -> None:
-        """Continues from a checkpoint. Raises ValueError if the checkpoint is that of another run."""
+        """Continues from a checkpoint. Raises ValueError if the checkpoint belongs to a different run."""
         state = contents["training"]
         requirements = resume_requirements(self.job, self.dataset, self.trainer.adapters)
         if self.job.run.reset_optimizer:
@@ -102,17 +102,17 @@ class RunSaver:
         return False
 
     def _log_changes(self, contents: Checkpoint) -> None:
-        """Warns about settings, plug-ins and a learning rate that differ from those of the checkpoint."""
+        """Warns about settings, plug-ins and a learning rate that differ from the checkpoint."""
         changed = changed_settings(contents["run"]["settings"], self.job.tables())
         if changed:
-            log.warning("%s goes on with other settings:\n%s", self.folder.folder, table(changed))
+            log.warning("%s continues with different settings:\n%s", self.folder.folder, table(changed))
         for plugin in changed_plugins(contents["run"], self.facts):
             log.warning("the source of plug-in %s has changed since update %d was saved", plugin, contents["update"])
         done, before = self.trainer.done, self.trainer.lr
-        made = done - self.trainer.schedule_start  # updates by this schedule
+        made = done - self.trainer.schedule_start  # number of updates by this schedule
         now = learning_rate(self.trainer.scheduler, made) if made else None
         if before is not None and now is not None and not math.isclose(now, before):
             log.warning(
-                "the learning rate jumps: update %d had %.3g, and would have %.3g by the schedule of this run",
+                "the learning rate jumps: update %d had %.3g, but the schedule of this run gives %.3g",
                 *(done, before, now),
             )

@@ -62,8 +62,8 @@ class RunSetup:
 def set_up(job: JobConfig, data: Path, stop: StopSignal, callbacks: bool = False) -> RunSetup:
     """Opens the dataset and builds all parts of a run. On rank 0, locks the folder of an existing run.
 
-    With `callbacks`, which may ask for validations, builds a validator whenever the dataset has a validation set. For a
-    mistake of the user, releases the lock and raises ValueError or OSError.
+    With `callbacks`, which may request validations, builds a validator whenever the dataset has a validation set. After
+    a mistake of the user, releases the lock and raises ValueError or OSError.
     """
     device = device_of(job.run)
     dataset = Dataset.open(data)
@@ -139,7 +139,7 @@ def build_loader(plan: RunPlan, dataset: Dataset, rank: int, ranks: int) -> Batc
     An automatic --max-tokens is at least the length of the longest sentence.
     """
     split, job = dataset["train"], plan.job
-    if job.run.max_tokens:  # must come before the sampler checks the update size, which may depend on --max-tokens
+    if job.run.max_tokens:  # checked before the sampler checks the update size, which may depend on --max-tokens
         check_all_sizes(split.source.lengths, split.target.lengths, job.run.max_tokens, "--max-tokens")
     sampler = plan.sampler(split)
     max_tokens = plan.max_tokens if job.run.max_tokens else max(plan.max_tokens, *sampler.max_lengths)
@@ -225,7 +225,7 @@ def build_trainer(
     if job.run.finetune_from and (not resumed or job.run.adapter_rank):
         known = start_from(model, architecture.name, architecture.config, tokenizer, job.run.finetune_from)
         log.info(
-            "weights from %s, which knows %d of %d source and %d of %d target pieces",
+            "weights from %s, which has %d of %d source pieces and %d of %d target pieces",
             *(job.run.finetune_from, known["source"], tokenizer.source_size, known["target"], tokenizer.target_size),
         )
     if not resumed:
@@ -236,13 +236,15 @@ def build_trainer(
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
     if job.run.compile and criterion.name == "guided_alignment":
-        raise ValueError("--compile compiles the model's forward, which --criterion guided_alignment does not call")
+        raise ValueError(
+            "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
+        )
     loss = CRITERIONS[criterion.name].factory(criterion.config, tokenizer)
     if train_split is not None and not is_own(CRITERIONS[criterion.name].factory):
         pairs = np.arange(min(3, len(train_split)))
         check_sum(loss, model, train_split.batch(pairs), train_split.batch(np.tile(pairs, 2)))
     total = updates or job.run.max_update
-    # If no updates are left, the run ends at once and does not use the schedule, but the schedule must exist.
+    # If no updates are left, the run ends at once, but a schedule is still created.
     remaining = total - schedule_start if total is not None and total > schedule_start else total
     run = RunInfo(d_model=getattr(architecture.config, "d_model", None), max_update=remaining)
     return Trainer(
@@ -261,7 +263,8 @@ def _load_embeddings(job: JobConfig, model: Architecture, tokenizer: Tokenizer) 
     sizes: dict[Side, int] = {"source": tokenizer.source_size, "target": tokenizer.target_size}
     if all(paths.values()) and len({embedding_of(model, side, sizes[side]).weight for side in paths}) == 1:
         raise ValueError(
-            "--encoder-embed-path and --decoder-embed-path fill one matrix, which both sides share; give one of them"
+            "--encoder-embed-path and --decoder-embed-path both set the shared embeddings of both sides; give only "
+            "one of them"
         )
     for side, path in paths.items():
         if path is not None:

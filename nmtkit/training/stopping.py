@@ -25,7 +25,7 @@ class StopRequestedError(Exception):
 
 @dataclass(frozen=True)
 class StopReason:
-    """Why a run ended, and after how many updates."""
+    """The stop reason of a run, and its number of updates."""
 
     reason: str
     updates: int
@@ -34,13 +34,13 @@ class StopReason:
 
 @dataclass(kw_only=True)
 class RunProgress:
-    """The position of a run in its data, its best validation, and its time. Every checkpoint holds them."""
+    """The position of a run in its data, its best validation, and its time. Every checkpoint contains this progress."""
 
     position: Position = field(default_factory=lambda: Position(0, 0))
     best: float | None = None  # best value of the objective; lower is better
     waited: int = 0  # validations since the best validation
     seconds_before: float = 0.0  # training time before the run was resumed
-    validation_due: bool = False  # the last validation was interrupted or failed
+    validation_due: bool = False  # whether the last validation was interrupted or failed
     started: float = field(default_factory=time.monotonic)
 
     def seconds(self) -> float:
@@ -56,14 +56,14 @@ class RunProgress:
     def stop_reason(
         self, config: RunConfig, updates: int, received: signal.Signals | None, others: str | None, out_of_time: bool
     ) -> StopReason | None:
-        """Returns why the run ends after `updates`, or None. `others` is the reason that a callback gave."""
+        """Returns the reason to stop after `updates`, or None. `others` is the reason given by a callback."""
         if received is not None:
             return StopReason(received.name, updates, received)
         reasons = {
             f"--max-update {config.max_update} is reached": config.max_update and updates >= config.max_update,
             f"--max-epoch {config.max_epoch} is reached": config.max_epoch and self.position.epoch >= config.max_epoch,
             str(others): others is not None,
-            f"--stop-time-hours {config.stop_time_hours or 0:g} are over": out_of_time,
+            f"--stop-time-hours {config.stop_time_hours or 0:g} is reached": out_of_time,
             f"no better {config.best_checkpoint_metric} in {config.patience} validations": (
                 config.patience and self.waited >= config.patience
             ),
@@ -80,7 +80,7 @@ class RunProgress:
         }
 
     def load_state(self, state: dict[str, Any], same_objective: bool) -> None:
-        """Restores the state. The best score counts only if the run still has the same objective."""
+        """Restores the state. Drops the best score if the objective of the run has changed."""
         self.position = Position(*state["position"])
         if same_objective:
             self.best, self.waited = state["best"], state["waited"]
@@ -88,7 +88,8 @@ class RunProgress:
 
 
 class StopSignal:
-    """While entered, records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`. A second Ctrl-C interrupts at once."""
+    """Inside this context, records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`. A second Ctrl-C interrupts at
+    once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

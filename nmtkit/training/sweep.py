@@ -17,8 +17,8 @@ from nmtkit.training.run_config import RunConfig
 
 SECTIONS = ("save_dir", "seeds", "runs", "zip", "grid", "random")
 NOT_VARIED = ("save_dir", "plugin", "config")
-LONGEST_NAME = 120  # characters in the name of a run's folder
-REPEATED_DRAWS = 1000  # the sweep is refused after this number of random draws in a row without a new combination
+LONGEST_NAME = 120  # maximum characters in the name of the folder of a run
+REPEATED_DRAWS = 1000  # number of random draws in a row without a new combination after which the sweep is an error
 
 Settings = dict[str, Any]
 
@@ -103,7 +103,7 @@ class Sweep:
     def _drawn(self) -> list[Settings]:
         """Returns `draws` different random combinations. Raises ValueError if the space has fewer combinations."""
         generator = random.Random(self.seed)
-        drawn: dict[str, Settings] = {}  # by the text of the combination
+        drawn: dict[str, Settings] = {}  # text of the combination -> combination
         repeated = 0
         while len(drawn) < self.draws:
             settings = {
@@ -144,7 +144,7 @@ class Sweep:
         return replace(job, run=replace(job.run, save_dir=self.folder / run.name))
 
     def command(self, run: SweepRun, extra: Sequence[str] = ()) -> list[str]:
-        """Returns the words of the command that starts a run. `extra` holds more flags of `nmtkit train`."""
+        """Returns the words of the command that starts a run. `extra` are additional flags of `nmtkit train`."""
         job = self.job(run)
         flags: list[str] = []
         for name, value in run.settings.items():
@@ -159,7 +159,7 @@ class Sweep:
 
 
 def kind_name(kind: str) -> str:
-    """Returns the flag of a kind in the form of a setting name, such as "arch" for "architecture"."""
+    """Returns the flag of a kind as a setting name, such as "arch" for "architecture"."""
     return REGISTRIES[kind].flag[2:].replace("-", "_")
 
 
@@ -313,7 +313,7 @@ def _check_clashes(sweep: Sweep) -> None:
     for (section, settings), (other, more) in itertools.combinations(sections.items(), 2):
         if settings & more:
             raise ValueError(
-                f"{sweep.file}: {section} and {other} both set {min(settings & more)}; leave it to one of them"
+                f"{sweep.file}: {section} and {other} both set {min(settings & more)}; set it in only one of them"
             )
     if not any(sections.values()) and list(sweep.named) == [""]:
         raise ValueError(f"{sweep.file}: nothing varies; give seeds, [sweep.grid], zip, runs or random")

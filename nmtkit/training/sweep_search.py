@@ -31,7 +31,7 @@ class TrialMonitor:
         self.pruned = False
 
     def should_continue(self) -> bool:
-        """Reports new scores to the study. Returns False once the study has pruned the trial."""
+        """Reports new scores to the study. Returns False if the study has pruned the trial."""
         for update, score in self.read_scores()[len(self.scores) :]:
             self.trial.report(score, update)
             self.scores.append(score)
@@ -50,14 +50,14 @@ class Search:
         if not sweep.space:
             raise ValueError(f"{sweep.file}: --optuna chooses the settings of [sweep.random], but the file has none")
         if sweep.grid or len(sweep.zipped) > 1 or len(sweep.named) > 1 or len(sweep.seeds) > 1:
-            raise ValueError(f"{sweep.file}: --optuna needs [sweep.random] alone, with at most one seed")
+            raise ValueError(f"{sweep.file}: --optuna supports only [sweep.random], with at most one seed")
         self.optuna = optuna
         self.sweep = sweep
         self.title = next(iter(sweep.named))
         lowest = {name: v.low if isinstance(v, Range) else v[0] for name, v in sweep.space.items()}
         job = sweep.job(self._run_of(lowest))  # raises ValueError for mistakes in the file
         if not job.run.validates:
-            raise ValueError(f"{sweep.file}: --optuna compares validations, but these runs make none")
+            raise ValueError(f"{sweep.file}: --optuna compares validations, but these runs do not validate")
         self.objective = objective(job.run.best_checkpoint_metric, job.metrics(), job.run.valid_subset[1:])
 
     def described(self) -> list[str]:
@@ -90,7 +90,7 @@ class Search:
                 failed[run.name] = reason or "no validation was made"
                 study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
             elif monitor.pruned:
-                log.info("%s falls behind and is ended", run.name)
+                log.info("%s has worse scores than earlier runs and is ended", run.name)
                 study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
             else:
                 study.tell(trial, min(monitor.scores))
@@ -116,7 +116,7 @@ class Search:
             pruner=optuna.pruners.MedianPruner(),
             load_if_exists=True,
         )
-        # a sampler does not continue after a restart: the same seed would draw the first trials again
+        # a sampler does not continue after a restart, so the same seed would draw the first trials again
         study.sampler = optuna.samplers.TPESampler(seed=self.sweep.seed + len(study.trials))
         return study
 
@@ -124,7 +124,7 @@ class Search:
         kinds = self.optuna.distributions
         distributions = {}
         for name, values in self.sweep.space.items():
-            if not isinstance(values, Range):  # Optuna takes choices of plain types only, so lists are JSON texts
+            if not isinstance(values, Range):  # Optuna supports only choices of plain types, so lists become JSON texts
                 distributions[name] = kinds.CategoricalDistribution([json.dumps(value) for value in values])
             elif values.whole:
                 distributions[name] = kinds.IntDistribution(int(values.low), int(values.high), log=values.log)

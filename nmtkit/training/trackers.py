@@ -1,4 +1,4 @@
-"""Callbacks that send a run's settings and numbers to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
+"""Callbacks that send settings and numbers of a run to experiment trackers: TensorBoard, Weights & Biases, MLflow."""
 
 import importlib.util
 import re
@@ -11,9 +11,9 @@ from nmtkit.config import Config, option
 from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 
 # limits that every version of the MLflow server accepts
-MLFLOW_PARAMS = 100  # parameters per request
-MLFLOW_VALUE = 500  # characters in the value of a parameter
-MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # in the name of a parameter or a metric
+MLFLOW_PARAMS = 100  # maximum parameters per request
+MLFLOW_VALUE = 500  # maximum characters in the value of a parameter
+MLFLOW_FORBIDDEN = re.compile(r"[^\w./ -]")  # forbidden in the name of a parameter or a metric
 
 
 def need(module: str, extra: str) -> None:
@@ -46,12 +46,12 @@ class Tracker(Callback):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBoardConfig(Config):
-    tensorboard_dir: Path | None = option(None, "Folder of the event files; none is SAVE_DIR/tensorboard.")
+    tensorboard_dir: Path | None = option(None, "Folder of the event files; default: SAVE_DIR/tensorboard.")
 
 
 @CALLBACKS.register("tensorboard", TensorBoardConfig())
 class TensorBoard(Tracker):
-    """Event files for TensorBoard, with the run's settings as hyper-parameters."""
+    """Event files for TensorBoard, with the settings of the run as hyper-parameters."""
 
     def __init__(self, config: TensorBoardConfig) -> None:
         need("tensorboard", "tensorboard")
@@ -80,12 +80,13 @@ class TensorBoard(Tracker):
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig(Config):
     wandb_project: str = option("nmtkit", "Project in Weights & Biases.")
-    wandb_name: str | None = option(None, "Name of the run in Weights & Biases; none is the name of --save-dir.")
+    wandb_name: str | None = option(None, "Name of the run in Weights & Biases; default: the name of --save-dir.")
 
 
 @CALLBACKS.register("wandb", WandbConfig())
 class WeightsAndBiases(Tracker):
-    """Logs to a run of Weights & Biases; a resumed training continues it. WANDB_MODE=offline needs no network."""
+    """Logs to a run of Weights & Biases; a resumed run continues the same run there. WANDB_MODE=offline needs no
+    network."""
 
     def __init__(self, config: WandbConfig) -> None:
         need("wandb", "wandb")
@@ -131,13 +132,13 @@ def _allowed(name: str) -> str:
 class MlflowConfig(Config):
     mlflow_experiment: str = option("nmtkit", "Experiment in MLflow.")
     mlflow_uri: str | None = option(
-        None, "Tracking server or store of MLflow; none is MLFLOW_TRACKING_URI or MLflow's default."
+        None, "Tracking server or store of MLflow; default: MLFLOW_TRACKING_URI or the default of MLflow."
     )
 
 
 @CALLBACKS.register("mlflow", MlflowConfig())
 class Mlflow(Tracker):
-    """Logs to a run of MLflow; a resumed training continues it."""
+    """Logs to a run of MLflow; a resumed run continues the same run there."""
 
     def __init__(self, config: MlflowConfig) -> None:
         need("mlflow", "mlflow")

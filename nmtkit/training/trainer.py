@@ -36,12 +36,12 @@ class StepMetrics:
     """Metrics of one update. Tensors stay on the device; reading a tensor waits for the device."""
 
     number: int  # number of the update, counted from 1
-    pairs: npt.NDArray[np.int64]  # numbers of all pairs of the update
+    pairs: npt.NDArray[np.int64]  # indices of all pairs of the update
     source_tokens: int  # total of all ranks
     target_tokens: int  # total of all ranks
     own_target_tokens: int  # total of the micro-batches of this rank
     lr: float
-    sums: dict[str, Tensor]  # "loss" and the counts of the criterion, over the micro-batches of this rank
+    sums: dict[str, Tensor]  # "loss" and the counts of the criterion, totals of the micro-batches of this rank
     norm: Tensor  # norm of the gradient of the whole update, before clipping
     finite: Tensor  # bool; if False, every rank has skipped the update
 
@@ -85,7 +85,7 @@ class Trainer:
         self.transforms_pairs = bool(job.chosen("transforms"))
         self.loss_scale = precisions.LossScale(self.precision, device)
         self.schedule_start = schedule_start
-        self.done = 0  # updates, including skipped updates
+        self.done = 0  # number of updates, including skipped updates
         self.lr: float | None = None  # learning rate of the last update
 
     def _parallelize(self) -> ReplicatedModel:
@@ -107,7 +107,8 @@ class Trainer:
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
         own = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
-        if self.transforms_pairs:  # only the rank that transforms a micro-batch can count its tokens
+        # tokens are counted after transforms, which only one rank applies to each micro-batch
+        if self.transforms_pairs:
             tokens = int(distributed.all_reduce(torch.tensor(own)))
         sums: dict[str, Tensor] = {}
         for index, batch in update.micro_batches:
@@ -118,7 +119,7 @@ class Trainer:
             except torch.OutOfMemoryError as error:
                 raise ValueError(
                     f"out of memory in update {number}, in a micro-batch of {batch.source.layout.tokens} source and "
-                    f"{batch.target_tokens} target tokens; lower --max-tokens, which leaves the updates as they are"
+                    f"{batch.target_tokens} target tokens; lower --max-tokens, which does not change the updates"
                 ) from error
         distributed.heartbeat(number)
         self.lr = lr = learning_rate(self.scheduler, number - self.schedule_start)
@@ -138,7 +139,7 @@ class Trainer:
             loss, counts = self.engine.loss(batch)
         distributed.advance()
         weight = 0.0 if dummy else self.loss_scale.value / tokens
-        # A non-finite loss can have finite gradients. This factor makes them NaN. Then every rank skips the update.
+        # A non-finite loss can have finite gradients. The factor makes them NaN, so that every rank skips the update.
         (loss * (weight + loss.detach() * 0)).backward()
         for name, value in {} if dummy else {"loss": loss.detach(), **counts}.items():
             sums[name] = sums[name] + value if name in sums else value
@@ -158,7 +159,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
-            # Fused optimizers read `found_inf` on the device. If it is not 0, they change neither parameters nor state.
+            # Fused optimizers read `found_inf` on the device and skip the step if it is not 0.
             self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
             self.optimizer.grad_scale = None  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -176,7 +177,7 @@ class Trainer:
         reason and does not compile the affected part of the model.
         """
         started = time.monotonic()
-        torch._dynamo.config.optimize_ddp = False  # otherwise dynamo splits the graph at the gradient buckets
+        torch._dynamo.config.optimize_ddp = False  # prevents a split of the graph at the gradient buckets
         self.model.compile(dynamic=True)
         try:
             with distributed.long_operation():
@@ -209,12 +210,13 @@ class Trainer:
 
     @contextlib.contextmanager
     def evaluated_weights(self) -> Iterator[None]:
-        """The context in which the model has the weights for validation: with --ema-decay, the running means."""
+        """The context in which the model has the weights for validation (with --ema-decay, the running means)."""
         with self.ema.swapped() if self.ema else contextlib.nullcontext(), self.engine.unsharded():
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns by name the weights to save: the running means with --ema-decay, only the adapters with adapters.
+        """Returns the weights to save by name. With --ema-decay, these are the running means; with adapters, only the
+        adapters.
 
         The result is complete on rank 0. Every rank must call this method.
         """
@@ -287,7 +289,7 @@ class Trainer:
         }
 
     def _is_sharded(self, name: str, value: object) -> bool:
-        """Returns whether a state value belongs to a whole parameter. Parts of parameters (in Muon) are not sharded."""
+        """Returns whether a state value is sharded: it belongs to a whole parameter, not to a part (in Muon)."""
         return isinstance(value, Tensor) and name in self.engine.parameters
 
     def _load_optimizer(self, saved: dict[str, Any]) -> None:
@@ -296,8 +298,9 @@ class Trainer:
         before = [group["parameters"] for group in saved["groups"]]
         if before != own:
             raise ValueError(
-                f"the checkpoint's optimizer has other groups of parameters than this run: {_difference(before, own)}; "
-                "resume with the same --freeze and --weight-decay-for, or with --reset-optimizer"
+                "the optimizer of the checkpoint has different parameter groups from this run: "
+                f"{_difference(before, own)}; resume with the same --freeze and --weight-decay-for, or with "
+                "--reset-optimizer"
             )
         state = self.optimizer.state_dict()
         names = [name for group in own for name in group]

@@ -25,9 +25,9 @@ from nmtkit.training.stopping import StopRequestedError
 
 T = TypeVar("T")
 
-LENGTHS = (10, 20, 30, 40, 60)  # maximum target tokens of each length class; one more class has no limit
+LENGTHS = (10, 20, 30, 40, 60)  # maximum target tokens of each length class; the last class has no limit
 RATED = 10  # number of best and of worst translations in the report
-FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of the three sentences that every validation shows translated
+FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of three sentences whose translations every validation shows
 
 Sums = dict[tuple[str, str], Tensor]  # (metric or "" for the criterion, name) -> sum for each length class
 
@@ -36,7 +36,7 @@ Sums = dict[tuple[str, str], Tensor]  # (metric or "" for the criterion, name) -
 class Validator:
     """Scores a model on `split`. Every rank does a share of the work and gets all scores.
 
-    While a rank works on its share, it starts no collectives and is in the context `interruptible`, which may raise
+    During this work, a rank starts no collectives, and is in the context `interruptible`, which may raise
     StopRequestedError.
     """
 
@@ -45,7 +45,8 @@ class Validator:
     device: torch.device
     precision: str
     metrics: Mapping[str, Metric]
-    languages: tuple[str | None, str | None] = (None, None)  # codes of source and target for a multilingual model
+    # language codes of source and target for a multilingual model
+    languages: tuple[str | None, str | None] = (None, None)
     beam: int = 4  # beam size for translations, which are made only if a metric needs them
     sharded: bool = False  # each process has a share of the model (FSDP)
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
@@ -173,7 +174,7 @@ class Validator:
         scores["ppl"] = perplexity(scores["nll"])
         for name, metric in self.metrics.items():
             if name in scores:
-                raise ValueError(f"metric {name!r} has the name of another score of this run; give yours another name")
+                raise ValueError(f"metric {name!r} has the same name as a different score of this run; rename it")
             own = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
             texts: dict[str, Any] = {"hypotheses": self.hypotheses, "references": self.references}
             texts |= {"sources": self.sources, "target_lang": self.target_lang}
@@ -225,9 +226,9 @@ class Validator:
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model that is prepared like in `nmtkit generate`.
 
-        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast alone does not work: it computes
+        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough, because it computes
         keys and values in 16 bits, but the cache has 32 bits like the weights. FSDP modules cannot be copied. On a GPU,
-        the parameters of FSDP modules are gathered in 16 bits anyway.
+        their parameters are gathered in 16 bits.
         """
         from nmtkit.translation.translator import prepare
 

@@ -67,7 +67,7 @@ def test_a_run_says_what_it_ran_on_wherever_its_weights_go(run_folder: Path, mir
         assert made_by["data"] == str(mirror_data.absolute()) and len(made_by["dataset"]) == 12
         assert made_by["torch"] == torch.__version__ and made_by["nmtkit"].startswith(nmtkit.__version__)
         assert {"command", "device", "processes", "precision"} <= made_by.keys()
-        assert sections["Run (where it differs from the defaults)"]["batch_tokens"] == 200
+        assert sections["Run (settings that differ from the defaults)"]["batch_tokens"] == 200
         assert sections["Optimizer"]["name"] == "adam"
     assert checkpoint.load(averaged)["run"]["settings"]["run"]["seed"] == 1
     started = json.loads((run_folder / "log.jsonl").read_text().splitlines()[0])

@@ -310,10 +310,10 @@ def test_help_shows_the_chosen_components_own_flags() -> None:
         (["--best-checkpoint-metric", "bleu"], "--best-checkpoint-metric bleu does nothing without --metrics bleu"),
         (
             ["--best-checkpoint-metric", "wer"],
-            "say whether higher (wer:max) or lower (wer:min) is better; known: loss, ",
+            "give wer:max if higher is better, or wer:min if lower is better; known: loss, ",
         ),
         (["--best-checkpoint-metric", "loss:up"], "'up' is neither min nor max"),
-        (["--valid-beam", "3"], "--valid-beam does nothing without a metric of translations"),
+        (["--valid-beam", "3"], "--valid-beam does nothing without a metric that scores translations"),
         (["--metrics", "bleu", "--bleu-tokenize", "klingon"], "unknown tokenizer 'klingon'"),
         (["--metrics", "chrf", "--validate-interval", "none"], "--metrics does nothing without --validate-interval"),
         (["--device", "tpu"], "'tpu' is not one of auto, cpu, cuda"),
@@ -364,7 +364,7 @@ def test_dashes_and_underscores_are_alike_in_the_config(mirror_data: Path, tmp_p
     assert resolved(tmp_path / "run")["run"]["save_interval"] == 3
     assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == 0.5
     (tmp_path / "run.toml").write_text("[run]\nsave-interval = 3\nsave_interval = 3\n")
-    assert "is twice in" in train(mirror_data, *TINY.split(), *flags).stderr
+    assert "occurs twice in" in train(mirror_data, *TINY.split(), *flags).stderr
 
 
 @pytest.mark.parametrize(
@@ -479,9 +479,9 @@ def test_several_components_of_a_kind_have_flags_and_tables_of_their_own(
         (
             "[transforms.cut]\ncut_tokens = 2\n",
             "",
-            "[transforms.cut] does nothing, because transforms in [run] lists none",
+            "[transforms.cut] does nothing, because it is not in the list transforms of [run], which has none",
         ),
-        ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' is in [transforms]; settings belong in [transforms."),
+        ("[transforms]\ncut_tokens = 2\n", "", "'cut_tokens' is in [transforms]; put settings into [transforms."),
         ('[run]\ntransforms = "cut"\n', "", "transforms of [run]: 'cut' is not a list"),
         ('[run]\ntransforms = ["cut"]\n[transforms.cut]\ncut_token = 2\n', "", "did you mean 'cut_tokens'?"),
     ],

@@ -88,7 +88,7 @@ def test_the_last_are_those_saved_at_intervals(tmp_path: Path) -> None:
         write(tmp_path / checkpoint.file_name(update), update, torch.zeros(1), scheduled=scheduled)
     last = [checkpoint.load(path)["update"] for path in averaging.last_of(tmp_path, 3)]
     assert last == [2, 4, 6]
-    with pytest.raises(ValueError, match="has 3 checkpoints of the intervals of the run, not 4; give --last 3"):
+    with pytest.raises(ValueError, match="has 3 checkpoints that were saved at an interval, not 4; give --last 3"):
         averaging.last_of(tmp_path, 4)
 
 
@@ -103,7 +103,7 @@ def test_the_last_and_the_best_of_a_folder(tmp_path: Path) -> None:
     assert averaging.best_of(tmp_path, 2, "loss") == [names[2], names[3]]
     assert averaging.best_of(tmp_path, 2, "bleu") == [names[3], names[2]]
     assert averaging.best_of(tmp_path, 2, "bleu:min") == [names[1], names[2]]
-    with pytest.raises(ValueError, match="has 4 checkpoints of the intervals of the run, not 5"):
+    with pytest.raises(ValueError, match="has 4 checkpoints that were saved at an interval, not 5"):
         averaging.last_of(tmp_path, 5)
     with pytest.raises(ValueError, match="has 3 checkpoints with a validation loss, not 4"):
         averaging.best_of(tmp_path, 4, "loss")

@@ -209,7 +209,7 @@ def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, t
     assert {(tmp_path / f"run/rank{rank}").read_text() for rank in (0, 1)} == {"9 8 are counted"}
     assert checkpoint.load(tmp_path / "run/last.pt")["update"] == 9
     assert [record["update"] for record in records(tmp_path / "run", "valid")] == [2, 5, 9]
-    assert "goes on with other settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
+    assert "continues with different settings" not in train(mirror_data, tmp_path / "run", "--max-update", 10)
 
 
 def test_a_state_that_no_checkpoint_can_hold_is_named(mirror_data: Path, tmp_path: Path) -> None:

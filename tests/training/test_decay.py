@@ -28,7 +28,7 @@ def test_a_jump_of_the_learning_rate_is_announced(
     monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
     run(mirror_data, tmp_path, schedule, warmup_updates=0, max_update=2).run()
     run(mirror_data, tmp_path, schedule, warmup_updates=0, max_update=4)
-    expected = "the learning rate jumps: update 2 had 0, and would have 0.005 by the schedule of this run"
+    expected = "the learning rate jumps: update 2 had 0, but the schedule of this run gives 0.005"
     assert (expected in caplog.messages) == jumps
 
 

@@ -169,7 +169,7 @@ def test_a_resumed_run_of_adapters_goes_on_exactly(base: Path, domain_data: Path
     whole, parts = (checkpoint.load(tmp_path / name / "last.pt")["model"] for name in ("whole", "parts"))
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     said = refusal(domain_data, tmp_path / "parts", *more, "--max-update", 9, "--adapter-alpha", 4)
-    assert "holds another run" in said and "adapters: alpha 8 4" in said
+    assert "holds a run that cannot continue" in said and "adapters: alpha 8 4" in said
     full = refusal(domain_data, tmp_path / "parts", "--finetune-from", base, "--max-update", 9)
     assert "adapters: rank 4 none" in full
 
@@ -195,7 +195,7 @@ def test_adapters_refuse_what_would_change_the_base(
     assert "--adapter-rank does nothing without --finetune-from" in refusal(domain_data, tmp_path, "--adapter-rank", 4)
     assert "--adapter-alpha does nothing without --adapter-rank" in refusal(domain_data, tmp_path, "--adapter-alpha", 4)
     both = refusal(domain_data, tmp_path, *start, "--adapter-rank", 4, "--freeze", "encoder.*")
-    assert "--freeze" in both and "all other weights stay as they are" in both
+    assert "--freeze" in both and "all other weights are frozen" in both
     for name, pairs in (("train", 50), ("valid", 5)):
         write_corpus(tmp_path / name, pairs, 99)
     other = ["-s", "xx", "-t", "yy", "--trainpref", tmp_path / "train", "--validpref", tmp_path / "valid"]
@@ -237,7 +237,7 @@ def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--valid-subset", "valid,valid"], "each once"),
+        (["--valid-subset", "valid,valid"], "each subset once"),
         (["--valid-subset", "valid,valid7"], "valid7"),
         (["--best-checkpoint-metric", "loss@valid1"], "known: loss (first --valid-subset), loss@SUBSET with"),
         (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "loss@other"], "loss@valid1"),

@@ -63,7 +63,7 @@ def test_polynomial_is_a_straight_line_by_default() -> None:
 def test_a_decay_needs_an_end(name: str) -> None:
     with pytest.raises(ValueError, match="--max-update"):
         schedule(name, max_update=None)
-    with pytest.raises(ValueError, match="within the warm-up"):
+    with pytest.raises(ValueError, match="during the warm-up"):
         schedule(name, max_update=10, warmup_updates=10)
 
 

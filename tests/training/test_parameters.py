@@ -112,8 +112,8 @@ def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str]
         (["▁the 1 2 3"], "line 1 has 3 numbers, but the embedding has width 16"),
         ([" ".join(["▁the"] + ["x"] * 16)], "could not convert"),
         ([" ".join(["▁the"] + ["nan"] * 16)], "line 1 has a number that is not finite"),
-        ([" ".join(["word"] + ["1"] * 16)], "has no vector of a source piece"),
-        ([], "has no vector of a source piece"),
+        ([" ".join(["word"] + ["1"] * 16)], "has no vector for any source piece"),
+        ([], "has no vector for any source piece"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(tmp_path: Path, lines: list[str], said: str) -> None:
@@ -135,6 +135,6 @@ def test_a_run_starts_from_vectors(mirror_data: Path, tmp_path: Path) -> None:
 
     assert bool((trainer(False)[:100] == 0.25).all()) and not (trainer(False)[100:] == 0.25).any()
     assert not (trainer(True) == 0.25).any()
-    with pytest.raises(ValueError, match="fill one matrix, which both sides share"):
+    with pytest.raises(ValueError, match="both set the shared embeddings of both sides"):
         trainer(False, decoder_embed_path=path)
     trainer(False, decoder_embed_path=path, share_embeddings=False)

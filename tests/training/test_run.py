@@ -210,7 +210,9 @@ def test_resuming_another_run_names_the_difference(
     mirror_data: Path, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
-    with pytest.raises(ValueError, match=rf"(?s)holds another run.*setting +before +now\n +{named}\n.*--finetune-from"):
+    with pytest.raises(
+        ValueError, match=rf"(?s)holds a run that cannot continue.*setting +before +now\n +{named}\n.*--finetune-from"
+    ):
         train(mirror_data, tmp_path / "run", max_update=2, **change)
 
 
@@ -222,7 +224,7 @@ def test_settings_that_change_on_resume_are_a_table_that_quiet_runs_show(
     logging.getLogger("nmtkit").setLevel(logging.WARNING)  # as -q does
     train(mirror_data, tmp_path / "run", {"lr-scheduler": "fixed"}, max_update=2, clip_norm=0.5, warmup_updates=1)
     text = caplog.records[0].getMessage()
-    assert text.splitlines()[0].endswith("run goes on with other settings:")
+    assert text.splitlines()[0].endswith("run continues with different settings:")
     rows = [line.split() for line in text.splitlines()[1:]]
     assert rows[0] == ["setting", "before", "now"]
     assert ["clip_norm", "0", "0.5"] in rows and ["lr-scheduler", "inverse_sqrt", "fixed"] in rows
@@ -389,7 +391,7 @@ def test_a_file_system_that_takes_no_more_keeps_the_older_checkpoint(
             train(mirror_data, tmp_path / "run", max_update=6, save_interval_updates=2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "training goes on, the older ones are untouched" in caplog.text
+    assert "training continues, and older checkpoints are kept" in caplog.text
     assert [path.name for path in tmp_path.rglob("*.pt") if not path.is_symlink()] == ["update_00000002.pt"]
     assert not list(tmp_path.rglob("*.tmp"))
     assert train(mirror_data, tmp_path / "run", max_update=6).updates == 6
@@ -507,7 +509,7 @@ def test_a_first_validation_far_above_training_is_told(
     watch.after_validation({"ppl": 400.0})
     watch.after_validation({"ppl": 400.0})
     (warning,) = warned(caplog)
-    assert "the first validation has a loss of 6.0 per token, and training 3.0" in warning
+    assert "the first validation has a loss of 6.0 per token, but training has 3.0" in warning
     for other in (
         health.TrainingHealth(job(tmp_path), 320, fresh=False),
         health.TrainingHealth(job(tmp_path, overfit_batches=1), 320, True),
@@ -528,7 +530,7 @@ def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -
     train(mirror_data, tmp_path / "run", max_update=250, **settings)
     assert records(tmp_path / "run", "train")[-1]["loss"] < 0.05
     assert records(tmp_path / "run", "valid")[-1]["loss"] > 1
-    with pytest.raises(ValueError, match=r"(?s)holds another run.*overfit.batches"):
+    with pytest.raises(ValueError, match=r"(?s)holds a run that cannot continue.*overfit.batches"):
         train(mirror_data, tmp_path / "run", max_update=300, **settings | {"overfit_batches": None})
 
 

@@ -233,11 +233,11 @@ def test_an_optimizer_of_other_parameters_is_refused_with_one_that_differs(mirro
         sorted(name for name, it in frozen.model.named_parameters() if not it.requires_grad)[i] for i in (0, -1)
     )
     assert one != last
-    message = rf"other groups .* 4 only in the checkpoint, such as {one}; resume with the same --freeze"
+    message = rf"different parameter groups .* 4 only in the checkpoint, such as {one}; resume with the same --freeze"
     with pytest.raises(ValueError, match=message):
         frozen.load_state_dict(whole.state_dict(), 0)
     decayed = trainer(mirror_data, weight_decay_for=("encoder.*fc1.weight=0.5",))
-    with pytest.raises(ValueError, match=r"other groups .*: groups of \[.*\] and \[.*\] parameters"):
+    with pytest.raises(ValueError, match=r"different parameter groups .*: groups of \[.*\] and \[.*\] parameters"):
         decayed.load_state_dict(whole.state_dict(), 0)
 
 

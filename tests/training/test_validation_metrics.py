@@ -143,7 +143,7 @@ def test_a_count_of_the_criterion_can_be_followed_and_a_wrong_one_is_named(mirro
     wrong = flags(mirror_data, tmp_path / "other", "--max-update", 10, "--best-checkpoint-metric", "agreement:max")
     said = CliRunner().invoke(main, wrong).stderr
     assert (
-        "--best-checkpoint-metric agreement: this run's validations have loss, nll, ppl, bleu, chrf, accuracy" in said
+        "--best-checkpoint-metric agreement: validations of this run have loss, nll, ppl, bleu, chrf, accuracy" in said
     )
 
 
@@ -274,7 +274,7 @@ def test_directions_are_known_or_asked_for() -> None:
     assert objective("ppl", metrics) == Objective("ppl", False)
     assert objective("bleu", metrics) == Objective("bleu", True)
     assert objective("divergence:min", metrics) == Objective("divergence", False)
-    with pytest.raises(ValueError, match="say whether higher"):
+    with pytest.raises(ValueError, match="if higher is better, or"):
         objective("divergence", metrics)
     with pytest.raises(ValueError, match="--best-checkpoint-metric chrf does nothing without --metrics chrf"):
         objective("chrf", metrics)
@@ -287,5 +287,5 @@ def test_a_metric_may_not_take_the_name_of_a_loss(mirror_data: Path, tmp_path: P
     settings = {"max_update": 1, "batch_tokens": 400, "device": "cpu", "save_dir": tmp_path / "run", "d_model": 8}
     names = {"architecture": "transformer_tiny", "metrics": "nll"}
     job = JobTemplate.read(names=names).job(settings | {"heads": 1, "encoder_layers": 1, "decoder_layers": 1})
-    with pytest.raises(ValueError, match="'nll' has the name of another score"):
+    with pytest.raises(ValueError, match="'nll' has the same name as a different score"):
         Run(job, mirror_data, Lines()).run()
