@@ -342,7 +342,7 @@ def test_a_dataset_that_is_none_is_refused(tmp_path: Path) -> None:
         result = train(folder, *TINY.split(), "--save-dir", tmp_path / "run")
         assert result.exit_code == 2
         assert said in result.stderr
-    assert "give the dataset" in train(*TINY.split()).stderr
+    assert "give a dataset" in train(*TINY.split()).stderr
 
 
 def test_averages_take_the_checkpoints_of_the_interval(mirror_data: Path, tmp_path: Path) -> None:
