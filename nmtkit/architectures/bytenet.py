@@ -58,7 +58,7 @@ PUBLISHED = ByteNetConfig()
 def unfold(source: Packed, factor: float, extra: int) -> Packed:
     """Extends values [S, D] to ceil(factor |s|) + extra columns for each sentence s, with zeros (equation 2).
 
-    The factor is rounded to thousandths: with integers, host and device compute the same lengths.
+    The factor is rounded to thousandths, so that host and device compute the same lengths with integers.
     """
     thousandths = round(1000 * factor)
     columns = [(length * thousandths + 999) // 1000 + extra for length in source.layout.host_lengths]
@@ -115,14 +115,13 @@ def residual_blocks(config: ByteNetConfig, count: int, kernel: int, causal: bool
 class ByteNet(IncrementalArchitecture):
     """A decoder of masked convolutions stacked on an encoder of convolutions, without attention.
 
-    Target token t reads column t of the source representation, and the stack of the encoder reads the columns around
-    column t. The paper does not say how the column and the target embedding, both 2D wide, are combined. Here they are
-    added.
+    Target token t reads column t of the source representation, which the encoder computes from the columns around it.
+    The paper does not say how the column and the target embedding, both 2D wide, are combined. Here they are added.
     After the last column, the decoder reads only the embedding (section 3.2).
 
-    The paper does not state the initialisation either. Here embeddings have a standard deviation of (2D)^-1/2, and the
-    last weights of a block are divided by the number of blocks. So a stack of any depth starts near the identity, as
-    Zhang et al. (2019, "Fixup") recommend for residual networks. Models then learn faster (benchmarks/RESULTS.md).
+    The paper does not state the initialisation. Here embeddings have a standard deviation of (2D)^-1/2, and the last
+    weights of a block are divided by the number of blocks. So a stack of any depth starts near the identity, as Zhang
+    et al. (2019, "Fixup") recommend for residual networks. Models then learn faster (benchmarks/RESULTS.md).
     """
 
     def __init__(self, config: ByteNetConfig, vocabulary: Vocabulary) -> None:
@@ -136,7 +135,7 @@ class ByteNet(IncrementalArchitecture):
         self.dropout = Dropout(config.dropout)
         self.encoder = residual_blocks(config, config.encoder_blocks, config.encoder_kernel, causal=False)
         self.decoder = residual_blocks(config, config.decoder_blocks, config.decoder_kernel, causal=True)
-        # normalises the sum of the residual blocks; the last two 1x1 convolutions of the network follow
+        # norm of the sum of the residual blocks, then the last two 1x1 convolutions of the network
         self.final = nn.Sequential(LayerNorm(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
         self.output_projection = nn.Linear(width, vocabulary.target)
 

@@ -13,9 +13,9 @@ from nmtkit.architectures.interface import Architecture, Vocabulary
 from nmtkit.layers.packed import Layout, Packed
 
 SOURCE_LENGTHS, TARGET_LENGTHS = (5, 3), (8, 6)
-CHANGED_FROM = 4  # the words of the first target sentence are changed from this position on
+CHANGED_FROM = 4  # position from which the words of the first target sentence are changed
 FIRST_WORD = 3  # smaller ids are <unk>, bos and eos
-TOLERANCE = 1e-4  # share of the largest feature; another order of summation changes features by less
+TOLERANCE = 1e-4  # allowed change as a share of the largest feature; the order of summation changes features by less
 
 
 class ContractError(ValueError):
@@ -118,7 +118,7 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
     change = _change(before[:first], after[:first])
     if change > TOLERANCE:
         raise ContractError(
-            f"{type(model).__name__} reads later target words: perplexity will be too good, BLEU 0. With other words "
+            f"{type(model).__name__} reads later target words: perplexity will be too low, BLEU 0. With other words "
             f"from position {first} on, earlier features change by {change:.1%} of the largest. decode may use "
             "only the target tokens up to each position (a causal mask, or a recurrence from left to right)"
         )

@@ -43,7 +43,7 @@ class ConvS2SConfig(Config):
     d_embedding: int = option(768, "width of embeddings, and of queries and keys", min=1, max=65_536)
     d_output: int = option(512, "width before the output projection", min=1, max=65_536)
     dropout: float = option(0.2, "dropout on embeddings, the input of each block, and the output", min=0, below=1)
-    max_positions: int = option(1024, "longest sentence in tokens", min=1, max=1_000_000)
+    max_positions: int = option(1024, "maximum length of a sentence in tokens", min=1, max=1_000_000)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,7 +99,8 @@ def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
 
 
 class Block(nn.Module):
-    """Dropout, convolution, gated linear unit, attention (decoder only), residual connection: [T, width] -> output."""
+    """Dropout, convolution, gated linear unit, attention (only in the decoder), residual connection: [T, width] ->
+    output."""
 
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:
         super().__init__()
@@ -113,7 +114,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, layout: Layout, embedded: Tensor | None = None, state: IncrementalState | None = None
     ) -> Tensor:
-        """The decoder passes the target embeddings `embedded` [T, embedding] and its state."""
+        """Computes the block. In the decoder, `embedded` [T, embedding] are the target embeddings."""
         h = F.glu(self.convolution(self.dropout(x), layout, None if state is None else state.states))
         if self.attention is not None:
             assert embedded is not None and state is not None
@@ -138,7 +139,8 @@ class Attention(nn.Module):
 
     def forward(self, h: Tensor, embedded: Tensor, layout: Layout, state: IncrementalState) -> Tensor:
         query = (self.in_proj(h) + embedded) * HALF
-        query = query[:, None] * math.sqrt(query.shape[-1])  # T 1 embedding; undoes the kernels' scaling
+        # T 1 embedding; inverts the scaling of the attention kernels
+        query = query[:, None] * math.sqrt(query.shape[-1])
         if state.packed_memory is None:
             keys, values = state.memory.chunk(2, -1)
             queries = query.unflatten(0, (-1, state.beams)).transpose(1, 2)  # N 1 embedding -> B 1 R embedding
@@ -152,7 +154,7 @@ class Attention(nn.Module):
             lengths = source.lengths[layout.segment_ids]
             if state.recorded_weights is not None:
                 state.record(attention_weights(query, key, layout, source))
-        # a mean of m tokens has sqrt(1/m) times a token's standard deviation; sqrt(m) undoes this (section 3.4)
+        # a mean of m tokens has sqrt(1/m) times the standard deviation of a token; sqrt(m) corrects this (section 3.4)
         return self.out_proj(context * lengths.sqrt()[:, None].to(context.dtype))
 
 

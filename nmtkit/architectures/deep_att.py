@@ -25,7 +25,7 @@ class DeepAttConfig(Config):
     The paper does not state the hidden width of the attention and the range of the initial weights.
     """
 
-    encoder_layers: int = option(9, "LSTM layers of each of the encoder's two columns", min=1, max=1000)
+    encoder_layers: int = option(9, "LSTM layers of each of the two encoder columns", min=1, max=1000)
     decoder_layers: int = option(7, "LSTM layers of the decoder", min=1, max=1000)
     d_embedding: int = option(256, "width of the word embeddings", min=1, max=65_536)
     d_model: int = option(512, "cells of each LSTM layer", min=1, max=65_536)
@@ -48,7 +48,7 @@ PUBLISHED = DeepAttConfig()
 class FastForwardLayer(nn.Module):
     """One LSTM layer: [T, width] -> [T, gate_rows + hidden], the first columns of W x + b, and h.
 
-    torch's LSTM does not return W x + b, so these columns are computed a second time.
+    The LSTM of torch does not return W x + b, so these columns are computed a second time.
     """
 
     def __init__(self, width: int, hidden: int, gate_rows: int, dropout: float, reverse: bool) -> None:
@@ -65,8 +65,8 @@ class FastForwardLayer(nn.Module):
 class FastForwardStack(nn.Module):
     """LSTM layers with fast-forward connections. `reverse` has the direction of each layer.
 
-    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5). From f of one layer to f of the next,
-    there are only linear maps. Half takes the first half of f.
+    f^k = W^k [Half(f^{k-1}), Dr(h^{k-1})], h^k = LSTM(f^k) (equation 5). Only linear maps connect f of one layer to f
+    of the next. Half takes the first half of f.
     """
 
     def __init__(self, config: DeepAttConfig, width: int, reverse: Sequence[bool]) -> None:
@@ -107,9 +107,9 @@ class FastForwardStack(nn.Module):
 class DeepAtt(IncrementalArchitecture):
     """Two encoder columns of alternating directions, an interface, and a decoder whose bottom layer has attention.
 
-    One column starts forwards, the other backwards. The interface maps [f, h] of both top layers to the memory.
-    Decoder states start at zero. `attention_weights` provides the alignments with which decoding replaces unknown words
-    (section 3.3, PosUnk).
+    One column starts forwards, the other backwards. The interface maps [f, h] of both top layers to the memory. Decoder
+    states start at zero. Decoding uses `attention_weights` as alignments to replace unknown words (section 3.3,
+    PosUnk).
     """
 
     def __init__(self, config: DeepAttConfig, vocabulary: Vocabulary) -> None:

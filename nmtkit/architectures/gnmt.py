@@ -29,7 +29,7 @@ class GNMTConfig(Config):
     """The defaults are the WMT models of section 8, whose vocabulary (chosen by `preprocess`) has 32,000 pieces."""
 
     encoder_layers: int = option(
-        8, "LSTM layers of the encoder, the bidirectional one at the bottom included", min=1, max=1000
+        8, "LSTM layers of the encoder, including the bidirectional layer at the bottom", min=1, max=1000
     )
     decoder_layers: int = option(8, "LSTM layers of the decoder", min=1, max=1000)
     d_model: int = option(1024, "cells of each LSTM layer, and width of the embeddings", min=1, max=65_536)
@@ -72,7 +72,7 @@ class ResidualStack(nn.Module):
 @ARCHITECTURES.register("gnmt", PUBLISHED)
 @ARCHITECTURES.register(
     "gnmt_small",
-    # with the published range, narrow layers pass on hardly anything of the source at first
+    # with the published range, narrow layers pass on almost nothing of the source at first
     replace(PUBLISHED, encoder_layers=4, decoder_layers=4, d_model=256, d_attention=256, initial_range=0.14),
 )
 class GNMT(IncrementalArchitecture):

@@ -27,7 +27,7 @@ def encoder_states(model: Architecture, source: Packed) -> list[Tensor]:
 
 
 def decoder_states(model: Architecture, source: Packed, target_input: Packed) -> list[Tensor]:
-    """Returns the states T D of a decoder of n layers with teacher forcing: n+1 tensors, as of `encoder_states`.
+    """Returns the states T D of a decoder of n layers with teacher forcing: n+1 tensors, like `encoder_states`.
 
     The last tensor is the input of the output projection. Row t is the state that predicts target token t.
     """
@@ -51,7 +51,7 @@ def _recorded(model: Architecture, stack: str, tokens: int) -> Iterator[list[Ten
         states.append(value)
 
     handles = [layers[0].register_forward_pre_hook(lambda module, inputs: record(inputs[0]))]
-    # tied layers occur several times in the list, and a hook fires at every call
+    # tied layers occur several times in the list, and each call runs a hook
     handles += [
         layer.register_forward_hook(lambda module, inputs, output: record(output)) for layer in dict.fromkeys(layers)
     ]

@@ -42,7 +42,7 @@ class IncrementalState(DecoderState):
         self.recorded_weights: list[Tensor] | None = None  # if a list, it collects cross-attention [B, H, L, M]
 
     def advance(self, layout: Layout) -> Tensor:
-        """Counts the new tokens of each row; returns their positions [T], from 0."""
+        """Counts the new tokens of each row. Returns the positions [T] of these tokens, from 0."""
         position = self.position[layout.segment_ids] + layout.position_ids
         self.position = self.position + layout.lengths
         return position
@@ -89,7 +89,7 @@ class IncrementalArchitecture(Architecture):
 
     @abstractmethod
     def extract_features(self, target_input: Packed, state: IncrementalState) -> Tensor:
-        """Returns the decoder's features [T, D] of the next tokens of each row of `state`."""
+        """Returns the features [T, D] of the next tokens of each row of `state`."""
 
     @abstractmethod
     def stateful_layers(self) -> Iterable[nn.Module]:

@@ -23,7 +23,8 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Sizes of the vocabularies. `joint`: both sides have the same vocabulary, so they can share embeddings."""
+    """Sizes of the vocabularies. `joint` is true if both sides have the same vocabulary, so that they can share
+    embeddings."""
 
     source: int
     target: int
@@ -33,26 +34,28 @@ class Vocabulary:
 class Architecture(nn.Module, ABC):
     """A sequence-to-sequence model. Registered factories are called as `factory(config, vocabulary)`."""
 
-    output_projection: nn.Module  # features [T, D] -> logits [T, V]; an nn.Linear gets the fused projection-and-loss
+    output_projection: nn.Module  # features [T, D] -> logits [T, V]; for an nn.Linear, projection and loss are fused
     max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
     shortlist: dict[str, Tensor] | None = None  # entry of the checkpoint, the state of a `search.shortlist.Shortlist`
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether a training pass may skip parameters, as LayerDrop does. DistributedDataParallel needs to know."""
+        """Whether a training pass may skip parameters, as in LayerDrop. A setting of DistributedDataParallel depends on
+        it."""
         return False
 
     @abstractmethod
     def encode(self, source: Packed) -> Packed:
         """Returns the memory of source ids [S]: values [S, …] on a layout with the same number of sentences.
 
-        A sentence of the memory may have another number of positions than the source has tokens.
+        The number of memory positions of a sentence may differ from the number of source tokens.
         """
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D]. Each depends on the memory of its sentence and on the target tokens so far."""
+        """Returns features [T, D]. Each row depends only on the memory of its sentence and on the target tokens so
+        far."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of the target tokens with teacher forcing, the input of `output_projection`."""
@@ -70,7 +73,7 @@ class Architecture(nn.Module, ABC):
         """Draws random choices that all micro-batches of an update share, such as the layers to skip (LayerDrop).
 
         The trainer calls this method before the first micro-batch. `generator` is on the CPU, seeded by (seed, update),
-        so all ranks draw the same.
+        so all ranks draw the same numbers.
         """
 
     def attention_weights(self, source: Packed, target_input: Packed) -> dict[str, list[Tensor]]:
@@ -99,7 +102,7 @@ class Architecture(nn.Module, ABC):
         return PrefixState(memory, beams)
 
     def step(self, tokens: Tensor, state: "DecoderState") -> Tensor:
-        """Appends `tokens` [N] to the N hypotheses; returns the logits [N, V] of the next tokens.
+        """Appends `tokens` [N] to the N hypotheses. Returns the logits [N, V] of the next tokens.
 
         The caller may overwrite the logits.
         """
@@ -122,7 +125,7 @@ class Architecture(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} does not decode statically")
 
     def static_step(self, tokens: Tensor, position: Tensor, state: "StaticState", lengths: CacheLengths) -> Tensor:
-        """Does the same as `step`, but slot b is at position[b] [B]. Returns logits in fp32.
+        """Computes the same as `step`, but slot b is at position[b] [B]. Returns logits in fp32.
 
         The step must not wait for the device. Shapes must depend only on the state and on `lengths`: the largest
         numbers of target and source positions in any slot.
@@ -133,8 +136,8 @@ class Architecture(nn.Module, ABC):
 def layer_index(layer: int | None, layers: int) -> int:
     """Returns the index of decoder layer `layer`, counted from 1. None selects the layer that aligns words.
 
-    This is the second-to-last layer (Garg et al. 2019, "Jointly Learning to Align and Translate"), or the last one if
-    there are at most two layers.
+    This is the second-to-last layer (Garg et al. 2019, "Jointly Learning to Align and Translate"), or the last layer if
+    there are at most two.
     """
     if layer is not None and layer > layers:
         raise ValueError(f"there is no cross-attention in decoder layer {layer}; the last is {layers}")
@@ -150,7 +153,7 @@ class DecoderState(Protocol):
 
     @abstractmethod
     def reorder(self, beam_index: Tensor) -> None:
-        """Lets row n continue row beam_index[n] of the same sentence. `beam_index` is [N], int64."""
+        """Makes row n continue row beam_index[n] of the same sentence. `beam_index` is [N], int64."""
 
     @abstractmethod
     def drop_finished(self, sentences: Tensor) -> None:
@@ -168,10 +171,10 @@ class StaticState(Protocol):
     def nbytes(self) -> int: ...
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Lets row r of slot b continue row beam_index[b, r] of the same slot. `beam_index` is [B, R], int64."""
+        """Makes row r of slot b continue row beam_index[b, r] of the same slot. `beam_index` is [B, R], int64."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Starts the sentences of `memory` in `slots` (indices), and removes the sentences that were there."""
+        """Starts the sentences of `memory` in `slots` (indices), and removes the previous sentences of these slots."""
 
 
 class PrefixState(DecoderState):

@@ -73,7 +73,7 @@ class MoEConfig(ExpertsConfig):
     """
 
     encoder_layers: int = option(
-        3, "LSTM layers of the encoder, the bidirectional one at the bottom included", min=2, max=1000
+        3, "LSTM layers of the encoder, including the bidirectional layer at the bottom", min=2, max=1000
     )
     decoder_layers: int = option(2, "LSTM layers of the decoder", min=2, max=1000)
     d_model: int = option(512, "width of embeddings and of every layer's output (even)", min=2, max=65_536)
@@ -119,8 +119,8 @@ class MoE(IncrementalArchitecture):
 
     The translation models of the paper have strictly balanced gates (appendix F). Here gates are noisy (section 2) and
     balanced by their losses, in two levels for thousands of experts. The two directions of the bottom layer share
-    d_model, since "all of the layers" are 512 wide. In this reading, a step takes 73 million multiplications and
-    additions without the output layer; the paper counts 85 million, so some layer may have been wider.
+    d_model, because "all of the layers" are 512 wide. A step then takes 73 million multiplications and additions
+    without the output layer. The paper counts 85 million, so a layer may have been wider.
     """
 
     def __init__(self, config: MoEConfig, vocabulary: Vocabulary) -> None:

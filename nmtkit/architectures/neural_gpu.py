@@ -21,12 +21,13 @@ from nmtkit.layers.packed import Packed
 # B sentences, R hypotheses of each, N = B x R rows of a search, S source tokens, T target tokens, L tokens of the
 # longest target sentence, D filters, W rows of an image, C columns of the widest image
 
-LONGEST_MEMORY = 63  # number of units after which the slowest filters of a new model forget an image
+LONGEST_MEMORY = 63  # number of units after which the slowest filters of an untrained model forget an image
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralGPUConfig(Config):
-    """The defaults are the large model of the authors' code: 512 filters, 2 layers, images of 4 rows, kernels 3 x 3."""
+    """The defaults are the large model in the code of the authors: 512 filters, 2 layers, images of 4 rows, kernels 3 x
+    3."""
 
     d_model: int = option(512, "filters of an image, and width of embeddings", min=1, max=32_768)
     layers: int = option(2, "convolutional gated recurrent units in each step", min=1, max=100)
@@ -63,9 +64,9 @@ class CGRU(nn.Module):
         CGRU(s) = u * s + (1 - u) * tanh(U (r * s) + B),  u = sigmoid(U' s + B'),  r = sigmoid(U'' s + B'')
 
     Products with U, U' and U'' are convolutions (equation 1). The paper does not state the initial values. The code of
-    the authors starts both gates with biases of 1, so that a new model forgets a sentence of ten words. Here the biases
-    of u are log(t), with t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks warp
-    time?"), so that filters forget over 1 to 63 units.
+    the authors starts both gates with biases of 1, so an untrained model forgets a sentence of ten words. Here the
+    biases of u are log(t), with t uniform between 1 and 63 (Tallec and Ollivier 2018, "Can recurrent neural networks
+    warp time?"), so that filters forget over 1 to 63 units.
     """
 
     def __init__(self, filters: int, kernel: int) -> None:
@@ -81,8 +82,8 @@ class CGRU(nn.Module):
     def forward(self, image: Tensor, inside: Tensor, tape: Tensor | None = None) -> Tensor:
         """Returns the next image [B, D, W, C], which is zero where `inside` [B, 1, 1, C] is 0.
 
-        A decoder passes `tape` [B, 3D, W, C]: the convolutions of the output tape, which are added to those for u, r
-        and the candidate (equation 5).
+        A decoder passes `tape` [B, 3D, W, C]: the convolutions of the output tape, which are added to the convolutions
+        for u, r and the candidate (equation 5).
         """
         filters = image.shape[1]
         gates = self.gates(image)
@@ -103,7 +104,7 @@ class TapeConvolution(nn.Module):
     """The convolutions W, W' and W'' of a decoder layer over the output tape (equation 5).
 
     Words are written to the first row of the tape, and all other rows are zero. So the convolutions change only the
-    upper `rows` rows of an image. The kernels have no lower rows, because lower rows would only multiply zeros.
+    upper `rows` rows of an image. The kernels need no lower rows, which would only multiply zeros.
     """
 
     def __init__(self, filters: int, kernel: int, rows: int) -> None:
@@ -114,7 +115,7 @@ class TapeConvolution(nn.Module):
         nn.init.uniform_(self.linear.weight, -bound, bound)
 
     def write(self, tape: Tensor, words: Tensor, columns: Tensor, inside: Tensor) -> Tensor:
-        """Returns `tape` [B, 3D, W, C] with the convolutions of embedded `words` [B, D] at `columns` [B] added.
+        """Adds the convolutions of embedded `words` [B, D] at `columns` [B] to `tape` [B, 3D, W, C]. Returns the tape.
 
         A word changes the `kernel` columns around its column. `inside` [B] is 0 for a sentence that gets no word.
         """
@@ -184,13 +185,12 @@ def inside_of(lengths: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
 class ExtendedNeuralGPU(Architecture):
     """Encoder and decoder over one image of each sentence, without attention (section 2).
 
-    The encoder takes one step for each source token, and the decoder one step for each output word. An image
-    has image_factor x source tokens + image_extra columns; in the paper, an image has the length of its bucket,
-    which depends on the batch. Words beyond the last column are read from the last column. Columns beyond
-    the end of an image are set to zero after each unit, so that the translation of a sentence does not depend on its
-    batch.
+    The encoder takes one step for each source token, and the decoder one step for each output word. An image has
+    image_factor x source tokens + image_extra columns; in the paper, an image has the length of its bucket, which
+    depends on the batch. Words beyond the last column are read from the last column. Columns beyond the end of an image
+    are set to zero after each unit, so that the translation of a sentence does not depend on its batch.
 
-    The paper leaves open how the Markovian model combines its two inputs. Here one tanh layer reads the column of the
+    The paper does not say how the Markovian model combines its two inputs. Here one tanh layer reads the column of the
     image and the embedding of the previous word.
     """
 

@@ -148,7 +148,7 @@ class CrossAttention(nn.Module):
         return self.out_proj(context.cross_attention(query, self.project, spec))
 
 
-# modules that compute each row independently of all other rows, or that ignore the rows after the last token
+# modules that compute rows independently, or that ignore rows after the last token
 ROW_WISE = (
     *(EncoderLayer, DecoderLayer, SelfAttention, SSRU, AverageAttention, CrossAttention, FeedForward),
     *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Identity, Dropout),
@@ -240,7 +240,7 @@ class Transformer(Architecture):
         layers = {number: DecoderLayer(config) for number in dict.fromkeys(numbers)}
         decoder = nn.ModuleList(layers[number] for number in numbers)
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
-        # the output of a pre-norm stack is a sum that has not been normalised yet
+        # the output of a pre-norm stack is a sum that is not normalised
         self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
@@ -249,7 +249,7 @@ class Transformer(Architecture):
         if config.positions == "learned":
             self.max_source_positions = self.max_target_positions = config.max_positions
         self.dropped: frozenset[int] = frozenset()  # indices of the layers that an update skips, encoder layers first
-        # False for the layers in `dropped`, encoder layers first; a compiled model reads this tensor
+        # False for dropped layers, encoder layers first; a tensor, so that a compiled model can read it
         self.register_buffer("kept", torch.ones(config.encoder_layers + config.decoder_layers).bool(), persistent=False)
         self.apply(self.initialise)
 
@@ -307,7 +307,7 @@ class Transformer(Architecture):
         return self.decoder_norm(x)[: layout.tokens]
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Appends padding rows (`pad_rows`), unless a layer might use them: experts count rows, and hooks see rows."""
+        """Appends padding rows (`pad_rows`), unless a layer might use them, such as experts or layers with hooks."""
         padded = pad_rows(x)
         if padded is x:
             return x
@@ -320,7 +320,7 @@ class Transformer(Architecture):
     def _run(self, layer: Layer, index: int, x: Tensor, context: Context) -> Tensor:
         """Returns the output of a layer, or x itself if training skips the layer. `index` counts both stacks from 0.
 
-        A compiled model also computes skipped layers: if it branched, each draw would need another compilation.
+        A compiled model also computes skipped layers, because with branches, each draw would need a new compilation.
         """
         compiling = torch.compiler.is_compiling()
         if self.training and not compiling and index in self.dropped:
@@ -351,7 +351,7 @@ class Transformer(Architecture):
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         assert isinstance(state, MemoryCache)
-        tokens, position = state.advance(tokens)  # N, or B while all rows of a sentence are equal
+        tokens, position = state.advance(tokens)  # N, or B if all rows of a sentence are equal
         x = self.target_embedding(tokens, position, state.steps)
         for layer, context in zip(self.decoder, state.layers, strict=True):
             x = layer(x, context)
@@ -360,9 +360,10 @@ class Transformer(Architecture):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """False if static decoding would bypass the code of a subclass or of a hook: CUDA graphs do not call this code.
+        """False if static decoding would bypass code of a subclass or a hook, which CUDA graphs do not call.
 
-        Hooks of torch itself are fine: FSDP has gathered the parameters by then, and weight normalisation is recorded.
+        Hooks of torch itself are allowed, because FSDP has already gathered the parameters, and weight normalisation is
+        recorded.
         """
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
@@ -373,7 +374,7 @@ class Transformer(Architecture):
         return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
 
     def static_start(self, slots: int, beams: int, capacity: int, memory_capacity: int) -> StaticMemory:
-        self.target_embedding.table(capacity)  # the table must grow now, since recorded steps hold its address
+        self.target_embedding.table(capacity)  # the table must grow now, because recorded steps use its address
         weight, attentions = self.target_embedding.tokens.weight, [layer.cross_attention for layer in self.decoder]
         sizes = StaticSizes(
             layers=len(attentions),
@@ -405,8 +406,8 @@ class Transformer(Architecture):
 def fp32_logits(projection: nn.Module, features: Tensor) -> Tensor:
     """Returns the logits [N, V] of features [N, D] in fp32.
 
-    A GPU sums products of bf16 numbers in fp32. The sums are not rounded to bf16: this would change a logit between
-    8 and 16 by up to 0.03, which can be more than the difference between two candidates.
+    A GPU sums products of bf16 numbers in fp32. The sums are not rounded to bf16, because rounding would change a logit
+    between 8 and 16 by up to 0.03, which can exceed the difference between two candidates.
     """
     if features.is_cuda and features.dtype == torch.bfloat16 and is_unmodified(projection, nn.Linear):
         weight, bias = cast(Tensor, projection.weight), projection.bias

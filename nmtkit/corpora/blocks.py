@@ -1,7 +1,7 @@
 """Divides a corpus into blocks of lines for the workers of `preprocess`.
 
-The workers read and decode the text of a block themselves: a block has the positions of its lines in the files.
-Memory is bounded, because the text of a line that exceeds a size limit is not kept.
+A block has only the positions of its lines in the files. Workers read and decode the text. Memory is bounded, because
+the text of a line that exceeds a size limit is not kept.
 """
 
 import codecs
@@ -19,7 +19,7 @@ from nmtkit.corpora.pairs import pairs
 
 CHUNK = 1 << 20
 BLOCK_LINES = 8192
-BLOCK_BYTES = 4 << 20  # per side; a single line may exceed this size
+BLOCK_BYTES = 4 << 20  # maximum bytes of a side of a block; a single line may exceed this size
 LINE_FEED = ord("\n")
 
 
@@ -28,8 +28,8 @@ class Span:
     """A range of whole lines of a file. The last line may lack its \\n. `read` deletes a `temporary` file."""
 
     path: Path
-    start: int  # in bytes
-    size: int  # in bytes
+    start: int  # position position in bytes
+    size: int  # size size in bytes
     temporary: bool = False
     begins_file: bool = False
 
@@ -62,7 +62,7 @@ class Block:
 
 
 class LineReader:
-    """Reads a file ahead and finds the ends of the next lines. `take` then takes some of these lines.
+    """Reads a file in advance and finds the ends of the next lines. `take` takes some of these lines.
 
     The reader keeps text only if the file is compressed, and only lines of at most `longest` bytes.
     """
@@ -83,7 +83,7 @@ class LineReader:
         self._at_end = False
         self._removed = LineDecoder(path)  # counts the carriage returns that `Span.read` removes
         self._removed.has_byte_order_mark = self._file.peek(3).startswith(codecs.BOM_UTF8)
-        self._ends_in_return = False  # True if the last chunk ends in \\r
+        self._ends_in_return = False  # whether the last chunk ends in \\r
 
     def look_ahead(self) -> npt.NDArray[np.int64]:
         """Returns the ends of the next lines, as byte positions relative to the start of the first of these lines.
@@ -100,7 +100,7 @@ class LineReader:
             self._read += len(chunk)
             if not chunk:
                 self._at_end = True
-                if self._read > self._last_end:  # the last line lacks its line feed
+                if self._read > self._last_end:  # the last line has no line feed
                     ends = np.array([self._read])
             if len(ends):
                 self._last_end = int(ends[-1])
@@ -150,7 +150,7 @@ class LineReader:
 
     def count_lines(self) -> int:
         """Reads to the end of the file and returns its number of lines. Logs the warnings of `LineDecoder`."""
-        self._compressed = False  # do not keep text from here on
+        self._compressed = False  # text is not kept from here on
         while len(ends := self.look_ahead()):
             self.take(len(ends), int(ends[-1]), None)
         self._removed.warn()

@@ -62,7 +62,7 @@ class _Decompressed(io.RawIOBase):
             # gzip and bz2 report bad data as an OSError without errno
             raise ValueError(f"{self._path} is damaged or is not a {self._path.suffix} file: {error}") from error
         except Exception as error:
-            if self._path.suffix != ".zst":  # the error class of zstandard is not imported here
+            if self._path.suffix != ".zst":  # an error of zstandard, whose class is not imported here
                 raise
             raise ValueError(f"{self._path} is damaged: {error}") from error
         if not data and self._path.suffix == ".zst":
@@ -87,7 +87,7 @@ def check_zstd_end(path: Path) -> None:
     with path.open("rb") as file:
         while position < size:
             file.seek(position)
-            start = file.read(18)  # size of the largest frame header
+            start = file.read(18)  # reads the reads the size of the largest frame header
             magic = int.from_bytes(start[:4], "little")
             if magic & ~0xF == ZSTD_SKIPPABLE_MAGIC:
                 position += 8 + int.from_bytes(start[4:8], "little")
@@ -95,7 +95,7 @@ def check_zstd_end(path: Path) -> None:
             try:
                 position += zstandard.frame_header_size(start)
             except zstandard.ZstdError:
-                break  # the file ends inside a header; the error is raised below
+                break  # the file ends inside a header, for which an error is raised below
             last = False
             while not last and position < size:
                 file.seek(position)
@@ -111,7 +111,7 @@ def check_zstd_end(path: Path) -> None:
 
 @contextmanager
 def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write to, whose bytes are compressed as the suffix of `path` says and written to `file`.
+    """Yields a file whose bytes are compressed and written to `file`. The suffix of `path` selects the compression.
 
     Raises ImportError if the package for .zst is missing.
     """
@@ -123,7 +123,7 @@ def compressed(file: BinaryIO, path: Path) -> Iterator[BinaryIO]:
             raise ImportError(f"{path} is compressed with zstd; pip install 'nmtkit[zstd]' to write it") from error
         stream = zstandard.open(file, "wb", closefd=False)
     elif path.suffix == ".gz":
-        stream = gzip.GzipFile("", "wb", 6, file, 0)  # without a time, so that equal text gives equal bytes
+        stream = gzip.GzipFile("", "wb", 6, file, 0)  # the time is 0, so that equal text gives equal bytes
     elif path.suffix in COMPRESSIONS:
         openers: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open}
         stream = openers[path.suffix](file, "wb")

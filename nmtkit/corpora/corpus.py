@@ -22,7 +22,7 @@ Columns = tuple[str, str]  # names of the two columns, or their numbers from 1
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: the files of both sides, which are the same path if one file has both sides.
+    """A corpus: the files of both sides. If one file has both sides, both are the same path.
 
     `format` is None if the sides are two files of lines. `languages` and `columns` select the texts of other formats.
     `preprocess` puts `tag` before every source line, and reads word alignments from the file `alignments`.
@@ -86,10 +86,10 @@ def format_of(path: Path) -> str | None:
 def locate(
     name: str, source_lang: str | None, target_lang: str | None, columns: Columns | None = None
 ) -> Corpus:  # fmt: skip
-    """Returns the corpus that a user means by `name`: a file with a known suffix, a folder, or a prefix.
+    """Returns the corpus `name`: a file with a known suffix, a folder, or a prefix.
 
-    Raises FileNotFoundError with a hint if no such file exists, and ValueError if several files could be meant, a file
-    is empty, or `columns` are given for a format without columns.
+    Raises FileNotFoundError with a hint if no such file exists, and ValueError if several files match, a file is empty,
+    or `columns` are given for a format without columns.
     """
     path = Path(name)
     format = ARROW_FOLDER if path.is_dir() else format_of(path)
@@ -107,7 +107,7 @@ def locate(
 
 
 def locate_side(prefix: str, language: str) -> Path:
-    """Returns the file of one side: `prefix.language`, perhaps compressed, or the same with a related code."""
+    """Returns the file of one side: `prefix.language`, perhaps compressed, or the file of a related language code."""
     plain = f"{prefix}.{language}"
     paths = [path for path in (Path(plain + suffix) for suffix in ("", *COMPRESSIONS)) if path.is_file()]
     if not paths:
@@ -121,7 +121,7 @@ def locate_side(prefix: str, language: str) -> Path:
         paths = codes[code]
         log.info("%s is read for the language %s", paths[0], language)
     if len(paths) > 1:
-        raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one")
+        raise ValueError(f"both {paths[0]} and {paths[1]} exist; remove or rename one of them")
     with open_bytes(paths[0]) as file:
         if not file.read(1):
             raise ValueError(f"{paths[0]} is empty")
@@ -142,7 +142,7 @@ def _codes(prefix: str) -> dict[str, list[Path]]:
 
 
 def _hint(prefix: str, codes: dict[str, list[Path]]) -> str:
-    """Returns the end of the message about a missing side: the file or the languages that the user may have meant."""
+    """Returns the end of the message about a missing side: similar files or languages."""
     path = Path(prefix)
     if path.is_file():
         code = path.suffix[1:] or "LANG"

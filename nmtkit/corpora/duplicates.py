@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PARTITION_PAIRS = 1 << 18  # pairs whose hashes are sorted at once; about 20 MB
+PARTITION_PAIRS = 1 << 18  # number of pairs whose hashes are sorted at a time; about 20 MB
 MAX_PARTITIONS = 512
 CHUNK_PAIRS = 1 << 16
-POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers plus a shift
+POSITIONS = 1 << 10  # number of random multipliers; later positions reuse the multipliers with a shift
 
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -56,7 +56,8 @@ def tag_salt(tag: str) -> np.uint64:
 
 
 def partition(hashes: Path, folder: Path) -> list[Path]:
-    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs share a file."""
+    """Splits a file of hashes (two uint64 per pair) into files of (hash, hash, row). Equal pairs are in the same
+    file."""
     count = hashes.stat().st_size // 16
     parts = int(np.clip(-(-count // PARTITION_PAIRS), 1, MAX_PARTITIONS))
     paths = [folder / f"hashes.{part}" for part in range(parts)]

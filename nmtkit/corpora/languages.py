@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-# Codes of three letters that have a code of two letters, which BCP 47 prefers: ISO 639-3, then ISO 639-1.
+# Pairs of a three-letter code (ISO 639-3) and the two-letter code (ISO 639-1) that BCP 47 prefers.
 _SHORT = """
 aaraa abkab afraf akaak amham araar argan asmas avaav aveae aymay azeaz bakba bambm belbe benbn bisbi bodbo bosbs brebr
 bulbg catca cescs chach chece chucu chvcv corkw cosco crecr cymcy danda deude divdv dzodz ellel engen epoeo estet euseu
@@ -33,7 +33,7 @@ def is_code(text: str) -> bool:
 
 
 def includes(wanted: str, code: str) -> bool:
-    """Returns whether `code` is the language `wanted`, perhaps with more parts (RFC 4647, section 3.3.2).
+    """Returns whether `code` is the language `wanted` or a more specific code (RFC 4647, section 3.3.2).
 
     The parts of `wanted` must occur in `code` in the same order: `zh-TW` includes `zh-Hant-TW`.
     """
@@ -46,10 +46,10 @@ def includes(wanted: str, code: str) -> bool:
 
 
 def best_match(wanted: str, codes: Sequence[str]) -> int | None:
-    """Returns the index of the code that fits `wanted` best, or None if no code fits.
+    """Returns the index of the code that matches `wanted` best, or None if no code matches.
 
-    An equal code fits best, then the first code that `wanted` includes, then `wanted` without its last parts (RFC 4647,
-    section 3.4): if no text is in `en-US`, the text in `en` is taken.
+    An equal code is the best match, then the first code that `wanted` includes, then `wanted` without its last parts
+    (RFC 4647, section 3.4). For example, if there is no text in `en-US`, the text in `en` is used.
     """
     own = subtags(wanted)
     every = [subtags(code) for code in codes]

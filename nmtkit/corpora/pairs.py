@@ -16,7 +16,7 @@ from nmtkit.corpora.tmx import read_tmx
 from nmtkit.documents.translated import translated_pairs
 
 BLOCK_PAIRS = 8192
-BLOCK_CHARACTERS = 4 << 20  # per side; a single text may exceed this size
+BLOCK_CHARACTERS = 4 << 20  # maximum characters of a side of a block; a single text may exceed this size
 
 log = logging.getLogger("nmtkit")
 
@@ -24,8 +24,8 @@ log = logging.getLogger("nmtkit")
 def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARACTERS) -> Iterator[Pairs]:
     """Yields all pairs of a corpus in blocks of up to `size` pairs and about `characters` characters per side.
 
-    A line feed inside a text becomes a space, and carriage returns at the end of a text are removed; a warning tells
-    how many. Raises ValueError if the corpus has no pair, and, after the common part of both sides, if the sides have
+    A line feed inside a text becomes a space, and carriage returns at the end of a text are removed; a warning counts
+    these texts. Raises ValueError if the corpus has no pair, and, at the end of the shorter side, if the sides have
     different numbers of lines.
     """
     rows = _lines(corpus) if corpus.format is None else _READERS[corpus.format](corpus)
@@ -55,7 +55,7 @@ def pairs(corpus: Corpus, size: int = BLOCK_PAIRS, characters: int = BLOCK_CHARA
 
 @dataclass
 class _OneLine:
-    """Makes one line of a text, and counts the changed texts of the file `path`."""
+    """Turns a text into one line, and counts the changed texts of the file `path`."""
 
     path: Path
     changed: int = 0
@@ -132,7 +132,7 @@ def _members(names: list[str], corpus: Corpus) -> list[str]:
         many = "; ".join(" and ".join(names) for names in complete)
         raise ValueError(
             f"{corpus.source} has no two files {wanted}; it has {', '.join(names[:10])}"
-            if not complete else f"{corpus.source} has several corpora: {many}; unpack it and give a prefix"
+            if not complete else f"{corpus.source} has several corpora: {many}; unpack the archive and give a prefix"
         )  # fmt: skip
     return complete[0]
 

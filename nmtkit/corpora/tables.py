@@ -19,7 +19,7 @@ NESTED = "translation"  # column of datasets that holds a text for each language
 
 @lru_cache(maxsize=256)
 def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | None:
-    """Returns the indexes of the source and target columns, or None if the names do not show which columns these are.
+    """Returns the indexes of the source and target columns, or None if the names do not identify them.
 
     Raises ValueError if a column that the user named does not exist.
     """
@@ -39,7 +39,7 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
             index = next((position for position, name in enumerate(names) if name.lower() in words), None)
         indexes.append(index)
     named = [index for index, code in enumerate(codes) if subtags(code)[0] in SHORT_CODES.values()]
-    if len(named) == 2:  # a language that is not given is the language of the other column, or of the first one
+    if len(named) == 2:  # a language that is not given is the language of the other column, or of the first column
         rest = [index for index in named if index not in indexes]
         for side, language in enumerate(corpus.languages):
             if language is None and indexes[side] is None and rest:
@@ -51,8 +51,8 @@ def find_columns(names: tuple[str, ...], corpus: Corpus) -> tuple[int, int] | No
 def read_tsv(corpus: Corpus) -> Iterator[Row]:
     """Yields the rows of a tab-separated file. Quotes have no meaning.
 
-    The first line is a heading if it names the columns. Raises ValueError with file and line for a row that has another
-    number of columns than the first line.
+    The first line is a heading if it names the columns. Raises ValueError with file and line for a row whose number of
+    columns differs from the first line.
     """
     path = corpus.source
     number, width = 0, 0
@@ -140,7 +140,7 @@ def _row_of(record: dict[str, Any], corpus: Corpus, where: str) -> Row:
             try:
                 texts[name].encode()
             except UnicodeEncodeError:
-                raise ValueError(f"{where}: {name!r} has half of a surrogate pair, which is no character") from None
+                raise ValueError(f"{where}: {name!r} has half of a surrogate pair, which is not a character") from None
     others |= {name: value for name, value in texts.items() if name not in (source, target)}
     return texts[source], texts[target], others
 

@@ -26,10 +26,11 @@ log = logging.getLogger("nmtkit")
 
 
 def read_tmx(corpus: Corpus) -> Iterator[Row]:
-    """Yields a pair for each translation unit that has both languages. Memory is bounded: units are read one by one.
+    """Yields a pair for each translation unit that has both languages. Memory is bounded, because units are read one by
+    one.
 
-    Codes inside a segment (`bpt`, `ph` and so on) are left out. The properties of a unit are its other columns. Logs
-    the number of units without both languages. Raises ValueError if the file is not XML, or if no unit has both.
+    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit are its other columns. Logs the
+    number of units without both languages. Raises ValueError if the file is not XML, or if no unit has both languages.
     """
     path = corpus.source
     languages: tuple[str | None, str | None] = corpus.languages
@@ -70,7 +71,7 @@ def read_tmx(corpus: Corpus) -> Iterator[Row]:
 
 
 def _texts(unit: ElementTree.Element) -> dict[str, str]:
-    """Returns the text of each language of a unit. The first text of a language counts."""
+    """Returns the text of each language of a unit. Only the first text of a language counts."""
     result: dict[str, str] = {}
     for variant in unit:
         if variant.tag.rpartition("}")[2] == "tuv":
@@ -98,7 +99,7 @@ def _sides(codes: tuple[str, ...], languages: tuple[str | None, str | None]) -> 
     source, target = languages
     first = None if source is None else best_match(source, codes)
     second = None if target is None else best_match(target, codes)
-    if len(codes) == 2:  # a language that is not given is the language of the other text, or of the first one
+    if len(codes) == 2:  # a language that is not given is the language of the other text, or of the first text
         first = 0 if source is None and second != 0 else 1 if source is None else first
         second = 1 - first if target is None and first is not None else second
     return None if first is None or second is None or first == second else (codes[first], codes[second])

@@ -37,10 +37,11 @@ def output_paths(name: str, languages: tuple[str, str]) -> list[Path]:
 
 
 class CorpusWriter:
-    """A context that writes pairs to a corpus. The files appear completely at its end, or not at all after an error.
+    """A context that writes pairs to a corpus. At its end, the files appear completely; after an error, no file
+    appears.
 
-    A text in a .tsv cannot hold a tab, and a text in a .tmx cannot hold control characters: these become spaces, and a
-    warning tells how many texts changed. Two files of lines and .zip have no place for other columns.
+    Tabs in a text of a .tsv, and control characters in a text of a .tmx, become spaces; a warning counts the changed
+    texts. Two files of lines and a .zip cannot contain other columns.
     """
 
     def __init__(self, name: str, languages: tuple[str, str]) -> None:
@@ -48,7 +49,7 @@ class CorpusWriter:
         self.format = format_of(self.paths[0]) if len(self.paths) == 1 else None
         self.languages = languages
         self.changed = 0  # number of texts with a replaced character
-        self._names: list[str] | None = None  # other columns, as the first block has them
+        self._names: list[str] | None = None  # names of the other columns of the first block
         self._stack = ExitStack()
         self._files: list[BinaryIO] = []
         self._parquet: Any = None
@@ -105,11 +106,12 @@ class CorpusWriter:
             what = "tabs" if self.format == "tsv" else "control characters, which XML cannot hold,"
             log.warning("%s: %s become spaces in %s texts", self.paths[0], what, f"{self.changed:,}")
         if self._names and self.format in (None, "zip"):
-            log.warning("%s has no place for the columns %s; a .tsv or .jsonl keeps them", self.paths[0],
+            log.warning("%s cannot contain the columns %s; a .tsv or .jsonl can", self.paths[0],
                         ", ".join(self._names))  # fmt: skip
 
     def write(self, pairs: Pairs) -> None:
-        """Appends pairs. Raises ValueError if their other columns differ from those of the first pairs in a table."""
+        """Appends pairs. Raises ValueError for a table if the other columns differ from the columns of the first
+        pairs."""
         if self._names is None and len(pairs):
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":

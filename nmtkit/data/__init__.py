@@ -1,1 +1,1 @@
-"""The data path: raw text to pieces, to a memory-mapped dataset, to batches."""
+"""Turns raw text into pieces, pieces into a memory-mapped dataset, and the dataset into batches."""

@@ -7,10 +7,10 @@ one word in twelve is new and 0.9 M lines/s if all words are known; SentencePiec
 benchmarks/data.py measures all of preprocessing.
 
 A unigram model encodes whole lines. It adds up 32-bit scores along the line, and rounding decides between two
-segmentations of a word with equal scores, such as x|xx and xx|x. The pieces of a word could be stored only after a
-test that no other segmentation has almost the same score. NumPy needs 7 µs per word for this test, and SentencePiece
-needs 4 µs for a whole line. A table of words had 0.83 times the speed of SentencePiece if one word in twelve was new,
-and 4.6 times the speed if all words were known.
+segmentations of a word with equal scores, such as x|xx and xx|x. A table of words would need a test that no other
+segmentation of a word has almost the same score. NumPy needs 7 µs per word for this test, but SentencePiece needs 4 µs
+for a whole line. The table had 0.83 times the speed of SentencePiece if one word in twelve was new, and 4.6 times the
+speed if all words were known.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 
 Mask = npt.NDArray[np.bool_]
 
-CACHED_WORDS = 1 << 18  # the table is cleared when it has more words; about 30 MB
-WORDS_PER_LINE = 24  # words per line given to SentencePiece, whose heap grows with line length
+CACHED_WORDS = 1 << 18  # maximum number of words in the table (about 30 MB); a larger table is cleared
+WORDS_PER_LINE = 24  # number of words per line for SentencePiece, whose heap grows with the length of lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class BatchEncoder:
         return ids, np.diff(begins[last], prepend=0)
 
     def _normalized_words(self, groups: list[list[str]]) -> npt.NDArray[np.int64]:
-        """Returns the number of words into which the normaliser of the model turns each word: almost always one."""
+        """Returns the number of words that the normaliser makes of each word, which is almost always 1."""
         counts = np.ones(sum(map(len, groups)), np.int64)
         if self._rewrites:
             lines = list(map(" ".join, groups))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 WINDOW_PAIRS = 16_000_000
 JITTER = 0.06  # largest relative change of a sort key; without jitter, all epochs would have the same updates
-COUNTED_PAIRS = 1_000_000  # up to this number of pairs, updates are counted instead of estimated
+COUNTED_PAIRS = 1_000_000  # number of pairs up to which updates are counted instead of estimated
 
 Pairs = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class BatchSampler:
             self._repeated = list(islice(self.epoch(0), repeated))
             if len(self._repeated) < repeated:
                 raise ValueError(
-                    f"--overfit-batches is {repeated}, and the training set makes {len(self._repeated)} batches of "
+                    f"--overfit-batches is {repeated}, but the training set makes {len(self._repeated)} batches of "
                     f"{batch_tokens} tokens; give a smaller --overfit-batches or --batch-tokens"
                 )
 
@@ -68,9 +68,8 @@ class BatchSampler:
     def updates_per_epoch(self) -> int:
         """Estimated number of updates of an epoch.
 
-        For a small training set, the result is the count for one random order. Actual epochs have one or two updates
-        more or fewer. For a large training set, the result is the number of tokens of the larger side divided by the
-        budget.
+        For a small training set, the result is the count for one random order. The number varies by one or two between
+        epochs. For a large training set, the result is the number of tokens of the larger side divided by the budget.
         """
         if self.pairs <= COUNTED_PAIRS and len(self.windows) == 1:
             return len(self._window(0, np.random.default_rng(0))[1]) - 1
@@ -94,16 +93,16 @@ class BatchSampler:
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """Returns the pairs of a window, sorted by length and counted from the window start, and the update bounds."""
+        """Returns the pairs of a window, sorted by length, as offsets from its start, and the bounds of updates."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
-        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # a random order for pairs with equal sort keys
+        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # pairs with equal sort keys get a random order
         noise = rng.random(end - begin, dtype=np.float32)
         noise *= 2 * JITTER
         noise += 1 - JITTER
         noise *= target
         noise *= 8
-        # for 16-bit keys, NumPy's stable sort is a radix sort: it sorts 16 M keys in a fraction of a second
+        # for 16-bit keys, the stable sort of NumPy is a radix sort, which sorts 16 M keys in a fraction of a second
         keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
         order = order[np.argsort(keys, kind="stable")]
         return order, split_by_tokens(source[order], target[order], self.batch_tokens)
@@ -117,7 +116,8 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` is the flag of the limit."""
+    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` is the flag that sets the
+    limit."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))

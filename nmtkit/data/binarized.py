@@ -32,7 +32,7 @@ from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 if TYPE_CHECKING:
     from nmtkit.layers.packed import Batch, Packed
 
-CHUNK_ROWS = 1 << 20  # rows checked at a time
+CHUNK_ROWS = 1 << 20  # number of rows that are checked at a time
 
 Pairs = npt.NDArray[np.int64]
 
@@ -40,9 +40,9 @@ Pairs = npt.NDArray[np.int64]
 class ConcatArrays:
     """A read-only concatenation of one-dimensional arrays, such as the arrays of several shards.
 
-    Indexing copies only the selected values. shifts[i] is added to the values of part i, because the offsets of a shard
-    count from the beginning of the shard. As in NumPy, the index is an integer, a slice with step 1, or an array of
-    integers.
+    Indexing copies only the selected values. `shifts[i]` is added to the values of part i, because offsets in a shard
+    are relative to the beginning of the shard. As in NumPy, the index is an integer, a slice with step 1, or an array
+    of integers.
     """
 
     def __init__(self, parts: Sequence[Any], shifts: Sequence[int] | None = None) -> None:
@@ -189,7 +189,7 @@ class Dataset:
     """A folder that `preprocess` made, or a folder of shards."""
 
     folder: Path
-    manifests: list[dict[str, Any]]  # one per shard
+    manifests: list[dict[str, Any]]  # one manifest for each shard
     tokenizer: Tokenizer
     splits: Mapping[str, Split]
 
@@ -198,8 +198,8 @@ class Dataset:
         """Memory-maps and checks the files. Reads all offsets and lengths, but reads ids from small files only.
 
         Raises FileNotFoundError or ValueError if the folder is not a dataset, the manifest is incomplete, a file is
-        missing or contradicts the manifest, the ids were made with a different tokenizer, shards are missing, or shards
-        have different tokenizers or languages.
+        missing or does not match the manifest, the ids were made with a different tokenizer, shards are missing, or
+        shards have different tokenizers or languages.
         """
         shards = shard_folders(folder)
         manifests = [read_manifest(shard) for shard in shards]
@@ -207,7 +207,7 @@ class Dataset:
             check_files(shard, manifest, SMALL_FILE)
             if manifest["tokenizer"] != manifests[0]["tokenizer"]:
                 raise ValueError(
-                    f"{shard} was made with another tokenizer than {shards[0]}; "
+                    f"{shard} and {shards[0]} have different tokenizers; "
                     "preprocess all shards with the same --tokenizer-from"
                 )
             for name in ("source_lang", "target_lang", "languages"):
@@ -283,7 +283,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
 
 
 def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
-    """Memory-maps one side. Raises ValueError if its offsets and lengths exceed the ids or contradict the manifest."""
+    """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest."""
     ids, offsets, lengths = (
         map_array(folder / array_file(split, side, array), dtype)
         for array, dtype in (
@@ -304,7 +304,7 @@ def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
             raise ValueError(f"{folder}: the {side} side of {split} has rows outside its ids; run preprocess again")
     if tokens != facts["tokens"]:
         raise ValueError(
-            f"{folder}: the {side} side of {split} has {tokens:,} entries, and the manifest says {facts['tokens']:,}; "
+            f"{folder}: the {side} side of {split} has {tokens:,} entries, but the manifest says {facts['tokens']:,}; "
             "run preprocess again"
         )
     return Side(ids, offsets, lengths)
@@ -330,7 +330,7 @@ def verify(folder: Path, decoded_pairs: int = 3) -> list[str]:
     for name, split in dataset.splits.items():
         for side_name, side, size in zip(SIDES, (split.source, split.target), sizes, strict=True):
             _check_ids(side, size, f"{folder}: the {side_name} side of {name}")
-        lines.append(f"{name}: {len(split):,} pairs, checksums right")
+        lines.append(f"{name}: {len(split):,} pairs, checksums are correct")
         for row in range(min(decoded_pairs, len(split))):
             source = dataset.tokenizer.decode_source(split.source.sentence(row))
             lines.append(f"  {source} → {dataset.tokenizer.decode_target(split.target.sentence(row))}")

@@ -21,10 +21,10 @@ OVERLAP = "also in valid or test"
 DUPLICATE = "duplicate pair"
 REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, DUPLICATE)
 
-EXAMPLES = 5  # pairs shown for each reason
+EXAMPLES = 5  # number of pairs that are shown for each reason
 EXAMPLE_CHARACTERS = 200
 
-# C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
+# control characters: control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 Mask = npt.NDArray[np.bool_]
@@ -115,7 +115,8 @@ class LineBytes:
     def with_control(self) -> Mask:
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
         if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
-            return np.zeros(len(self.ends), np.bool_)  # all bytes below 0x20 are line feeds: skip the slow search
+            # all bytes below 0x20 are line feeds, so the slow search is not needed
+            return np.zeros(len(self.ends), np.bool_)
         return self.matches(_CONTROL)
 
 
@@ -150,7 +151,7 @@ def piece_masks(
 
 
 def first_reasons(masks: dict[str, Mask], config: PreprocessConfig) -> tuple[Mask, dict[str, Rows]]:
-    """Returns a mask of the rows to keep, and the rows that are counted under each reason.
+    """Returns a mask of the rows to keep, and for each reason the rows to count.
 
     Reasons are applied in the order of `REASONS`. A row is counted under every reason that applies to the row, up to
     and including the first reason that drops the row.

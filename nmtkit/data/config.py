@@ -11,13 +11,13 @@ from nmtkit.config import Config, FlagRule, option, to_dict
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # largest length in pieces with --alignments: the positions of links are stored in 16 bits
-NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings without an effect on the dataset
+NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that do not affect the dataset
 
 PREPROCESS_RULES = (
     FlagRule(
         "--tokenizer-from",
         excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
-        reason="an existing tokenizer is not trained",
+        reason="an existing tokenizer is not trained again",
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
@@ -74,7 +74,7 @@ class PreprocessConfig(Config):
     )
     model_type: Literal["bpe", "unigram", "word", "char"] = option(
         "bpe",
-        "type of SentencePiece model; a word model has unknown words, and a char model may have fewer than "
+        "type of SentencePiece model; with a word model, words can be unknown; a char model may have fewer than "
         "--vocab-size entries",
     )
     separate_vocab: bool = option(False, "train one vocabulary for each side")
@@ -89,7 +89,7 @@ class PreprocessConfig(Config):
     min_len: int = option(1, "drop pairs with fewer than N pieces on a side", min=0, max=1_000_000, section="Cleaning")
     max_len: int = option(256, "drop pairs with more than N pieces on a side", min=1, max=1_000_000)
     max_ratio: float = option(
-        9.0, "drop pairs if one side has more than X times as many pieces as the other", min=1, max=1_000_000
+        9.0, "drop pairs if one side has more than X times as many pieces as the other side", min=1, max=1_000_000
     )
     max_line_bytes: int = option(16_384, "drop pairs with a line of more than N bytes", min=1, max=1 << 30)
     drop_duplicates: bool = option(
@@ -158,7 +158,7 @@ class PreprocessConfig(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.train and not self.valid and not self.test:
-            raise ValueError("there is nothing to do: give --trainpref, --validpref or --testpref")
+            raise ValueError("no corpus is given; give --trainpref, --validpref or --testpref")
         if not self.train and not self.tokenizer_from:
             raise ValueError("without --trainpref there is no text to train a tokenizer on; give --tokenizer-from")
         if len(self.columns) not in (0, 2):
@@ -166,7 +166,7 @@ class PreprocessConfig(Config):
         if self.min_len > self.max_len:
             raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
         if self.weights and self.temperature is not None:
-            raise ValueError("--weights and --temperature both set how often corpora are seen; give one of them")
+            raise ValueError("--weights and --temperature both set the share of each corpus; give one of them")
         if self.weights and len(self.weights) != len(self.train):
             raise ValueError(
                 f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one per corpus"

@@ -31,13 +31,13 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # folder of temporary files; a finished dataset does not have this folder
-UNFINISHED = ".nmtkit-unfinished"  # empty file; marks a folder that preprocess is writing or removing
+UNFINISHED = ".nmtkit-unfinished"  # empty file that marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
-ALIGNMENTS = "alignments"  # in file names, this word takes the place of a side
+ALIGNMENTS = "alignments"  # replaces the side in the names of files of alignments
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
 SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
-SMALL_FILE = 1 << 20  # bytes; opening a dataset checks the checksums of files up to this size
+SMALL_FILE = 1 << 20  # maximum bytes of a file whose checksum is checked when a dataset is opened
 
 _OWN_NAME = re.compile(
     r"(train|valid\d*|test\d*)\.(source|target|alignments)\.((ids|offsets|lengths)\.bin|txt)"
@@ -77,7 +77,8 @@ def shard_folders(folder: Path) -> list[Path]:
     counts = sorted({int(match[2]) for match in names})
     if len(counts) > 1:
         raise ValueError(
-            f"{folder} has shards of two datasets, of {counts[0]} and of {counts[1]} shards; remove one of the two"
+            f"{folder} has shards of two datasets (with {counts[0]} and {counts[1]} shards); remove the shards of one "
+            "dataset"
         )
     shards = [folder / shard_name(shard, counts[0]) for shard in range(1, counts[0] + 1)]
     missing = [path.name for path in shards if not (path / MANIFEST).is_file()]
@@ -114,7 +115,8 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for name in ("source_lang", "target_lang", "tokenizer"):
         _entry(manifest, name, str, "")
     settings = _entry(manifest, "settings", dict, "")
-    if "languages" not in manifest:  # written before nmtkit 0.2, which added the language tokens of valid and test sets
+    # a dataset from before nmtkit 0.2, which added language tokens of valid and test sets
+    if "languages" not in manifest:
         if any(settings.get(f"{side}_language_token") is not None for side in SIDES):
             raise ValueError("its valid and test sets lack the language tokens")
         manifest["languages"] = dict.fromkeys(SIDES)
@@ -189,7 +191,7 @@ def checksum(path: Path) -> dict[str, Any]:
 def check_files(folder: Path, manifest: dict[str, Any], largest: int | None) -> None:
     """Compares the size of every file with the manifest, and the checksum of files up to `largest` bytes (None: all).
 
-    The checksum of the tokenizer is compared for every size, because SentencePiece is not designed for damaged models.
+    The checksum of the tokenizer is always compared, because SentencePiece may crash on damaged models.
 
     Raises ValueError with the name of a missing or damaged file.
     """
@@ -268,7 +270,7 @@ class AtomicFolder:
 
     def _remove(self, stale: Path) -> None:
         if stale.is_symlink() or not (stale / UNFINISHED).is_file() or foreign_files(stale):
-            raise ValueError(f"{stale} is in the way and is not an unfinished dataset; move or remove it")
+            raise ValueError(f"{stale} is not an unfinished dataset, but its name is needed; move or remove it")
         handle = os.open(stale, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""Warns of likely errors in the training text: unknown text, a tokenizer of another language, copied lines, shifted
-lines, exchanged languages.
+"""Warns of likely errors in the training text: unknown text, a tokenizer for a different language, copied lines,
+shifted lines, exchanged languages.
 
 The thresholds are far from the values of correct data. On Multi30k English-German no piece is unknown and no pair has
 equal sides. The correlation of the lengths of the two sides is 0.86, and below 0 after the lines of one side are
@@ -19,15 +19,15 @@ from nmtkit.data.tokenizer import Encoded
 # A value beyond one of these limits causes a warning.
 UNKNOWN_SHARE = 0.02  # largest share of unknown pieces without a warning
 UNKNOWN_WORD_SHARE = 0.2  # the same limit for a word model; every word model has unknown words
-PIECES_FACTOR = 1.5  # largest factor between the pieces per word of this text and of the tokenizer's dataset
-PIECES_PER_WORD = 4.0  # largest number of pieces per word if the tokenizer's dataset is not known
-WORDS_PER_LINE = 5  # with fewer words per line, perhaps the language does not put spaces between words
+PIECES_FACTOR = 1.5  # largest ratio between the pieces per word of this text and of the dataset of the tokenizer
+PIECES_PER_WORD = 4.0  # largest number of pieces per word if the dataset of the tokenizer is not known
+WORDS_PER_LINE = 5  # with fewer words per line, the language perhaps has no spaces between words
 EQUAL_SHARE = 0.05  # largest share of pairs with equal sides
 CORRELATION = 0.3  # smallest correlation of the lengths of the two sides
 MIN_PAIRS = 200  # smallest number of pairs of a block for a correlation
-MIN_DEVIATION = 1.0  # pieces; smallest standard deviation of lengths for a correlation
+MIN_DEVIATION = 1.0  # smallest standard deviation of lengths (in pieces) for a correlation
 AGREEMENT = -0.3  # smallest `agreement` of a block: 1 for equal languages, -1 for exchanged languages
-MIN_DIVERGENCE = 0.1  # nats per byte pair; below this divergence, both sides perhaps have the same language
+MIN_DIVERGENCE = 0.1  # divergence in nats per byte pair below which both sides perhaps have the same language
 MIN_BYTES = 2000  # smallest size of a side for recognising its language
 PROFILE = 1024  # number of classes of byte pairs; their frequencies identify a language
 SLICES, SLICE_BYTES = 16, 4096  # number and size in bytes of the slices that make up the profile of a side
@@ -93,7 +93,7 @@ def agreement(profile: Profile, reference: Profile) -> float | None:
     """Compares the languages of both sides with a reference text: 1 if they are equal, -1 if they are exchanged.
 
     Let r(x) = log(p(x) / q(x)), where p and q are the frequencies of byte pairs on the two sides of the reference. The
-    result is the mean of r on side 0 minus the mean of r on side 1, divided by the same difference for the reference.
+    result is the mean of r on side 0 minus the mean of r on side 1, divided by the same difference on the reference.
     Returns None if there is too little text or if the two sides of the reference are too similar.
     """
     if min(profile.sum(1).min(), reference.sum(1).min()) < MIN_BYTES:

@@ -26,7 +26,7 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Sizes = tuple[int, ...]  # number of pairs, then number of ids per side, in one block or in all earlier blocks
+Sizes = tuple[int, ...]  # number of pairs, then number of ids of each side, of a block or of all earlier blocks
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
@@ -55,17 +55,18 @@ class PairEncoder:
         self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
     def check_alignable(self) -> None:
-        """Raises ValueError unless both sides split text at spaces: --alignments needs the pieces of each word."""
+        """Raises ValueError unless both sides split text at spaces, because --alignments needs the pieces of each
+        word."""
         if not (self._source.splits_at_spaces and self._target.splits_at_spaces):
             raise ValueError(
                 "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; yours does not"
             )
 
     def encode(self, block: Block, files: Corpus, config: PreprocessConfig, held_out_keys: Hashes) -> EncodedBlock:
-        """Encodes the pairs of a block and drops pairs as `config` says.
+        """Encodes the pairs of a block, and drops pairs according to `config`.
 
-        `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError with file and line for
-        bytes that are not UTF-8. If `config.strict` is true, also raises ValueError for the first pair to drop.
+        `held_out_keys` are the sorted keys of all valid and test pairs. Raises ValueError with file and line for bytes
+        that are not UTF-8. If `config.strict` is true, also raises ValueError for the first pair to drop.
         """
         if block.over_long:
             return _over_long(block, files, config)
@@ -175,7 +176,7 @@ class SplitFiles:
     """The files of one split, ids and lengths of each side, which are written block by block at any offset."""
 
     sides: list[tuple[Path, Path]]
-    hashes: Path | None = None  # None for splits in which duplicates are not searched
+    hashes: Path | None = None  # None for splits without a search for duplicates
     _open: dict[Path, int] = field(default_factory=dict)
 
     def write(self, block: EncodedBlock, offset: Sizes) -> None:
@@ -227,7 +228,7 @@ class Worker:
         return encoded.sizes, encoded.statistics, encoded.text
 
     def write(self, offset: Sizes) -> None:
-        """Writes the block that was encoded first among the blocks that are not written yet."""
+        """Writes the oldest encoded block that is not written yet."""
         encoded = self._unwritten.popleft()
         self._files.write(encoded, offset)
         if self._config.report is not None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmtkit.data.spm_training import random_numbers
 
-CHUNK_ROWS = 1 << 16  # rows in memory at a time
+CHUNK_ROWS = 1 << 16  # number of number of rows in memory at a time
 
 Rows = npt.NDArray[np.int64]
 Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped
@@ -59,7 +59,7 @@ class CorpusRows:
 def weights_of_temperature(pairs: Sequence[int], temperature: float) -> list[float]:
     """Returns weights that make the share of corpus i in an epoch proportional to pairs[i]^(1 / temperature).
 
-    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2. The paper gives sampling probabilities
+    The smallest weight is 1. Source: Arivazhagan et al. 2019, section 4.2. The paper defines sampling probabilities
     instead of weights.
     """
     wanted = [count ** (1 / temperature) / count if count else 1.0 for count in pairs]

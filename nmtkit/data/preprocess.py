@@ -66,7 +66,7 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         for index, files in enumerate(_locate(config, prefixes, tags))
     }
     for flag in config.untagged():
-        log.warning("training corpora have tags and %s sets have none; %s gives them tags", flag[2:-4], flag)
+        log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
     tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
     with AtomicFolder(_final_folder(config), config.overwrite) as destination:
         tokenizer = (
@@ -189,7 +189,7 @@ class DatasetWriter:
     def add_train(self, corpora: list[Corpus]) -> None:
         """Encodes the training corpora with all workers, then drops duplicates and mixes the corpora.
 
-        Raises ValueError when no pair is left, and the errors of `corpus.blocks` and `PairEncoder.encode`.
+        Raises ValueError when no pair is left, and the same errors as `corpus.blocks` and `PairEncoder.encode`.
         """
         hashes = self._scratch / "hashes"
         files = self._split_files(TRAIN, self._scratch, hashes)
@@ -204,7 +204,7 @@ class DatasetWriter:
             elif self.config.shard is None:
                 dropped = ", ".join(f"{reason}: {count:,}" for reason, count in self.report.cleaning().dropped.items())
                 raise ValueError(f"no training pair is left: {dropped}")
-            else:  # a shard of a small corpus may have no pairs
+            else:  # a shard of a small corpus can be empty
                 for side in self._train_sides:
                     for array in ("ids", "offsets", "lengths"):
                         self._path(TRAIN, side, array).touch()

@@ -13,7 +13,7 @@ from nmtkit.data.diagnostics import TextStatistics, pieces_per_word
 from nmtkit.pages.charts import bar_chart
 from nmtkit.pages.document import Html, render
 
-LONGEST_BAR = 256  # tokens; the last bar of a length histogram also counts all longer sentences
+LONGEST_BAR = 256  # maximum length in tokens in a histogram; its last bar also counts longer sentences
 TOP_PIECES = 40
 
 
@@ -54,7 +54,7 @@ def _histogram(lengths: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 @dataclass
 class PieceReport:
-    """How often the vocabulary entries of one side occur in the training set."""
+    """Counts of the vocabulary entries of one side in the training set."""
 
     top: list[tuple[str, int]]  # the most frequent pieces and their counts
     unused: int

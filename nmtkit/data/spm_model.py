@@ -15,7 +15,7 @@ PIECES, TRAINER_SPEC, NORMALIZER_SPEC = 1, 2, 3  # fields of ModelProto
 PIECE, SCORE, TYPE = 1, 2, 3  # fields of ModelProto.SentencePiece
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # types of pieces
 UNK_PIECE, BOS_PIECE, EOS_PIECE = 45, 46, 47  # fields of TrainerSpec
-FOREIGN = "\ufdd1"  # a noncharacter: a piece that begins with FOREIGN never matches text
+FOREIGN = "\ufdd1"  # a noncharacter, so that a piece that begins with FOREIGN never matches text
 # further fields of TrainerSpec, then fields of NormalizerSpec
 MODEL_TYPE, SPLIT_BY_WHITESPACE, WHITESPACE_AS_SUFFIX, USER_DEFINED, BYTE_FALLBACK = 3, 22, 24, 31, 35
 CHARSMAP, DUMMY_PREFIX, REMOVE_EXTRA_WHITESPACES, ESCAPE_WHITESPACES = 2, 3, 4, 5
@@ -50,7 +50,7 @@ def model_facts(model: bytes) -> ModelFacts:
 
 
 def _rules_contain_space(charsmap: bytes) -> bool:
-    """Returns whether a normalisation rule applies to text with a space in it, so that words affect their neighbours.
+    """Returns whether a normalisation rule contains a space, so that words affect neighbouring words.
 
     The table begins with the size of an array in bytes, and the array follows. The array holds the keys of the rules as
     a trie of 32-bit units, in the double-array format of the library darts-clone. From the node with index i, whose
@@ -60,7 +60,7 @@ def _rules_contain_space(charsmap: bytes) -> bool:
     units = np.frombuffer(charsmap[4 : 4 + size // 4 * 4], "<u4").astype(np.int64)
     if not len(units):
         return False
-    labels = np.where(units >> 31, -1, units & 0xFF)  # a unit whose highest bit is set is a value, not a node
+    labels = np.where(units >> 31, -1, units & 0xFF)  # a unit with the highest bit set is a value, not a node
     index = np.arange(len(units))
     children_of = index ^ ((units >> 10) << ((units & (1 << 9)) >> 6))  # index of each child before XOR with its label
     reached = index == 0
@@ -106,7 +106,7 @@ def pieces_of(model: bytes) -> list[Piece]:
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
     """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
 
-    So a source model and a target model can share one table of ids. `pieces` begins with <unk>, <s> and </s>, and
+    Thus a source model and a target model can share a table of ids. `pieces` begins with <unk>, <s> and </s>, and
     contains every piece of the model except the special pieces. The new model never produces a piece that `model` does
     not have. Pieces in `control`, such as language tokens, decode to nothing unless `model` has them.
 
@@ -182,7 +182,8 @@ def _fields(message: bytes, only: tuple[int, ...] = ()) -> Iterator[tuple[int, i
                 value, position = message[position : position + size], position + size
             elif wire == 2:
                 size, position = _varint(message, position)
-                wanted = not only or field in only  # skip the other fields: the pieces are nearly all of the file
+                # skips the other fields, because the pieces are nearly the whole file
+                wanted = not only or field in only
                 value, position = message[position : position + size] if wanted else b"", position + size
             else:
                 raise ValueError("not a SentencePiece model")

@@ -1,7 +1,7 @@
 """Random segmentations of a sentence: BPE-dropout, and samples of a unigram model.
 
-SentencePiece can also sample segmentations, but its samples are not used here: with version 0.2.3, two processes with
-the same seed get different samples. A resumed run would not be reproducible, and the processes of a run would disagree.
+The samples of SentencePiece are not used, because in version 0.2.3, two processes with the same seed get different
+samples. So a resumed run would not be reproducible, and the processes of a run would disagree.
 """
 
 import bisect
@@ -74,7 +74,7 @@ class SubwordSampler:
         text = "".join(self.names[token] for token in word)
         if self.unigram:
             return self._sampled(text, generator.random(len(text)).tolist())
-        # upper bound of tried merges: one per pair of neighbours, plus two new pairs after each merge
+        # upper bound of the number of tried merges: one per pair of neighbours, and two new pairs after each merge
         left_out = generator.random(3 * len(text)) < self.alpha
         key = (text, left_out.tobytes())
         if key not in self._cache:
@@ -84,7 +84,7 @@ class SubwordSampler:
         return self._cache[key]
 
     def _merged(self, text: str, left_out: Sequence[bool]) -> list[int]:
-        """Merges characters in the order of the scores. Leaves out the n-th tried merge if `left_out[n]` is true."""
+        """Merges characters in the order of the scores. Skips the n-th tried merge if `left_out[n]` is true."""
         symbols: list[str] = list(text)
         after, before = list(range(1, len(symbols) + 1)), list(range(-1, len(symbols) - 1))
         agenda: list[tuple[float, int, int, str]] = []

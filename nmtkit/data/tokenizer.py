@@ -22,7 +22,7 @@ from nmtkit.data.spm_model import FOREIGN, model_facts, user_defined_symbols
 from nmtkit.text.normalization import normalized
 
 UNK, BOS, EOS = 0, 1, 2
-FEW_LINES = 32  # fewer lines are encoded one by one; a batch starts a thread and takes seven times as long
+FEW_LINES = 32  # fewer lines are encoded one by one, because a batch starts a thread, which takes seven times as long
 SPECIALS = frozenset((UNK, BOS, EOS))
 SPACE_SYMBOL = "▁"  # U+2581, which SentencePiece writes for a space; a literal U+2581 in text is escaped
 # Tab and the characters of the Unicode category Zs except U+0020, such as no-break and ideographic spaces.
@@ -161,7 +161,7 @@ class Tokenizer:
         for side, model in (("source", self.source_model), ("target", self.target_model)):
             if not model_facts(model).byte_fallback:
                 raise ValueError(
-                    f"{setting} decodes and encodes text again, but the {side} tokenizer has no byte fallback and "
+                    f"{setting} decodes and re-encodes text, but the {side} tokenizer has no byte fallback and "
                     "would lose unknown characters; leave the setting out, or train the tokenizer with nmtkit"
                 )
 
@@ -248,7 +248,7 @@ class Tokenizer:
             )
         for flag, code in given.items():
             if code not in self.languages:
-                raise ValueError(f"{flag} {code}: the model does not have this language; it has {known}")
+                raise ValueError(f"{flag} {code}: the model does not have this language; known: {known}")
         ids = [self.languages[code] for code in given.values()]
         return ids[:1], ids[1:]
 

@@ -269,7 +269,7 @@ class TransformPipeline:
     def __call__(
         self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
     ) -> tuple[Encoded, Encoded]:
-        """Applies the transforms to `pairs` in this epoch. All sentences, given and returned, end in eos."""
+        """Applies the transforms to `pairs` in this epoch. Sentences end in eos, before and after."""
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
         for side, known in zip((source, target), self.language_ids, strict=True):

@@ -14,7 +14,8 @@ Indices = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.uint64]
 
 COLUMNS = 8  # numbers in a key
-LONGEST = 8 * COLUMNS - 1  # bytes; longer words, such as whole lines in scripts without spaces, seldom repeat
+# maximum bytes of a word; longer words, such as lines in scripts without spaces, seldom repeat
+LONGEST = 8 * COLUMNS - 1
 ABSENT = 0
 FIRST_CAPACITY = 1 << 10
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, rounded to an odd number
@@ -31,7 +32,7 @@ class Keys:
     @staticmethod
     def of(text: bytes, starts: Indices, lengths: Indices) -> "Keys":
         """Returns the keys of the words in `text` with these starts and lengths in bytes (at most LONGEST)."""
-        # Row r holds the text from byte r on, so that for each byte, one row has an aligned number that begins there.
+        # Row r holds the text from byte r on. So for each byte, one row has an aligned number that begins at this byte.
         rows = np.zeros((8, len(text) // 8 + COLUMNS + 1), "<u8")
         for row in range(min(8, len(text))):
             rows[row].view(np.uint8)[: len(text) - row] = np.frombuffer(text, np.uint8)[row:]
@@ -86,7 +87,7 @@ class Keys:
 
 
 class WordTable:
-    """Words of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 means that a word is absent."""
+    """Words of at most LONGEST bytes, numbered from 1 in the order of `add`. Index 0 stands for an absent word."""
 
     def __init__(self) -> None:
         self.clear()
@@ -105,7 +106,7 @@ class WordTable:
         slots = self._first_slots(keys.hashes())
         found = self._slots[slots].astype(np.int64)
         open_rows = np.flatnonzero((found != ABSENT) & ~keys.equal(self._keys, found))
-        while len(open_rows):  # the slots hold different words: try the next slots
+        while len(open_rows):  # these slots hold different words, so the next slots are tried
             slots[open_rows] = (slots[open_rows] + 1) % len(self._slots)
             found[open_rows] = self._slots[slots[open_rows]]
             there = open_rows[found[open_rows] != ABSENT]

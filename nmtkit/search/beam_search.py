@@ -2,7 +2,7 @@
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
 keeps the best continuations as open hypotheses, until no open hypothesis can reach a better score than the finished
-ones. Sampling and search with required phrases are subclasses.
+hypotheses. Sampling and search with required phrases are subclasses.
 """
 
 import logging
@@ -24,7 +24,7 @@ from nmtkit.search.segments import Hypothesis
 # B sentences still in the search, R hypotheses of each, N = B x R rows, L tokens of a hypothesis so far, V target
 # vocabulary, C candidates of a sentence
 
-COMPACTION = 0.25  # finished sentences are dropped from the batch when their share reaches this
+COMPACTION = 0.25  # share of finished sentences at which they are dropped from the batch
 
 logger = logging.getLogger("nmtkit")
 
@@ -52,7 +52,8 @@ class FinishedHypotheses:
 
 
 def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Returns the hypotheses of a sentence. Without any, logs a warning and returns an empty one with score -inf."""
+    """Returns the hypotheses of a sentence. If there is none, logs a warning and returns an empty hypothesis with score
+    -inf."""
     if hypotheses:
         return hypotheses
     logger.warning("a sentence has no finite score (did the model overflow?); its translation is empty")
@@ -77,8 +78,8 @@ class BeamSearch:
         sentences, rows = source.layout.sentences, options.rows
         self.finished = FinishedHypotheses(sentences, options.nbest, self.distinct)
         limits = [model.max_target_positions - 1 for model in models if model.max_target_positions is not None]
-        lengths = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # without eos
-        # hypotheses are kept on the CPU: they are a few numbers for each step
+        lengths = [options.max_length(length - 1) for length in source.layout.lengths.tolist()]  # lengths without eos
+        # hypotheses are kept on the CPU, because they are only a few numbers for each step
         self.constraint_processor = ConstraintProcessor(
             options, [min([length, *limits]) for length in lengths], constraints
         )
@@ -88,10 +89,10 @@ class BeamSearch:
         # B: penalty of the longest allowed output of a sentence
         self.longest_penalty = length_penalty(self.constraint_processor.max_length + 1, options.lenpen)
         self.history = torch.empty(sentences, rows, 0, dtype=torch.int64)  # B R L: the tokens so far
-        # B R, float64. At the start only the first hypothesis of a group is open: the others would be its copies.
+        # B R, float64. At the start, only the first hypothesis of a group is open, because the others would be copies.
         self.log_probability = torch.full((sentences, rows), -math.inf, dtype=torch.float64)
         self.log_probability[:, :: rows // options.diverse_groups] = 0.0
-        self.normalizer: Tensor | None = None  # N: subtracting it turns the scores of a step into log probabilities
+        self.normalizer: Tensor | None = None  # N: to subtract from the scores of a step to get log probabilities
 
     def run(self) -> list[list[Hypothesis]]:
         tokens = torch.full((self.log_probability.numel(),), BOS)
@@ -115,7 +116,7 @@ class BeamSearch:
             tokens = tokens.flatten()
 
     def scores(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` [N]; returns scores N V of the next tokens.
+        """Appends `tokens` [N]. Returns scores N V of the next tokens.
 
         Subtracting `self.normalizer`, unless it is None, turns the scores into log probabilities.
         """
@@ -126,7 +127,7 @@ class BeamSearch:
         return scores
 
     def advance(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """Finishes and extends the hypotheses of each group; returns parent rows (among N) and tokens, each B R."""
+        """Finishes and extends the hypotheses of each group. Returns parent rows (of N) and tokens, each B R."""
         sentences, rows = self.log_probability.shape
         log_probs = log_probs.view(sentences, rows, -1)
         size = rows // self.options.diverse_groups
@@ -150,7 +151,7 @@ class BeamSearch:
         return parents, kept.tokens
 
     def candidates(self, group: Tensor, start: int, log_probs: Tensor) -> Candidates:
-        """Returns the best continuations of a group, twice as many as its hypotheses: half of them may end.
+        """Returns the best continuations of a group, twice as many as its hypotheses, because half of them may end.
 
         The first hypothesis of the group is `start`. `group` [B, hypotheses of the group, V] ranks the tokens. With
         diversity, it differs from the scores `log_probs` [B, R, V] of the models.
@@ -180,7 +181,7 @@ class BeamSearch:
                 self.finished.add(sentence, Hypothesis(output, score, log_probability))
 
     def is_done(self) -> Tensor | None:
-        """Returns whether the search of a sentence is over: B, bool; None if it goes on for all sentences."""
+        """Returns whether the search of a sentence is over: B, bool; None if it continues for all sentences."""
         if not self.finished.any_full and math.isfinite(self.log_probability[:, 0].sum().item()):
             return None
         next_penalty = length_penalty(self.history.shape[2] + 1, self.options.lenpen)

@@ -17,7 +17,7 @@ from nmtkit.data.tokenizer import EOS
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-BLOCK = 128  # columns of a block; measured on 128 rows of 10,000 and 37,000 columns
+BLOCK = 128  # number of columns of a block; chosen by measurements on 128 rows of 10,000 and 37,000 columns
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class Candidates:
         return Candidates(*(field.gather(1, order) for field in (log_probability, self.beam_index, self.tokens)))
 
     def final_scores(self, penalty: Tensor | float) -> Tensor:
-        """Returns the scores B C of candidates that end, and -inf for all others. `penalty` divides the scores."""
+        """Returns the scores B C of candidates that end, and -inf for other candidates. `penalty` divides the
+        scores."""
         return (self.log_probability / penalty).masked_fill(self.tokens != EOS, -math.inf)
 
 
@@ -64,12 +65,12 @@ def length_penalty(length: Tensor | int, lenpen: float) -> Tensor | float:
 
 
 def is_over(log_probability: Tensor, largest_penalty: Tensor, threshold: Tensor, greedy: bool) -> Tensor:
-    """Returns whether no open hypothesis of a sentence can still reach the best finished ones: B, bool.
+    """Returns whether no open hypothesis of a sentence can still be among the best finished hypotheses: B, bool.
 
     `log_probability` [B, R] belongs to the open hypotheses. `largest_penalty` [B] is the largest divisor of their final
-    scores. `threshold` [B] is the score of the worst kept hypothesis, -inf until enough are finished.
-    Log probabilities only fall, so the best score within reach is the current log probability divided by the penalty.
-    A greedy search is over as soon as its hypothesis ends.
+    scores. `threshold` [B] is the score of the worst kept hypothesis, -inf until enough hypotheses are finished. Log
+    probabilities only fall, so the best score within reach is the current log probability divided by the penalty. A
+    greedy search is over as soon as its hypothesis ends.
     """
     over = log_probability.amax(1) / largest_penalty <= threshold
     return over | (threshold > -math.inf) if greedy else over
@@ -130,7 +131,7 @@ def _without_nan(sums: Tensor, block_maxima: Tensor | None) -> Tensor:
 def block_width(columns: int) -> int:
     """Returns the number of columns of a block: a divisor of `columns` if a suitable one exists.
 
-    The maximum is taken over 32 columns at a time, so columns that do not fill such a group are slow.
+    The maximum is computed over 32 columns at a time, so a width that is not a multiple of 32 is slow.
     """
     widths = [width for width in range(64, 161) if columns % width == 0 and width % 32 <= 8]
     return min(widths, key=lambda width: (width % 32 / width, width), default=BLOCK)

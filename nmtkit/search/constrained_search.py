@@ -24,17 +24,17 @@ from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-READINGS = 64  # limit for each hypothesis: the most advanced readings are kept; it is rarely reached below 7 phrases
+READINGS = 64  # maximum readings of a hypothesis: the most advanced readings are kept; rarely reached below 7 phrases
 
-# complete phrases (a bit for each), index of the phrase that has begun, and its tokens so far: () if none has begun
+# a bit for each complete phrase, the index of the phrase that has begun, and its tokens so far (() if none has begun)
 Reading = tuple[int, int, Phrase]
 
 
 class PhraseAutomaton:
     """Tracks the required phrases that a hypothesis contains. States are numbered from 0 in the order of their use.
 
-    A hypothesis can have several readings: "4 4 3" contains "4 3" from its second token on, and if "3 5" is required
-    too, a 3 can end one phrase or begin the other. A state is the set of readings (a subset construction), together
+    A hypothesis can have several readings: "4 4 3" contains "4 3" from its second token on. If "3 5" is also required,
+    a 3 can end the first phrase or begin the second. A state is the set of readings (a subset construction), together
     with whether the last token ends in a letter. `edges` are needed for phrases of whole words: a reading at the end of
     such a phrase contains the phrase unless the next token continues the word.
     """
@@ -105,7 +105,7 @@ class PhraseAutomaton:
         return [other[len(begun) :] for other in alternatives if other[: len(begun)] == begun]
 
     def dominated(self, reading: Reading, readings: set[Reading]) -> bool:
-        """Returns whether another reading is at the same point of the same phrase and has completed more phrases."""
+        """Returns whether a different reading at the same point of the same phrase has completed more phrases."""
         held, *rest = reading
         return any(held & other == held and held != other and rest == others for other, *others in readings)
 
@@ -180,7 +180,7 @@ class ConstrainedBeamSearch(BeamSearch):
         super().__init__(models, source, options, constraints, processors)
         ordered = options.ordered_constraints
         self.automata = [PhraseAutomaton(sentence.required, ordered, edges) for sentence in constraints]
-        self.states = [[0] * options.rows for _ in constraints]  # B R: the automaton's state of each open hypothesis
+        self.states = [[0] * options.rows for _ in constraints]  # B R: state of the automaton for each open hypothesis
 
     def scores(self, tokens: Tensor) -> Tensor:
         return self.scorer.step(tokens)
@@ -199,11 +199,11 @@ class ConstrainedBeamSearch(BeamSearch):
         tokens = torch.cat([tokens, useful.clamp_min(0)], 2)
         remaining = self.remaining_after(tokens)
         total = torch.tensor([automaton.total for automaton in self.automata])[:, None, None]
-        # number of tokens that can follow
+        # number of tokens that can still follow
         free = (self.constraint_processor.max_length - self.history.shape[2] - 1)[:, None, None]
         forbidden = torch.where(tokens == EOS, remaining > 0, remaining > free)
         totals = (self.log_probability[:, :, None] + values).masked_fill(forbidden, -math.inf).flatten(1)
-        # after a long alternative has begun, more tokens may remain than `total`, which counts the shortest one
+        # in a long alternative, more tokens may remain than `total`, which counts the shortest alternative
         banks = (total - remaining).clamp_min(0).flatten(1)
         best = round_robin(totals, banks, min(2 * rows, totals.shape[1]))
         beam_index = torch.arange(rows)[None, :, None].expand_as(tokens).flatten(1)
@@ -220,7 +220,8 @@ class ConstrainedBeamSearch(BeamSearch):
         return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
 
     def remaining_after(self, tokens: Tensor) -> Tensor:
-        """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not change it."""
+        """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not change this
+        number."""
         return torch.tensor(
             [
                 [
@@ -254,7 +255,7 @@ def round_robin(scores: Tensor, banks: Tensor, number: int) -> Tensor:
     same_bank = bank[:, :, None] == bank[:, None, :]  # B C C
     rank = (same_bank & torch.ones(same_bank.shape[1:], dtype=torch.bool).tril(-1)).sum(
         2
-    )  # better candidates of the same bank
+    )  # number of better candidates of the same bank
     most = int(banks.max()) + 1
     closed = ~scores.gather(1, order).isfinite()
     key = rank * (most + 1) - bank + closed * (scores.shape[1] + 1) * (most + 1)

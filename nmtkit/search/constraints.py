@@ -16,13 +16,13 @@ from nmtkit.search.options import CONSTRAINTS_RULE, SearchOptions
 # B sentences, R hypotheses of each, N = B x R rows, L tokens so far, V target vocabulary
 
 Phrase = tuple[int, ...]
-NONE, ANY = -1, -2  # matches no token; matches every token
+NONE, ANY = -1, -2  # NONE matches no token; ANY matches every token
 
 
 class PieceEdges(NamedTuple):
-    """For each target piece, whether it begins and whether it ends within a word.
+    """Two masks of the target pieces: pieces that begin within a word, and pieces that end within a word.
 
-    Two successive pieces belong to the same word if the first one ends, and the second one begins, within a word.
+    Two successive pieces belong to the same word if the first piece ends, and the second piece begins, within a word.
     """
 
     begins: Sequence[bool]
@@ -78,10 +78,10 @@ class ConstraintProcessor:
             len(sentence.prefix) + sum(max(map(len, phrase.alternatives)) for phrase in sentence.required)
             for sentence in constraints
         ]
-        # B: maximum tokens of an output, without eos, increased if the constraints need more tokens
+        # B: maximum tokens of an output without eos, or more if the constraints need more
         self.max_length = torch.tensor([max(pair) for pair in zip(max_length, needed, strict=True)])
         width = max(len(sentence.prefix) for sentence in constraints)
-        # the same for all sentences, since all have the same language
+        # the same for all sentences, because all have the same language
         self.language_tokens = max(sentence.language_tokens for sentence in constraints)
         self.prefix = torch.tensor(  # B width, with NONE after the end of each prefix
             [[*sentence.prefix, *[NONE] * (width - len(sentence.prefix))] for sentence in constraints],

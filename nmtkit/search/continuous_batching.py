@@ -2,8 +2,8 @@
 
 The host launches a few steps. While the device runs them, the host encodes waiting sentences, yields results, and reads
 which slots the previous steps finished. The host starts copying the results of these slots and fills the slots again.
-So the device always has steps to run and never waits for the host. The price is that a finished slot stays idle until
-the launched steps are over.
+So the device always has steps to run and never waits for the host. A disadvantage is that a finished slot stays idle
+until the launched steps have ended.
 """
 
 from collections import deque
@@ -25,8 +25,9 @@ from nmtkit.search.segments import BatchHypotheses, Hypothesis, Segment, Segment
 
 # B sentences
 
-STEPS_PER_SYNC = 2  # steps between two reads by the host: more steps leave slots idle, fewer keep the host busy
-MIN_SLOTS = 16  # with fewer slots, a step on a GPU would take as long
+# number of steps between two reads by the host; more steps leave slots idle, fewer steps keep the host busy
+STEPS_PER_SYNC = 2
+MIN_SLOTS = 16  # minimum slots; with fewer slots, a step on a GPU would take the same time
 INSERTION_SHARE = 1 / 16  # an insertion waits until at least this share of the slots is free
 MEMORY_SHARE = 0.5  # share of the free GPU memory that slots may take; graphs and encoders need memory too
 
@@ -108,7 +109,7 @@ class ContinuousBatching:
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
-        self.asks_between_steps = False  # whether to ask for input between steps after an empty batch: see `decode`
+        self.asks_between_steps = False  # whether input is requested between steps after an empty batch; see `decode`
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()
@@ -133,9 +134,9 @@ class ContinuousBatching:
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         """Yields the number and the hypotheses of each batch as soon as they are ready.
 
-        An empty batch says that no further input has arrived yet. All started sentences are then finished before the
-        next batch is requested. With `asks_between_steps`, the next batch is requested between steps instead; then the
-        iterable must not wait while sentences are in the search. Raises RuntimeError while another run is active.
+        An empty batch means that no further input has arrived yet. Then all started sentences are finished before the
+        next batch is requested. With `asks_between_steps`, the next batch is requested between steps, and the iterable
+        must not block while sentences are in the search. Raises RuntimeError while another run is active.
         """
         if self.busy:
             raise RuntimeError("another stream with the same options is active; finish or close it first")
@@ -171,7 +172,7 @@ class ContinuousBatching:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[int, BatchHypotheses]]:
-        """Runs a few steps; returns the number and the hypotheses of complete batches."""
+        """Runs a few steps. Returns the number and the hypotheses of complete batches."""
         distributed.heartbeat()
         if not self.in_slots and not self.encoded.remaining and self.must_grow():
             self.grow()
@@ -247,13 +248,14 @@ class ContinuousBatching:
 
     def to_device(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":
-            tensor = tensor.pin_memory()  # otherwise the copy waits for all launched work of the device
+            # pinned, because a copy from other memory waits for all launched work of the device
+            tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def run_steps(self) -> AsyncCopy:
-        """Launches a few steps; returns the copy of the flags of finished slots."""
+        """Launches a few steps. Returns the copy of the flags of finished slots."""
         assert self.search is not None and self.step is not None
         requests = self.in_slots.values()
         for request in requests:
@@ -276,7 +278,7 @@ class ContinuousBatching:
         self.finished.append((requests, AsyncCopy(*results)))
 
     def collect_results(self) -> list[tuple[int, BatchHypotheses]]:
-        """Reads all copied results; returns the number and the hypotheses of each batch that is now complete."""
+        """Reads all copied results. Returns the number and the hypotheses of each batch that is now complete."""
         complete = []
         while self.finished:
             requests, results = self.finished.popleft()
@@ -298,7 +300,7 @@ def rounded(number: int) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the number of bytes that slots may take."""
+    """Returns the number of bytes that slots may use."""
     if device.type != "cuda":
         return 1 << 62
     torch.cuda.empty_cache()

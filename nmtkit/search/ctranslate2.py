@@ -1,8 +1,8 @@
 """CTranslate2 as the engine of a search. It is faster than PyTorch for few sentences at a time.
 
-CTranslate2 searches like `BeamSearch` as long as only log probabilities are compared. Options that CTranslate2 lacks or
-understands differently raise an error. Its distributions leave out <unk>, so log probabilities of a trained model
-differ in the third decimal place. The package ctranslate2 is required.
+CTranslate2 searches like `BeamSearch` if only log probabilities are compared. Options that CTranslate2 does not
+support, or that have a different meaning there, raise an error. Its distributions leave out <unk>, so log probabilities
+of a trained model differ in the third decimal place. The package ctranslate2 is required.
 """
 
 import atexit
@@ -36,7 +36,7 @@ Precision = Literal["fp32", "int8"]
 
 
 def check_options(options: SearchOptions) -> None:
-    """Raises ValueError for an option that CTranslate2 lacks or understands differently, and names the option."""
+    """Raises ValueError for an option that CTranslate2 does not support, or that has a different meaning there."""
     check_flags((CTRANSLATE2_RULE,), {CTRANSLATE2_RULE.flag}, changed_flags(options) | {CTRANSLATE2_RULE.flag})
     if options.beam > 1 and options.lenpen != 0:
         raise ValueError(
@@ -48,10 +48,10 @@ def check_options(options: SearchOptions) -> None:
 def exported(path: Path, precision: Precision) -> Path:
     """Returns the folder of the checkpoint `path` as a CTranslate2 model, exporting the checkpoint if necessary.
 
-    The folder is beside the checkpoint, or in `cache_folder` if nothing can be written beside it. The name contains the
-    checksum of the checkpoint: a new checkpoint with the same name is exported again, and replaces the old export.
+    The folder is next to the checkpoint, or in `cache_folder` if that folder is not writable. The name contains the
+    checksum of the checkpoint, so a new checkpoint with the same name is exported again and replaces the old export.
 
-    Raises ImportError without the package ctranslate2, and ValueError for a model that CTranslate2 cannot express.
+    Raises ImportError without the package ctranslate2, and ValueError for a model that CTranslate2 does not support.
     """
     ctranslate2_format.require()
     stem = f"{path.stem}.ctranslate2-{precision}-"
@@ -70,7 +70,7 @@ def exported(path: Path, precision: Precision) -> Path:
     try:
         ctranslate2_format.save(path, folder, "int8" if precision == "int8" else "float32")
     except OSError:
-        if not folder.is_dir():  # otherwise another process has exported it at the same time
+        if not folder.is_dir():  # if the folder exists, another process has exported the model at the same time
             raise
     return folder
 
@@ -83,7 +83,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder folder
         folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder
@@ -110,7 +110,8 @@ class CTranslate2Engine:
         """Returns a decoder of batches.
 
         `models`, on the CPU, compute alignments. They also search for sentences whose translation reaches the maximum
-        length or has no finite score, since the two engines differ there. Raises ValueError as `check_options` does.
+        length or has no finite score, because the engines differ in these cases. Raises the same errors as
+        `check_options`.
         """
         check_options(options)
         return partial(self._decode, models=models, options=options)
@@ -127,14 +128,14 @@ class CTranslate2Engine:
 
         for number, batch in enumerate(batches):
             running.append((number, batch, self._start(batch, options)))
-            # an empty batch says that no further input has arrived yet: results are not held back
+            # an empty batch means that no further input has arrived yet, so results are not held back
             yield from finished(not batch or len(running) > 2 * self.workers)
         yield from finished(True)
 
     def _start(self, batch: SegmentBatch, options: SearchOptions) -> list[Any]:
-        """Starts the search for a batch; returns a future result for each sentence.
+        """Starts the search for a batch. Returns a future result for each sentence.
 
-        A call of CTranslate2 has one maximum length, so each call gets sentences of the same maximum length.
+        A call of CTranslate2 has a single maximum length, so each call gets sentences with the same maximum length.
         """
         results: list[Any] = []
         for _, group in groupby(batch, key=lambda sentence: self._max_length(sentence, options)):

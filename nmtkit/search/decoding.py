@@ -64,7 +64,7 @@ def annotated(
     device: torch.device,
     results: BatchHypotheses,
 ) -> BatchHypotheses:
-    """Adds attention and token log probabilities to the hypotheses `results`, if `options` request them."""
+    """Adds attention and token log probabilities to the hypotheses in `results`, if `options` request them."""
     aligned, scored = options.alignment is not None or options.replace_unknown, options.quality
     if not batch or not (aligned or scored):
         return results
@@ -88,9 +88,9 @@ def beam_search(
     """Returns the best `options.nbest` translations of each sentence of `source` (ids ending in eos), best first.
 
     Translations of a sentence differ in their pieces; samples can be equal. `constraints` and `seeds` have one element
-    for each sentence; by default the seed of its samples is the index of the sentence. `edges` of the target pieces are
-    needed for required phrases of whole words, and a `shortlist` for `options.shortlist`. If all hypotheses of a
-    sentence overflow, a warning is logged and its only translation is empty with score -inf.
+    for each sentence; by default, the seed of a sentence is its index. `edges` of the target pieces are needed for
+    required phrases of whole words, and a `shortlist` for `options.shortlist`. If all hypotheses of a sentence
+    overflow, a warning is logged and its only translation is empty with score -inf.
     """
     constraints = [NO_CONSTRAINTS] * source.layout.sentences if constraints is None else constraints
 
@@ -180,8 +180,8 @@ def with_token_log_probabilities(
 def align(models: Sequence[Architecture], source: Packed, results: BatchHypotheses) -> BatchHypotheses:
     """Adds `attention` to the hypotheses of each sentence: the mean cross-attention of heads and models.
 
-    The weights are those of layer `layer_index(None, …)`, which aligns words best. Raises ValueError for an
-    architecture without attention.
+    The weights come from layer `layer_index(None, …)`, which aligns words best. Raises ValueError for an architecture
+    without attention.
     """
     owner = [sentence for sentence, hypotheses in enumerate(results) for _ in hypotheses]
     flat = [hypothesis for hypotheses in results for hypothesis in hypotheses]
@@ -200,7 +200,7 @@ def _cross_attention(model: Architecture, source: Packed, inputs: Packed) -> Ten
     """Returns the attention weights from which words are aligned: B L M, in fp32."""
     layers = model.attention_weights(source, inputs).get("cross")
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no cross-attention to align by")
+        raise ValueError(f"{type(model).__name__} has no cross-attention, so words cannot be aligned")
     return layers[layer_index(None, len(layers))].float().mean(1)
 
 

@@ -1,8 +1,8 @@
 """Beam search over a fixed number of slots. Its tensors stay on the device and never change shape.
 
-`GraphBeamSearch.step` does the same as one step of `beam_search.BeamSearch`: both use the functions of
-`candidates`, in 64 bits. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each
-shape. From time to time the host reads `done`, takes results out and inserts new sentences.
+`GraphBeamSearch.step` does the same as one step of `beam_search.BeamSearch`: both use the functions of `candidates`, in
+64 bits. A step never waits for the device, so `StepRunner` can record it in a CUDA graph for each shape. From time to
+time, the host reads `done`, takes results and inserts new sentences.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from nmtkit.search.scorer import mean_log_probabilities
 # B slots (or inserted sentences), R hypotheses of each, N = B x R rows, P positions (`CacheLengths.target` of them are
 # in use), V target vocabulary, C candidates
 
-# options that this search implements, or can ignore; `decoding.beam_search` implements all other options
+# options that this search implements or ignores; `decoding.beam_search` implements the others
 SUPPORTED = {"beam", "nbest", "lenpen", "max_len_a", "max_len_b", "min_len", "mbr"}
 
 
@@ -102,7 +102,7 @@ class GraphBeamSearch:
 
     @torch.inference_mode()
     def step(self, lengths: CacheLengths) -> None:
-        """Adds a token to every open hypothesis. `lengths.target` is more than the tokens of any slot."""
+        """Adds a token to every open hypothesis. `lengths.target` exceeds the number of tokens of every slot."""
         candidates = self._candidates(*self._scores(lengths))
         self._finish(candidates.first(self.options.beam), lengths)
         parents = self._extend(candidates.unfinished(self.options.beam), lengths)
@@ -137,12 +137,13 @@ class GraphBeamSearch:
         return scores, normalizer, maxima
 
     def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> Candidates:
-        """Returns the 2R best continuations of each sentence, best first. At its maximum length, only eos follows."""
+        """Returns the 2R best continuations of each sentence, best first. At the maximum length of a sentence, only eos
+        can follow."""
         slots, beam = self.tokens.shape
         columns = scores.shape[1]
         scores = scores.view(slots, beam, columns)
         normalizer = normalizer.view(slots, beam).double()
-        # a normaliser that is not finite means that the model overflowed
+        # if a normaliser is not finite, the model has overflowed
         before = (self.log_probability - normalizer).masked_fill_(~normalizer.isfinite(), -math.inf)
         if maxima is None:
             maxima = block_maxima(scores)
@@ -164,7 +165,7 @@ class GraphBeamSearch:
         score = candidates.final_scores(length_penalty(self.length + 1, self.options.lenpen)[:, None])
         output = self.history[:, :, : lengths.target].gather(1, _expanded(candidates.beam_index, lengths.target))
         merged = torch.cat([self.finished_score, score], 1)
-        # a stable sort: of two hypotheses with the same score, the older hypothesis comes first
+        # a stable sort puts the older of two hypotheses with the same score first
         order = merged.sort(dim=1, descending=True, stable=True).indices[:, : self.options.nbest]
         kept = self.finished_tokens[:, :, : lengths.target]
         kept.copy_(torch.cat([kept, output], 1).gather(1, _expanded(order, lengths.target)))
@@ -214,18 +215,18 @@ class Eager:
     """Runs work without recording it: used on a CPU, and to compare results with recorded graphs."""
 
     def warm_up(self, work: Work) -> None:
-        """Runs the work once before it is recorded, so that one-time set-up is not recorded."""
+        """Runs the work once before recording, so that one-time set-up is not recorded."""
         work()
 
     def record(self, work: Work) -> Work:
-        """Records the work without running it; returns a function that replays it."""
+        """Records the work without running it. Returns a function that replays the work."""
         return work
 
 
 class CudaGraphs(Eager):
-    """CUDA graphs, replayed one after the other on the current stream. They share one memory pool.
+    """Records CUDA graphs, and replays them one after another on the current stream. The graphs share one memory pool.
 
-    Sharing is safe, since no graph leaves a result in the pool for another graph: steps write results to tensors that
+    Sharing is safe, because no graph leaves a result in the pool for another graph. Steps write results to tensors that
     existed before.
     """
 
@@ -235,7 +236,7 @@ class CudaGraphs(Eager):
             self.stream = torch.cuda.Stream()
 
     def warm_up(self, work: Work) -> None:
-        """Runs the work on the recording stream, since libraries keep a workspace for each stream."""
+        """Runs the work on the recording stream, because libraries keep a workspace for each stream."""
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -244,7 +245,7 @@ class CudaGraphs(Eager):
 
     def record(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        # thread-local: other threads, such as the one that reads the input, may use the device at the same time
+        # thread-local, because other threads, such as the input thread, may use the device at the same time
         with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"):
             work()
         return graph.replay
@@ -255,7 +256,7 @@ class StepRunner(Generic[Shape]):
 
     def __init__(self, step: Callable[[Shape], None], backend: Eager) -> None:
         self.step, self.backend = step, backend
-        self.recorded: dict[Shape, Work | None] = {}  # None: warmed up
+        self.recorded: dict[Shape, Work | None] = {}  # None after the warm-up
 
     def __call__(self, shape: Shape) -> None:
         if shape not in self.recorded:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, option
 
-LONGEST = 10_000  # pieces; no search has a longer output
+LONGEST = 10_000  # maximum pieces of an output of any search
 
 SEARCH_RULES = (
     FlagRule("--sampling", excludes=("--beam", "--diverse-groups"), reason="samples are drawn independently"),
@@ -30,11 +30,12 @@ SEARCH_RULES = (
             ),
             *("--sampling", "--ordered-constraints", "--mbr", "--replace-unknown", "--unkpen", "--shortlist"),
         ),
-        reason="nothing is searched",
+        reason="there is no search",
     ),
 )
 
-# CTranslate2 masks forbidden tokens before the softmax, and does not have nmtkit's prefixes, constraints and samples.
+# CTranslate2 masks forbidden tokens before the softmax, and does not support prefixes, constraints and samples as in
+# nmtkit.
 CTRANSLATE2_RULE = FlagRule(
     "--engine ctranslate2",
     excludes=(
@@ -51,7 +52,7 @@ CTRANSLATE2_RULE = FlagRule(
         *("--score-reference", "--prefix", "--constraints", "--ordered-constraints", "--avoid"),
         *("--source-lang", "--target-lang", "--glossary", "--shortlist"),
     ),
-    reason="CTranslate2 lacks this option or understands it differently",
+    reason="CTranslate2 does not support this option, or it has a different meaning there",
 )
 
 
@@ -62,7 +63,7 @@ CONSTRAINTS_RULE = FlagRule("--constraints", excludes=("--sampling", "--diverse-
 class SearchOptions(Config):
     """Settings of a search. Lengths of sources and outputs are in pieces without eos.
 
-    Raises ValueError for a value out of range, and for an option that the other options make ineffective.
+    Raises ValueError for a value out of range, and for an option that has no effect with the other options.
     """
 
     beam: int = option(4, "open hypotheses per sentence; 1 is greedy search", min=1, max=1000)
@@ -76,7 +77,7 @@ class SearchOptions(Config):
     max_len_b: int = option(50, "pieces; see --max-len-a", min=0, max=LONGEST)
     min_len: int = option(0, "minimum length of an output in pieces", min=0, max=LONGEST)
     no_repeat_ngram: int = option(
-        0, "forbid a second occurrence of the same n pieces in a row; 0: allow it", min=0, max=LONGEST
+        0, "forbid a second occurrence of the same n successive pieces; 0: off", min=0, max=LONGEST
     )
     diverse_groups: int = option(
         1,

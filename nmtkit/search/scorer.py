@@ -14,8 +14,8 @@ from nmtkit.search.logits_processors import LogitsProcessor, LogitsProcessorStat
 
 # B sentences still in the search, R hypotheses of each, N = B x R rows, V target vocabulary
 
-SOFTMAX_ROWS = 32  # rows normalised together on a CPU
-EXP_ROWS = 16  # rows whose exponentials a CPU computes together
+SOFTMAX_ROWS = 32  # number of rows that are normalised at a time on a CPU
+EXP_ROWS = 16  # number of rows whose exponentials are computed at a time on a CPU
 POSITIVE = 1e-4  # a log probability above this limit is not a rounding error
 LOG2_E = 1 / math.log(2)
 
@@ -23,7 +23,7 @@ LOG2_E = 1 / math.log(2)
 def log_softmax_(logits: Tensor) -> Tensor:
     """Returns the log probabilities of `logits` [N, V] in fp32. Logits in fp32 on a CPU are overwritten.
 
-    A CPU normalises a few rows at a time, which stay in the processor's cache. This saves 8 % of the time of a
+    A CPU normalises a few rows at a time, which stay in the cache of the processor. This saves 8 % of the time of a
     projection of 128 rows to 37,000 columns.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.float32:
@@ -43,7 +43,7 @@ def logsumexp(logits: Tensor) -> Tensor:
     """Returns the logarithm of the sum of exponentials of each row of `logits` [N, V] in fp32: N.
 
     The result is not finite where a sum overflows. The exponentials are powers of two, computed for a few rows at a
-    time, which stay in the processor's cache. This takes half the time of a log-softmax.
+    time, which stay in the cache of the processor. This takes half the time of a log-softmax.
     """
     space = torch.empty_like(logits[:EXP_ROWS])
     sums = [torch.mul(x, LOG2_E, out=space[: x.shape[0]]).exp2_().sum(1) for x in logits.split(EXP_ROWS)]
@@ -65,7 +65,7 @@ class SearchModel(Protocol):
 class Scorer:
     """Scores continuations with one model, or with the mean probabilities of several models. Keeps decoder states.
 
-    `processors` change the log probabilities one after the other. `max_length` [B] is the maximum length of an output.
+    `processors` change the log probabilities one after another. `max_length` [B] is the maximum length of an output.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Scorer:
             self.processor_states = [processor.start(source, max_length, beams) for processor in processors]
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` [N]; returns the log probabilities of the next tokens, N V.
+        """Appends `tokens` [N]. Returns the log probabilities of the next tokens, N V.
 
         A row of NaN (a model overflowed) becomes -inf: its hypothesis has no continuation.
         """
@@ -97,7 +97,7 @@ class Scorer:
         return log_probs
 
     def step_unnormalized(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Appends `tokens` [N]; returns scores N V and the normaliser N to subtract to get log probabilities.
+        """Appends `tokens` [N]. Returns scores N V, and the normaliser N to subtract to get log probabilities.
 
         The normaliser is None if the scores are log probabilities. One model on a CPU returns its logits, which saves
         writing log probabilities of all tokens.
@@ -112,7 +112,7 @@ class Scorer:
         return self.log_probabilities(logits), None
 
     def logits(self, tokens: Tensor) -> list[Tensor]:
-        """Appends `tokens` [N]; returns the logits of each model, N V."""
+        """Appends `tokens` [N]. Returns the logits of each model, N V."""
         distributed.heartbeat()
         return [model.step(tokens, state) for model, state in zip(self.models, self.states, strict=True)]
 

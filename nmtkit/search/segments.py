@@ -1,4 +1,4 @@
-"""The types of every search: segments go in, hypotheses come out."""
+"""The input and output types of every search: segments and hypotheses."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from nmtkit.text.quality import Quality
 class Segment:
     """Ids that the model reads as one sentence, with constraints on the translation. A batch is a list of segments."""
 
-    ids: list[int]  # eos last
+    ids: list[int]  # ids of the source, ids of the source, eos last
     constraints: Constraints = NO_CONSTRAINTS
     seed: int = 0  # seed of the random numbers, if the search draws samples
-    reference: list[int] | None = None  # without eos; SearchOptions.score_reference scores it
+    reference: list[int] | None = None  # ids without eos; scored by SearchOptions.score_reference
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Hypothesis:
     pieces: list[str] = field(default_factory=list)  # pieces of the target vocabulary, without eos
     links: list[Link] = field(default_factory=list)  # links between the words of the source and of `text`
     # hard: pairs of a source and a target piece. soft: for each target piece the weights of all source pieces and eos.
-    # words: first and last + 1 character of a source word (the source is in Unicode's normal form NFC), then those of
-    # the target word that attends to it most.
+    # words: first and last + 1 character of a source word (the source is in Unicode's normal form NFC), then the same
+    # positions of the target word that attends to it most.
     alignment: list[list[int]] | list[list[float]] | None = None
-    utility: float | None = None  # with SearchOptions.mbr: 0 to 100
-    quality: Quality | None = None  # with SearchOptions.quality
-    terms: list[TermResult] | None = None  # with a glossary: the result of each term of the source, in order
+    utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
+    quality: Quality | None = None  # set by SearchOptions.quality
+    terms: list[TermResult] | None = None  # set set with a glossary: the result of each term of the source, in order
 
 
 SegmentBatch = list[Segment]
-BatchHypotheses = list[list[Hypothesis]]  # for each segment, best first
+BatchHypotheses = list[list[Hypothesis]]  # hypotheses of each segment, best first
 # Decodes batches, in any order, perhaps several at a time; yields the number of each batch with its hypotheses.
 BatchDecoder = Callable[[Iterable[SegmentBatch]], Iterator[tuple[int, BatchHypotheses]]]

@@ -103,7 +103,7 @@ def test_verify_reads_all_of_a_checkpoint(run_folder: Path, tmp_path: Path) -> N
 
 
 def test_verify_decodes_a_whole_dataset_and_names_a_damaged_file(mirror_data: Path, tmp_path: Path) -> None:
-    assert "checksums right" in inspect(str(mirror_data), "--verify").output
+    assert "checksums are correct" in inspect(str(mirror_data), "--verify").output
     damaged = tmp_path / "damaged"
     shutil.copytree(mirror_data, damaged)
     path = damaged / "train.source.ids.bin"

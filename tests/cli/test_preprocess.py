@@ -188,7 +188,7 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
 @pytest.mark.parametrize(
     ("message", "flags"),
     [
-        ("there is nothing to do", []),
+        ("no corpus is given", []),
         ("largest possible size is", ["--trainpref=train", "--vocab-size", "20000"]),
         ("no such file", ["--trainpref=train", "--tokenizer-from", "absent.model"]),
         ("not a SentencePiece model", ["--trainpref=train", "--tokenizer-from", "train.xx"]),
@@ -286,7 +286,7 @@ def test_a_manifest_alone_makes_no_dataset(name: str, manifest: str, corpora: Pa
     (tmp_path / name / "thesis.txt").touch()
     before = contents(tmp_path)
     flags = ["--testpref", corpora / "test", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
-    message = "is in the way" if name.endswith("tmp") else "not an nmtkit dataset"
+    message = "is not an unfinished dataset" if name.endswith("tmp") else "not an nmtkit dataset"
     if not name.endswith("tmp") and "nmtkit_dataset" in manifest:
         message = "thesis.txt was not written by preprocess"
     for overwrite in ([], ["--overwrite"]):
@@ -301,7 +301,7 @@ def test_a_link_to_a_dataset_is_followed_and_stays(corpora: Path, tmp_path: Path
     assert preprocess(*flags, "--overwrite").exit_code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "link"]
     (tmp_path / "disk.tmp").symlink_to(corpora)
-    refused("is in the way", *flags, "--overwrite")
+    refused("is not an unfinished dataset", *flags, "--overwrite")
     assert (corpora / "base" / "manifest.json").exists()
 
 
@@ -355,7 +355,7 @@ def test_shards_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
     assert sorted(np.concatenate(updates).tolist()) == list(range(300))
     batch = split.batch(updates[0])
     assert batch.target_output.tolist() == [token for row in updates[0] for token in split.target.sentence(row)]
-    assert "train: 300 pairs, checksums right" in verify(tmp_path / "data")
+    assert "train: 300 pairs, checksums are correct" in verify(tmp_path / "data")
 
     shutil.rmtree(tmp_path / "data" / "shard-2-of-3")
     write(tmp_path / "other", lines(300, 77))
@@ -363,7 +363,7 @@ def test_shards_read_as_one_dataset(corpora: Path, tmp_path: Path) -> None:
     assert preprocess(*other).exit_code == 0
     flags[5] = tmp_path / "other-data"
     assert preprocess(*flags, "--shard", "2/3").exit_code == 0
-    with pytest.raises(ValueError, match=r"shard-2-of-3 was made with another tokenizer"):
+    with pytest.raises(ValueError, match=r"shard-2-of-3 and .* have different tokenizers"):
         Dataset.open(tmp_path / "data")
 
 
@@ -393,7 +393,7 @@ def test_tags_come_before_the_source(corpora: Path, tmp_path: Path) -> None:
 def test_untagged_valid_sets_beside_tagged_training_corpora_are_told(corpora: Path, tmp_path: Path) -> None:
     flags = [f"--trainpref={corpora / 'train'},{corpora / 'more'}", "--validpref", corpora / "valid"]
     flags += ["--vocab-size", "320", "--tag", "<2yy>,"]
-    told = "training corpora have tags and valid sets have none; --valid-tag gives them tags"
+    told = "training corpora have tags, but valid sets have none; --valid-tag adds tags"
     assert told in preprocess(*flags, "--destdir", tmp_path / "one").stderr
     result = preprocess(*flags, "--valid-tag", "", "--destdir", tmp_path / "two")
     assert result.exit_code == 0 and "--valid-tag" not in result.stderr

@@ -105,7 +105,7 @@ def test_columns_that_have_no_place_are_reported(tmp_path: Path, caplog: pytest.
     logging.getLogger("nmtkit").propagate = True
     with CorpusWriter(str(tmp_path / "o"), ("en", "de")) as writer:
         writer.write(Pairs(["a"], ["b"], [{"score": 1}]))
-    assert "o.en has no place for the columns score" in caplog.text
+    assert "o.en cannot contain the columns score" in caplog.text
 
 
 TMX = """<?xml version="1.0"?><!DOCTYPE tmx SYSTEM "tmx14.dtd">

@@ -47,7 +47,7 @@ def test_two_models_stand_on_one_table_of_ids(model_type: str) -> None:
     tokenizer = Tokenizer(*changed)
     assert tokenizer.joint and tokenizer.languages == {"de": len(table) - 1}
     assert Tokenizer.from_state(tokenizer.state()).fingerprint == tokenizer.fingerprint
-    with pytest.raises(ValueError, match="--target-lang fr: the model does not have this language; it has de"):
+    with pytest.raises(ValueError, match="--target-lang fr: the model does not have this language; known: de"):
         tokenizer.language_ids(None, "fr")
     for model, other in zip(models, changed, strict=True):
         before, after = processor(model), processor(other)

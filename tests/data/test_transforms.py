@@ -211,7 +211,7 @@ def test_a_blank_has_no_text(joint_tokenizer: Tokenizer) -> None:
 
 def test_text_needs_a_tokenizer_that_decodes_to_what_it_encoded() -> None:
     words = Tokenizer(train_model(SOURCE + TARGET, 30, "word"))
-    with pytest.raises(ValueError, match=r"--transforms casing decodes and encodes text again, .* no byte fallback"):
+    with pytest.raises(ValueError, match=r"--transforms casing decodes and re-encodes text, .* no byte fallback"):
         pipeline(words, "casing")
     assert pipeline(words, "word_dropout")
 

@@ -147,7 +147,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: torch.save({"nmtkit": 2}, folder / "checkpoint_best.pt"),
         "is already a checkpoint of nmtkit",
     ),
-    "other dict": (append_word, "entries, and the encoder embeddings have 1"),
+    "other dict": (append_word, "entries, but the encoder embeddings have 1"),
     "dictionaries differ": (lambda folder: append_word(folder, languages=("de",)), "the decoder embeddings have 1"),
     "dict without counts": (lambda folder: (folder / "dict.en.txt").write_text("a\n"), "dict.en.txt, line 1: 'a'"),
     "no tokenizer": (lambda folder: without(folder, "sentencepiece.bpe.model"), "does not hold a SentencePiece model"),

@@ -332,7 +332,7 @@ def test_languages_are_required_of_a_model_that_has_them_and_refused_by_others(t
     several, targets, none = (imported(name, tmp_path) for name in ("m2m_100", "marian_languages", "marian"))
     with pytest.raises(ValueError, match="give --source-lang and --target-lang, one of af, am"):
         several.translate(["right"])
-    with pytest.raises(ValueError, match="--target-lang xx: the model does not have this language; it has af, am"):
+    with pytest.raises(ValueError, match="--target-lang xx: the model does not have this language; known: af, am"):
         several.translate(["right"], source_lang="en", target_lang="xx")
     with pytest.raises(ValueError, match="give --target-lang, one of deu, nld"):
         targets.translate(["right"])

@@ -535,5 +535,5 @@ def test_a_few_batches_are_learned_by_heart(mirror_data: Path, tmp_path: Path) -
 
 
 def test_more_batches_than_there_are_are_refused(mirror_data: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"--overfit-batches is 900, and the training set makes \d+ batches"):
+    with pytest.raises(ValueError, match=r"--overfit-batches is 900, but the training set makes \d+ batches"):
         train(mirror_data, tmp_path / "run", max_update=1, overfit_batches=900)
