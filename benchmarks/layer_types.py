@@ -7,7 +7,7 @@ For each type: seconds of one layer, forward and backward, for one sentence (man
 tokens of them); the products' floating-point operations; growth exponents of both; and, counted in the graph of
 operations, the number of sequential operations and the path length between the two ends of a sentence.
 
-The plot needs matplotlib: pip install 'nmtkit[benchmarks]'.
+The plot needs matplotlib: pip install 'nmtkit[plots]'.
 """
 
 import math

@@ -17,15 +17,23 @@ from nmtkit.cli.command import Command
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary, Score
 
+FORMATS = ("text", "tsv", "csv", "latex", "json")
+LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"\\": r"\textbackslash{}", "±": r"$\pm$"}  # signs that LaTeX reads as commands
 LEAST_NAME = 16  # minimum columns of the names of runs
 
 
 @click.command(cls=Command)
 @click.argument("runs", type=Path, nargs=-1, required=True, metavar="RUN…")
 @click.option("--mean-over-seeds", is_flag=True, help="Show one row for runs that differ only in the seed.")
-@click.option("--format", type=click.Choice(["text", "tsv", "json"]), default="text", help="Output.  [default: text]")
+@click.option("--format", type=click.Choice(FORMATS), default="text", help="Output.  [default: text]")
 @click.option("--report", type=Path, metavar="FILE", help="Also write an HTML page with the curves of all runs.")
-def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: Path | None) -> None:
+@click.option(
+    "--curves", type=Path, metavar="FILE", help="Also write the curves of all runs to FILE: .csv, .pdf, .svg or .png."
+)
+def command(
+    runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: Path | None, curves: Path | None
+) -> None:
     """Compare training runs: settings that differ, best scores, speed, time and state.
 
     RUN is the folder of a run, which may still be training, or a folder of runs, such as the folder of a sweep.
@@ -34,9 +42,12 @@ def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: 
     nmtkit compare runs/one runs/two
     nmtkit compare runs/lr --mean-over-seeds
     nmtkit compare runs/lr --format tsv --report lr.html
+    nmtkit compare runs/lr --mean-over-seeds --format latex --curves lr.pdf
     """
     from nmtkit.training import comparison
 
+    if curves and not curves.parent.is_dir():
+        raise FileNotFoundError(f"--curves {curves}: no such folder as {curves.parent}")
     summaries = [comparison.summarize(folder) for folder in folders_of(runs)]
     rows = comparison.means_over_seeds(summaries) if mean_over_seeds else summaries
     click.echo(formatted(rows, format), nl=False)
@@ -44,6 +55,10 @@ def command(runs: tuple[Path, ...], mean_over_seeds: bool, format: str, report: 
         from nmtkit.training import comparison_page
 
         comparison_page.write(report, summaries, *cells(rows))
+    if curves:
+        from nmtkit.training import comparison_curves
+
+        comparison_curves.write(curves, summaries)
 
 
 def folders_of(paths: Sequence[Path]) -> list[Path]:
@@ -56,18 +71,34 @@ def folders_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def formatted(rows: Sequence["RunSummary"], format: str) -> str:
-    """Returns the comparison as a text table, TSV or JSON."""
+    """Returns the comparison as a text table, TSV, CSV, a LaTeX table or JSON."""
     from nmtkit.training import comparison
 
     if format == "json":
         columns = comparison.differing(rows)
         return json.dumps([comparison.as_plain(run, columns) for run in rows], ensure_ascii=False, indent=1) + "\n"
     header, lines = cells(rows)
-    if format == "tsv":
+    if format in ("tsv", "csv"):
         text = io.StringIO()
-        csv.writer(text, delimiter="\t", lineterminator="\n").writerows([header, *lines])
+        delimiter = "\t" if format == "tsv" else ","
+        csv.writer(text, delimiter=delimiter, lineterminator="\n").writerows([header, *lines])
         return text.getvalue()
+    if format == "latex":
+        return latex(header, lines)
     return table(rows, header, lines)
+
+
+def latex(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Returns a LaTeX table with the rules of the package booktabs. Columns of numbers are aligned to the right."""
+
+    def row(cells: Sequence[str]) -> str:
+        return " & ".join("".join(LATEX.get(char, char) for char in cell) for cell in cells) + r" \\"
+
+    numeric = [all(line[column][:1].isdigit() for line in lines if line[column]) for column in range(len(header))]
+    alignment = "".join("r" if each else "l" for each in numeric)
+    top, middle, bottom = r"\toprule", r"\midrule", r"\bottomrule"
+    body = [rf"\begin{{tabular}}{{{alignment}}}", top, row(header), middle, *map(row, lines), bottom, r"\end{tabular}"]
+    return "\n".join(body) + "\n"
 
 
 def cells(rows: Sequence["RunSummary"]) -> tuple[list[str], list[list[str]]]:

@@ -106,7 +106,7 @@ class Run:
             self.checkpoints.lock()
             self._write_config()
             self._announce()
-        due = self.progress.validation_due
+        due = self.progress.validation_due or (self.job.run.validate_first and not self.trainer.done)
         end = None if due else self._stop_reason(None)
         if end:
             return end

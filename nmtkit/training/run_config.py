@@ -7,7 +7,8 @@ from typing import Literal
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
-OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam")  # settings of validations
+# settings of validations
+OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam", "--validate-first")
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),
@@ -134,6 +135,7 @@ class RunConfig(Config):
 
     validate_interval: int | None = option(1, "Epochs between validations.", min=1, section="Validation")
     validate_interval_updates: int | None = option(None, "Updates between validations.", min=1)
+    validate_first: bool = option(False, "Validate before the first update: the scores that a fine-tuning begins with.")
     valid_subset: tuple[str, ...] = option(
         ("valid",),
         "Subsets of the dataset for validation. Scores of the second and later subsets are called loss@SUBSET.",

@@ -121,6 +121,38 @@ def test_the_table_fits_80_columns_and_tsv_has_everything(tmp_path: Path) -> Non
     assert table[0][1:5] == list(names) and [row[1:5] for row in table[1:]] == [list("0123"), ["9"] * 4]
 
 
+def test_a_latex_table_escapes_signs_and_aligns_numbers(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        for seed, bleu in ((1, 20.0), (2, 23.0)):
+            write_run(tmp_path / f"50%_{lr},{seed}", END, arch=f"a_{lr}", seed=seed, bleus=(bleu, 1.0, 1.0))
+    lines = compare(tmp_path, "--mean-over-seeds", "--format", "latex").stdout.split("\n")
+    assert lines[0] == r"\begin{tabular}{llrrrrrl}"
+    assert lines[1:4:2] == [r"\toprule", r"\midrule"]
+    assert lines[-3:] == [r"\bottomrule", r"\end{tabular}", ""]
+    assert lines[2].startswith(r"run & arch & best loss & best bleu") and lines[2].endswith(r"& state \\")
+    assert r"50\%\_0.1" in lines[4] and r"a\_0.1" in lines[4] and r"21.50 $\pm$ 2.12" in lines[4]
+    rows = list(csv.reader(io.StringIO(compare(tmp_path, "--format", "csv").stdout)))
+    assert rows[0][:3] == ["run", "seed", "arch"] and len(rows) == 5
+
+
+def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, END) for name in ("one", "two")]
+    assert compare(*folders, "--curves", tmp_path / "curves.csv").exit_code == 0
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert {row["run"] for row in rows} == set(map(str, folders))
+    bleu = [(row["kind"], row["update"], float(row["value"])) for row in rows if row["name"] == "bleu"]
+    assert bleu == [("valid", "10", 10.0), ("valid", "15", 12.0), ("valid", "20", 11.0)] * 2
+    assert not {row["name"] for row in rows} & {"update", "updates", "time", "best"}
+    pytest.importorskip("matplotlib")
+    for suffix, beginning in ((".pdf", b"%PDF"), (".svg", b"<?xml"), (".png", b"\x89PNG")):
+        assert compare(*folders, "--curves", tmp_path / f"curves{suffix}").exit_code == 0
+        assert (tmp_path / f"curves{suffix}").read_bytes().startswith(beginning)
+    refused = compare(*folders, "--curves", tmp_path / "curves.doc")
+    assert refused.exit_code == 2 and "give one of these suffixes" in refused.stderr
+    missing = compare(*folders, "--curves", tmp_path / "no/curves.csv")
+    assert missing.exit_code == 2 and "no such folder" in missing.stderr
+
+
 @pytest.mark.parametrize("columns", ["80", "100", "160"])
 def test_the_reason_of_a_failure_can_be_read_at_any_width(tmp_path: Path, columns: str) -> None:
     reason = "the loss of update 17 is not finite; lower --lr, or clip gradients with --clip-norm, and start again"

@@ -65,6 +65,18 @@ def domain_data(base: Path, mirror_data: Path, tmp_path_factory: pytest.TempPath
     return folder / "data-bin"
 
 
+def test_the_first_validation_is_that_of_the_unchanged_model(base: Path, mirror_data: Path, tmp_path: Path) -> None:
+    train(mirror_data, tmp_path / "run", "--finetune-from", base, "--validate-first", "--max-update", 3)
+    first, last = validations(tmp_path / "run")
+    (before,) = validations(base.parent)
+    assert (first["update"], last["update"]) == (0, 3)
+    assert first["loss"] == pytest.approx(before["loss"], rel=1e-6) and last["loss"] != first["loss"]
+    train(mirror_data, tmp_path / "run", "--finetune-from", base, "--validate-first", "--max-update", 6)  # resumes
+    assert [record["update"] for record in validations(tmp_path / "run")] == [0, 3, 6]
+    refused = refusal(mirror_data, tmp_path / "no", "--validate-first", "--validate-interval", "none")
+    assert "--validate-first" in refused and "--validate-interval" in refused
+
+
 def test_adapters_are_saved_alone_and_merged_where_a_model_is_read(
     base: Path, domain_data: Path, tmp_path: Path
 ) -> None:
