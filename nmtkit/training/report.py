@@ -17,12 +17,19 @@ CURVES = {
     "loss": (("loss", "train"), ("loss", "valid")),
     "perplexity": (("ppl", "train"), ("ppl", "valid")),
     "BLEU": (("bleu", "valid"),),
+    "chrF": (("chrf", "valid"),),
     "learning rate": (("lr", "train"),),
     "target tokens per second": (("tokens_per_second", "train"),),
     "gradient norm": (("norm", "train"),),
 }
 KINDS = ("train", "valid")
-UNITS = {"loss": "nats per token", "BLEU": "points", "learning rate": "step size", "gradient norm": "L2 norm"}
+UNITS = {
+    "loss": "nats per token",
+    "BLEU": "points",
+    "chrF": "points",
+    "learning rate": "step size",
+    "gradient norm": "L2 norm",
+}
 LOGARITHMIC = ("perplexity",)  # titles of charts with a logarithmic axis
 
 # numbers of a record that have no curve
