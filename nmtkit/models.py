@@ -95,8 +95,7 @@ def languages_of(path: Path) -> tuple[str, str] | None:
 
 
 def load_weights(model: Architecture, weights: dict[str, Tensor], mistake: str) -> None:
-    """Copies `weights` into the model. Raises ValueError, beginning with `mistake`, if names, shapes or types
-    differ."""
+    """Copies `weights` into the model. If names, shapes or types differ, raises ValueError beginning with `mistake`."""
     for name, tensor in model.state_dict().items():
         if name in weights and weights[name].is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{mistake}: {name} is of type {weights[name].dtype}, not {tensor.dtype}")

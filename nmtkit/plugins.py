@@ -100,8 +100,7 @@ def plugin_module(name: str) -> str:
 
 
 def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
-    """Returns the plug-in that defines `entry`, or all plug-ins if none defines it. Returns [] for entries of
-    nmtkit."""
+    """Returns the plug-in that defines `entry`, or all plug-ins if none defines it. For entries of nmtkit, []."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
     own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]

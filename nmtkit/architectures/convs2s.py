@@ -99,7 +99,7 @@ def linear(width: int, output: int, dropout: float) -> WeightNormLinear:
 
 
 class Block(nn.Module):
-    """Dropout, convolution, gated linear unit, attention (only in the decoder), residual connection: [T, width] ->
+    """Dropout, convolution, gated linear unit, attention (in the decoder), residual connection: [T, width] ->
     output."""
 
     def __init__(self, config: ConvS2SConfig, width: int, output: int, kernel: int, decoder: bool) -> None:

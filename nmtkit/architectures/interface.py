@@ -23,8 +23,8 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Sizes of the vocabularies. `joint` is true if both sides have the same vocabulary, so that they can share
-    embeddings."""
+    """Sizes of the vocabularies. `joint` is true if both sides have the same vocabulary, so embeddings can be
+    shared."""
 
     source: int
     target: int
@@ -41,8 +41,8 @@ class Architecture(nn.Module, ABC):
 
     @property
     def find_unused_parameters(self) -> bool:
-        """Whether a training pass may skip parameters, as in LayerDrop. A setting of DistributedDataParallel depends on
-        it."""
+        """Whether a training pass may skip parameters, as in LayerDrop. DistributedDataParallel has a setting for
+        this."""
         return False
 
     @abstractmethod
@@ -54,8 +54,7 @@ class Architecture(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, memory: Packed, target_input: Packed) -> Tensor:
-        """Returns features [T, D]. Each row depends only on the memory of its sentence and on the target tokens so
-        far."""
+        """Returns features [T, D]. Each row depends only on the memory of its sentence and on earlier target tokens."""
 
     def forward(self, source: Packed, target_input: Packed) -> Tensor:
         """Returns the features [T, D] of the target tokens with teacher forcing, the input of `output_projection`."""

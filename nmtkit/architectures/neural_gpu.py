@@ -26,8 +26,7 @@ LONGEST_MEMORY = 63  # number of units after which the slowest filters of an unt
 
 @dataclass(frozen=True, kw_only=True)
 class NeuralGPUConfig(Config):
-    """The defaults are the large model in the code of the authors: 512 filters, 2 layers, images of 4 rows, kernels 3 x
-    3."""
+    """The defaults are the large model in the authors' code: 512 filters, 2 layers, images of 4 rows, kernels 3 x 3."""
 
     d_model: int = option(512, "filters of an image, and width of embeddings", min=1, max=32_768)
     layers: int = option(2, "convolutional gated recurrent units in each step", min=1, max=100)

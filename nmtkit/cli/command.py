@@ -23,8 +23,7 @@ NO_BREAK = "\u00a0"
 
 
 class Command(click.Command):
-    """A click command with `--quiet`, `--verbose` and `--debug`. A mistake of the user ends the command with exit code
-    2.
+    """A click command with `--quiet`, `--verbose` and `--debug`. Mistakes of the user end it with exit code 2.
 
     The help page groups options by their attribute `section`, in order of first appearance.
     """

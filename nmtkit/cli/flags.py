@@ -29,8 +29,7 @@ def flags(config: Any, section: str = "Options") -> list[click.Option]:
 
 
 def on_command_line(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that the user typed as flags of the running command; all other settings come from
-    presets."""
+    """Returns the settings that the user typed as flags of the running command; other settings come from presets."""
     source = click.get_current_context().get_parameter_source
     return {name: value for name, value in settings.items() if source(name) is ParameterSource.COMMANDLINE}
 

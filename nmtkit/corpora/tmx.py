@@ -26,8 +26,7 @@ log = logging.getLogger("nmtkit")
 
 
 def read_tmx(corpus: Corpus) -> Iterator[Row]:
-    """Yields a pair for each translation unit that has both languages. Memory is bounded, because units are read one by
-    one.
+    """Yields a pair for each translation unit that has both languages. Units are read one by one, in bounded memory.
 
     Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit are its other columns. Logs the
     number of units without both languages. Raises ValueError if the file is not XML, or if no unit has both languages.

@@ -30,8 +30,7 @@ class RDropConfig(LabelSmoothedConfig):
 @CRITERIONS.register("label_smoothed_cross_entropy", LabelSmoothedConfig())
 @CRITERIONS.register("cross_entropy", CrossEntropyConfig())
 class CrossEntropy(Criterion):
-    """Cross-entropy -log p(target | source). Label smoothing mixes the target distribution with the uniform
-    distribution.
+    """Cross-entropy -log p(target | source). Label smoothing mixes the target with the uniform distribution.
 
     Source: Vaswani et al. 2017, section 5.4.
     """

@@ -116,8 +116,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` is the flag that sets the
-    limit."""
+    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` sets the limit."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))

@@ -55,8 +55,7 @@ class PairEncoder:
         self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
     def check_alignable(self) -> None:
-        """Raises ValueError unless both sides split text at spaces, because --alignments needs the pieces of each
-        word."""
+        """Raises ValueError unless both sides split text at spaces, which --alignments needs."""
         if not (self._source.splits_at_spaces and self._target.splits_at_spaces):
             raise ValueError(
                 "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; yours does not"

@@ -85,8 +85,7 @@ def trimmed(pieces: Sequence[Piece]) -> tuple[int, int]:
 
 
 class Inline:
-    """Pieces that are translated together. `markup` is the line for the translator; `restored` reads its
-    translation."""
+    """Pieces that are translated together. `markup` is the line to translate; `restored` reads its translation."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.codes: dict[str, Piece] = {}

@@ -124,8 +124,7 @@ class Subtitles(Document):
         return index > 0 and _NUMBER.fullmatch(self.text, *lines[index - 1]) is not None
 
     def text_lines(self, lines: Sequence[Span]) -> list[Span]:
-        """Returns the lines of text. `lines` are the lines from the times of a cue to the next cue, which may be
-        blank."""
+        """Returns the lines of text in `lines`, which are the lines from the times of a cue to the next cue."""
         return [line for line in lines if self.text[slice(*line)].strip()]
 
     def pieces(self, start: int, end: int) -> list[Piece]:

@@ -44,8 +44,7 @@ def sentencepiece_model(contents: Mapping[str, Any], path: Path) -> tuple[bytes,
 
 
 def by_piece(merge: Any, ids: Mapping[str, int]) -> int:
-    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, in older files with a space between
-    them."""
+    """Returns the id of the piece that a merge makes. A merge is a pair of pieces, or in older files, a text."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return ids[left + right]
 

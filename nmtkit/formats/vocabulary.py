@@ -56,8 +56,7 @@ def table_of(
     eos: str = "</s>",
     stands_for_language: Callable[[str], bool] = is_language,
 ) -> Table:
-    """Returns the table of the vocabulary in `path`. The vocabulary has `size` entries; its SentencePiece models are
-    `models`.
+    """Returns the table of the vocabulary in `path`, which has `size` entries and the SentencePiece models `models`.
 
     The decoder starts from the entry `start`, or from eos if `start` is None. In the second case, <s> gets the row of
     eos, and an entry <s> of the original vocabulary counts as unused. Pieces that are in `models` but not in the

@@ -103,8 +103,7 @@ class Weights:
 def transformer_checkpoint(
     config: TransformerConfig, tokenizer: Tokenizer, weights: dict[str, Tensor], path: Path
 ) -> Checkpoint:
-    """Returns the checkpoint of a Transformer. Raises ValueError for wrong shapes and for values that are not
-    finite."""
+    """Returns the checkpoint of a Transformer. Raises ValueError for wrong shapes and non-finite values."""
     with torch.device("meta"):  # gives the shapes without allocating memory
         expected = build(ARCHITECTURE, config, vocabulary_of(tokenizer)).state_dict()
     for name, tensor in weights.items():

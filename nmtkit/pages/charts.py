@@ -86,8 +86,7 @@ def _figure(title: str, caption: str, label: str, drawing: str) -> str:
 
 
 def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horizontal: str) -> list[str]:
-    """Returns grid lines and labels. `below` has the column and the label of each horizontal tick. The rest are
-    titles."""
+    """Returns grid lines and labels. `below` has the column and the label of each horizontal tick. The rest: titles."""
     parts = []
     for up, label in ticks:
         row = HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)

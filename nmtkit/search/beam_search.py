@@ -52,7 +52,7 @@ class FinishedHypotheses:
 
 
 def nonempty(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Returns the hypotheses of a sentence. If there is none, logs a warning and returns an empty hypothesis with score
+    """Returns the hypotheses of a sentence. If there is none, logs a warning and returns an empty one with score
     -inf."""
     if hypotheses:
         return hypotheses

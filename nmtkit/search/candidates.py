@@ -44,8 +44,7 @@ class Candidates:
         return Candidates(*(field.gather(1, order) for field in (log_probability, self.beam_index, self.tokens)))
 
     def final_scores(self, penalty: Tensor | float) -> Tensor:
-        """Returns the scores B C of candidates that end, and -inf for other candidates. `penalty` divides the
-        scores."""
+        """Returns the scores B C of candidates that end, divided by `penalty`, and -inf for other candidates."""
         return (self.log_probability / penalty).masked_fill(self.tokens != EOS, -math.inf)
 
 

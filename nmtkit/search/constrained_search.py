@@ -220,8 +220,7 @@ class ConstrainedBeamSearch(BeamSearch):
         return torch.tensor(padded, dtype=torch.int64).view(len(lists), self.options.rows, width)
 
     def remaining_after(self, tokens: Tensor) -> Tensor:
-        """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not change this
-        number."""
+        """Returns the number of tokens still needed after each of `tokens` [B, R, C]. eos does not count."""
         return torch.tensor(
             [
                 [

@@ -137,8 +137,8 @@ class GraphBeamSearch:
         return scores, normalizer, maxima
 
     def _candidates(self, scores: Tensor, normalizer: Tensor, maxima: Tensor | None) -> Candidates:
-        """Returns the 2R best continuations of each sentence, best first. At the maximum length of a sentence, only eos
-        can follow."""
+        """Returns the 2R best continuations of each sentence, best first. At the maximum length, only eos can
+        follow."""
         slots, beam = self.tokens.shape
         columns = scores.shape[1]
         scores = scores.view(slots, beam, columns)

@@ -61,8 +61,8 @@ class Sampling(BeamSearch):
 
 
 def draw(log_probs: Tensor, uniform: Tensor, options: SearchOptions) -> Tensor:
-    """Draws a token for each row of `log_probs` [N, V] by inverse transform sampling with the random numbers `uniform`
-    [N] in [0, 1)."""
+    """Draws a token for each row of `log_probs` [N, V] by inverse transform sampling. `uniform` [N] is random in [0,
+    1)."""
     scaled = log_probs.double() / options.temperature
     if options.top_k:
         scaled, columns = scaled.topk(min(options.top_k, scaled.shape[1]), dim=1)

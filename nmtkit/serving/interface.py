@@ -137,8 +137,7 @@ _OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A documented route. `fields` is the model of requests, `answer` the type of the JSON answer, or None for plain
-    text.
+    """A documented route. `fields` is the model of requests, `answer` the type of its JSON, None for plain text.
 
     `example` holds the fields of a request. Its languages, source and target, are replaced by a served pair.
     """

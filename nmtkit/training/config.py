@@ -249,8 +249,8 @@ def kind_of(table: str) -> str:
 def _components(
     kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
-    """Returns the components of a kind by table, with the settings of the file. Removes the names of the components
-    from `run`."""
+    """Returns the components of a kind by table, with the settings of the file. Removes the list of names from
+    `run`."""
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
     if several:
         in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")

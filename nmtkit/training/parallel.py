@@ -84,8 +84,7 @@ class ReplicatedModel:
         return contextlib.nullcontext()
 
     def zero_grad(self) -> None:
-        """Clears the gradients. With DistributedDataParallel, the gradients are views of buckets, so they become
-        zeros."""
+        """Clears the gradients. With DistributedDataParallel, they become zeros, because they are views of buckets."""
         if isinstance(self.loss, DistributedDataParallel):
             torch._foreach_zero_(self.gradients())
         else:
@@ -167,8 +166,7 @@ class ShardedModel(ReplicatedModel):
         return distributed.all_reduce(squares).sqrt()
 
     def gather(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns the whole tensor. A tensor with a different number of dimensions from the parameter is not
-        sharded."""
+        """Returns the whole tensor. A tensor with more or fewer dimensions than the parameter has no shards."""
         parameter = self.model.get_parameter(name)
         return gather_shards(parameter, tensor) if tensor.dim() == parameter.dim() else tensor
 

@@ -36,8 +36,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def choose_trained(model: Architecture, run: RunConfig) -> int:
-    """Adds adapters or freezes parameters in place, according to the settings of the run. Returns the number of frozen
-    values."""
+    """Adds adapters or freezes parameters in place, as set in the run. Returns the number of frozen values."""
     if run.adapter_rank:
         alpha = run.adapter_alpha or run.adapter_rank
         adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)

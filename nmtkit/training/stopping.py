@@ -88,8 +88,7 @@ class RunProgress:
 
 
 class StopSignal:
-    """Inside this context, records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`. A second Ctrl-C interrupts at
-    once."""
+    """Inside this context, records the first Ctrl-C, SIGTERM or SIGUSR1 in `received`. A second Ctrl-C interrupts."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

@@ -85,8 +85,7 @@ class WandbConfig(Config):
 
 @CALLBACKS.register("wandb", WandbConfig())
 class WeightsAndBiases(Tracker):
-    """Logs to a run of Weights & Biases; a resumed run continues the same run there. WANDB_MODE=offline needs no
-    network."""
+    """Logs to a run of Weights & Biases; a resumed run continues it. WANDB_MODE=offline needs no network."""
 
     def __init__(self, config: WandbConfig) -> None:
         need("wandb", "wandb")

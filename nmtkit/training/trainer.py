@@ -215,8 +215,7 @@ class Trainer:
             yield
 
     def weights(self) -> dict[str, Tensor]:
-        """Returns the weights to save by name. With --ema-decay, these are the running means; with adapters, only the
-        adapters.
+        """Returns the weights to save by name. With --ema-decay: the running means; with adapters: only the adapters.
 
         The result is complete on rank 0. Every rank must call this method.
         """

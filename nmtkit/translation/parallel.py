@@ -123,8 +123,7 @@ class MessageQueue:
 
 
 class RankDispatcher:
-    """Decodes on rank 0. `decode` is a `BatchDecoder` that decodes some batches here and sends the rest to other
-    ranks."""
+    """Decodes on rank 0. `decode` is a `BatchDecoder` that sends most batches to other ranks."""
 
     def __init__(self, decoder: BatchDecoder, messages: MessageQueue) -> None:
         self.decoder, self.messages = decoder, messages

@@ -235,8 +235,7 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary. The search requires their targets, and the step reports the targets in the
-    translation."""
+    """Finds the terms of a glossary. The search requires their targets; the step reports the targets it finds."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
