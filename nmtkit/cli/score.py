@@ -97,7 +97,7 @@ class ScoreConfig(Config):
     type=Path,
     multiple=True,
     metavar="FILE",
-    help="Translations, as lines or as JSON Lines of generate; repeat it to compare with the first.  "
+    help="Translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
     "[default: standard input]",
 )
 def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: Any) -> None:

@@ -28,8 +28,8 @@ class Span:
     """A range of whole lines of a file. The last line may lack its \\n. `read` deletes a `temporary` file."""
 
     path: Path
-    start: int  # position position in bytes
-    size: int  # size size in bytes
+    start: int  # position in bytes
+    size: int  # size in bytes
     temporary: bool = False
     begins_file: bool = False
 

@@ -183,7 +183,7 @@ def read_arrow_folder(corpus: Corpus) -> Iterator[Row]:
         return
     state = folder / "state.json"
     if not state.is_file():
-        raise ValueError(f"{folder} is a folder without *.parquet files or a dataset of the package datasets")
+        raise ValueError(f"{folder} is a folder without *.parquet files, and is not a dataset of the package datasets")
     arrow = _arrow()
     for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]:
         path, number = folder / entry["filename"], 0

@@ -24,7 +24,7 @@ REASONS = (LONG_LINE, NUL, CONTROL, EMPTY, EQUAL, SHORT, LONG, RATIO, OVERLAP, D
 EXAMPLES = 5  # number of pairs that are shown for each reason
 EXAMPLE_CHARACTERS = 200
 
-# control characters: control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
+# control characters: C0 except NUL, tab, line feed and carriage return; delete; C1 in UTF-8
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 Mask = npt.NDArray[np.bool_]

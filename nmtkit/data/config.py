@@ -30,7 +30,7 @@ class PreprocessConfig(Config):
 
     source_lang: str = option(
         ...,
-        "source language, as in the names of files PREFIX.LANG or of columns; en includes en-GB and eng_Latn",
+        "source language: the LANG of files PREFIX.LANG, or the name of a column; en includes en-GB and eng_Latn",
         flag="-s/--source-lang",
         metavar="LANG",
         section="Files",

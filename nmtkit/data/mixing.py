@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nmtkit.data.spm_training import random_numbers
 
-CHUNK_ROWS = 1 << 16  # number of number of rows in memory at a time
+CHUNK_ROWS = 1 << 16  # number of rows in memory at a time
 
 Rows = npt.NDArray[np.int64]
 Dropped = npt.NDArray[np.uint8]  # one byte per row, 1 if the row is dropped

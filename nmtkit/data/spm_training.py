@@ -53,7 +53,7 @@ def load_tokenizer(paths: Sequence[Path]) -> Tokenizer:
 
 
 def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
-    from nmtkit import checkpoint  # imported here, because the import imported here, because the import loads torch
+    from nmtkit import checkpoint  # imported here, because the import loads torch
 
     try:
         return Tokenizer.from_state(checkpoint.read(path, mmap=True)["tokenizer"])

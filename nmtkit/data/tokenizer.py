@@ -224,11 +224,11 @@ class Tokenizer:
         """Returns the ids of the language tokens at the beginning of a source sentence and of its translation.
 
         M2M-100, NLLB and mBART-50 begin each side with the token of the language of this side. Marian models with
-        several target languages begin the source with the token of the target language, such as >>deu<<. Both lists
-        are empty for a model without language tokens.
+        several target languages begin the source with the token of the target language, such as >>deu<<. Both lists are
+        empty for a model without language tokens.
 
-        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. Errors call the codes
-        by the names `flags`.
+        Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. Error messages use the
+        names in `flags` for the two codes.
         """
         given = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
         if not self.languages:

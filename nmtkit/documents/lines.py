@@ -101,7 +101,7 @@ def divided(words: Sequence[Word], weights: Sequence[float], limit: float = floa
 
 
 def joined(words: Sequence[Word]) -> str:
-    """Returns the words as one line as written in the file."""
+    """Returns the words as one line of the file."""
     return "".join((" " if word.space and index else "") + word.raw for index, word in enumerate(words))
 
 

@@ -57,9 +57,9 @@ def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], output: nn.Module) -> list[str]:
     """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
-    The names of the layers match one of `patterns`. Initial values come from torch's global generator. There is no
-    adapter for the output projection `output`, because losses read its weight, and for layers with shared weights or
-    with hooks. Raises ValueError for a pattern without matches.
+    The names of the layers match one of `patterns`. Initial values come from torch's global generator. The output
+    projection `output` gets no adapter, because losses read its weight. Layers with shared weights or hooks also get no
+    adapter. Raises ValueError for a pattern without matches.
     """
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     candidates = {

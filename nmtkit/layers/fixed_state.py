@@ -23,8 +23,8 @@ class SSRU(nn.Module):
     """Simpler simple recurrent unit (Kim et al. 2019, section 3.1).
 
     f_t = sigmoid(W_f x_t + b_f), c_t = f_t c_{t-1} + (1 - f_t) W x_t; the output is relu(c_t). With `norm_eps`, both
-    projections are normalised, each with a gain of its own, before b_f is added, as with Marian's
-    --layer-normalization. One product computes both projections, W first.
+    projections are normalised before b_f is added, like --layer-normalization of Marian. Each projection has its own
+    gain. One product computes both projections, W first.
     """
 
     def __init__(self, d_model: int, norm_eps: float | None = None) -> None:
@@ -45,8 +45,8 @@ class AverageAttention(nn.Module):
     """Average attention (Zhang et al. 2018, section 3).
 
     g_j = FFN(average of y_1 to y_j) (equation 1), and i_j y_j + f_j g_j with the gates [i_j; f_j] = sigmoid(W [y_j;
-    g_j]) (equations 2 and 3). `inner` are the inner width, the activation and the dropout of the feed-forward network;
-    None: there is no network. Without `gate`, the output is g_j.
+    g_j]) (equations 2 and 3). `inner` are the inner width, the activation and the dropout of the feed-forward network,
+    or None for no network. Without `gate`, the output is g_j.
     """
 
     def __init__(self, d_model: int, inner: tuple[int, str, float] | None, gate: bool, bias: bool) -> None:

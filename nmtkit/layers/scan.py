@@ -1,8 +1,8 @@
 """Recurrences over packed sentences that need no matrix product between two tokens.
 
-c_t = f_t c_{t-1} + (1 - f_t) x_t, the state of an SSRU (Kim et al. 2019, section 3.1), and the average of the tokens so
-far (Zhang et al. 2018, equation 1). Both states are zero before the first token of a sentence. Sums are taken in the
-dtype of the input; callers give fp32.
+There are two recurrences: c_t = f_t c_{t-1} + (1 - f_t) x_t, the state of an SSRU (Kim et al. 2019, section 3.1), and
+the average of the tokens so far (Zhang et al. 2018, equation 1). Both states are zero before the first token of a
+sentence. Sums are taken in the dtype of the input; callers pass fp32.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def running_average(x: Tensor, layout: Layout) -> Tensor:
 
 
 def sequential_scan_(update: Tensor, forget: Tensor, reverse: bool = False) -> Tensor:
-    """Overwrites `update` u with c_t = f_t c_{t-1} + u_t, or if `reverse` c_t = f_{t+1} c_{t+1} + u_t: B L D.
+    """Overwrites `update` u with c_t = f_t c_{t-1} + u_t: B L D. If `reverse`, c_t = f_{t+1} c_{t+1} + u_t.
 
     There is one operation for each token of the longest sentence.
     """

@@ -8,10 +8,10 @@ token:
     B R P w             to read the positions of all slots once for their R rows; table and mask add very little
     3 B R P w           to copy the caches into the new order (read and write) and then read the positions of each row
 
-Reading the positions of each row also moves B R P w bytes, because a row has 1/R of the positions of its slot. For 256
-slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB:
-0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products take no
-time, because they fill rows of a tile that would otherwise be empty.
+Reading only the positions of each row also moves B R P w bytes: each of B R rows reads P positions. For 256 slots of 4
+rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB: 0.19 ms
+instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products take no time,
+because they fill rows of a tile that would otherwise be empty.
 
 A step reads only the first `CacheLengths.target` positions, as many as the longest sentence in the search can have. So
 a larger capacity takes memory but no time.

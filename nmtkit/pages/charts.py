@@ -53,7 +53,7 @@ def line_chart(
 
 
 def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
-    """Returns a chart with a bar for each count. Bar `i` stands for `i` of `unit`. Zeros at the end are left out."""
+    """Returns a chart with a bar for each count. `counts[i]` counts the cases of i `unit`. Omits zeros at the end."""
     longest = max((index for index, count in enumerate(counts) if count), default=1)
     low, high, ticks = _scale(0, max(1, *counts), False)
     step = (WIDTH - LEFT - RIGHT) / (longest + 1)
@@ -86,7 +86,7 @@ def _figure(title: str, caption: str, label: str, drawing: str) -> str:
 
 
 def _axes(ticks: Ticks, below: Sequence[tuple[float, str]], vertical: str, horizontal: str) -> list[str]:
-    """Returns grid lines and labels. `below` has the column and the label of each horizontal tick. The rest: titles."""
+    """Returns grid lines and labels. `below` has the column and the label of each horizontal tick."""
     parts = []
     for up, label in ticks:
         row = HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)

@@ -83,7 +83,7 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder folder
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         folder = Path(tempfile.mkdtemp(prefix="nmtkit-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return folder

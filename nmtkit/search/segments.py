@@ -13,7 +13,7 @@ from nmtkit.text.quality import Quality
 class Segment:
     """Ids that the model reads as one sentence, with constraints on the translation. A batch is a list of segments."""
 
-    ids: list[int]  # ids of the source, ids of the source, eos last
+    ids: list[int]  # ids of the source, eos last
     constraints: Constraints = NO_CONSTRAINTS
     seed: int = 0  # seed of the random numbers, if the search draws samples
     reference: list[int] | None = None  # ids without eos; scored by SearchOptions.score_reference
@@ -41,7 +41,7 @@ class Hypothesis:
     alignment: list[list[int]] | list[list[float]] | None = None
     utility: float | None = None  # set by SearchOptions.mbr: 0 to 100
     quality: Quality | None = None  # set by SearchOptions.quality
-    terms: list[TermResult] | None = None  # set set with a glossary: the result of each term of the source, in order
+    terms: list[TermResult] | None = None  # set with a glossary: the result of each term of the source, in order
 
 
 SegmentBatch = list[Segment]

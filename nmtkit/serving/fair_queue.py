@@ -1,10 +1,11 @@
 """The lines of all waiting requests, and the batches made of them.
 
-The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the cost of its next line,
-plus the finishing time of its previous line, or the time of the queue for the first line. The request with the least
-finishing time is served first, and its finishing time becomes the time of the queue. A short request therefore enters
-the next batch even if many lines wait, and a long request gets its share even if many short requests arrive. From the
-lines that are next in this order, a batch takes the lines whose length is nearest to the length of the first line.
+The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the cost of its next line
+plus the finishing time of its previous line. For the first line, the time of the queue replaces the finishing time of
+the previous line. The request with the least finishing time is served first, and its finishing time becomes the time of
+the queue. A short request therefore enters the next batch even if many lines wait, and a long request gets its share
+even if many short requests arrive. From the lines that are next in this order, a batch takes the lines whose length is
+nearest to the length of the first line.
 """
 
 import asyncio

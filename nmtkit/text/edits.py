@@ -44,7 +44,7 @@ class Parts:
         return index < len(self.parts) and self.parts[index][0] <= end
 
     def outside(self, position: int) -> int:
-        """Returns `position`, moved to the end of the part that contains it, if there is one."""
+        """Returns `position`, or the end of the part that contains `position`."""
         return max(position, self.before(position)[1])
 
 

@@ -64,7 +64,7 @@ def text_requests(
 ) -> Iterator[list[Request]]:  # fmt: skip
     """Yields requests for the lines of `stream` (standard input). Without a stream, reads the files in order.
 
-    With `languages`, a file such as a .tmx is a corpus, whose source side is read; otherwise every file is lines.
+    With `languages`, the source side of a corpus file such as a .tmx is read. All other files are read as lines.
     """
     if stream is None:
         windows: Iterable[list[str]] = chain.from_iterable(

@@ -39,7 +39,7 @@ MAX_TOKENS = {"cpu": 2048, "cuda": 16384}  # maximum number of source tokens in 
 # step with 64 segments (tiny and base models, fp32 and int8).
 STEP_COST = 8
 PREFETCHED = 1  # number of windows that are encoded in advance while a GPU decodes
-TOKENS_PER_SLOT = 64  # a GPU search has one slot for this many of `max_tokens`
+TOKENS_PER_SLOT = 64  # a GPU search has `max_tokens` / TOKENS_PER_SLOT slots
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Engine = Literal["torch", "ctranslate2"]
