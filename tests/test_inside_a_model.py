@@ -7,7 +7,7 @@ import torch
 from builders import TINY_CONFIGS, save_tiny_transformer, tiny_model, tiny_tokenizer
 
 import nmtkit
-from nmtkit.architectures.hidden_states import encoder_states
+from nmtkit.architectures.hidden_states import decoder_states, encoder_states
 from nmtkit.data.tokenizer import BOS, EOS
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint
@@ -140,3 +140,11 @@ def test_states_of_every_architecture_have_a_row_for_each_token_or_are_refused(n
         assert all(state.shape[0] == 7 and state.dim() == 2 for state in states)
         torch.testing.assert_close(states[-1], architecture.encode(source).values)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in architecture.modules())
+
+
+def test_states_of_tied_layers_are_recorded_once_for_each_call() -> None:
+    architecture, source = tiny_model("transformer_tiny", decoder_tied_layers=(1, 1)), Packed.from_lists([[5, 6, EOS]])
+    start, first, last = decoder_states(architecture, source, source)
+    assert not torch.allclose(start, first) and not torch.allclose(first, last)
+    position = source.layout.position_ids
+    torch.testing.assert_close(start, architecture.target_embedding(source.values, position, 3))

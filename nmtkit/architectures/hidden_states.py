@@ -50,7 +50,7 @@ def _recorded(model: Architecture, stack: str, tokens: int) -> Iterator[list[Ten
             raise ValueError(_message(model, stack, "has layers that do not map [tokens, width] to [tokens, width]"))
         states.append(value)
 
-    handles = [layers[0].register_forward_pre_hook(lambda module, inputs: record(inputs[0]))]
+    handles = [layers[0].register_forward_pre_hook(lambda module, inputs: None if states else record(inputs[0]))]
     # tied layers occur several times in the list, and each call runs a hook
     handles += [
         layer.register_forward_hook(lambda module, inputs, output: record(output)) for layer in dict.fromkeys(layers)

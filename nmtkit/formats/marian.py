@@ -234,11 +234,13 @@ def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
             ties = config.decoder_tied_layers if stack == "decoder" else ()
             ours, theirs = f"{stack}.{index}", f"{stack}_l{ties[index] if ties else index + 1}"
             if stack == "decoder" and config.decoder_self_attention == "ssru":
-                names.append((f"{ours}.self_attention.proj.weight", [f"{theirs}_rnn_W", f"{theirs}_rnn_Wf"]))
-                names.append((f"{ours}.self_attention.forget_bias", [f"{theirs}_rnn_bf"]))
+                cell = f"{ours}.self_attention"
+                names.append((f"{cell}.proj.weight", [f"{theirs}_rnn_W"]))
+                names.append((f"{cell}.forget_proj.weight", [f"{theirs}_rnn_Wf"]))
+                names.append((f"{cell}.forget_{'norm' if config.ssru_norm else 'proj'}.bias", [f"{theirs}_rnn_bf"]))
                 if config.ssru_norm:
-                    names.append((f"{ours}.self_attention.norm.weight", [f"{theirs}_rnn_gamma"]))
-                    names.append((f"{ours}.self_attention.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
+                    names.append((f"{cell}.norm.weight", [f"{theirs}_rnn_gamma"]))
+                    names.append((f"{cell}.forget_norm.weight", [f"{theirs}_rnn_gammaf"]))
                 norm(f"{ours}.self_attention_norm", f"{theirs}_rnn_ffn")
             else:
                 linear(f"{ours}.self_attention.qkv_proj", f"{theirs}_self", "qkv")

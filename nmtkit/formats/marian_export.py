@@ -188,7 +188,8 @@ def shift_bos_to_zero(model: Transformer) -> None:
 
 def add_biases(model: Transformer) -> None:
     """Gives a bias of zeros to each linear layer without a bias, except the output projection and SSRUs."""
-    without = {model.output_projection, *(module.proj for module in model.modules() if isinstance(module, SSRU))}
+    ssrus = [module for module in model.modules() if isinstance(module, SSRU)]
+    without = {model.output_projection, *(part for ssru in ssrus for part in (ssru.proj, ssru.forget_proj))}
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.bias is None and module not in without:
             module.bias = torch.nn.Parameter(module.weight.new_zeros(module.out_features))

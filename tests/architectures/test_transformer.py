@@ -196,14 +196,14 @@ def by_hand(model: Transformer, source: list[int], target: list[int]) -> Tensor:
         return (x - x.mean(-1, keepdim=True)) / (variance + config.norm_eps).sqrt() * scale
 
     def ssru(name: str, x: Tensor) -> Tensor:
-        value, forget = weights[f"{name}.proj.weight"].split(config.d_model)
-        values, forgets = x @ value.T, x @ forget.T
+        values, forgets = (x @ weights[f"{name}.{part}.weight"].T for part in ("proj", "forget_proj"))
         if config.ssru_norm:
             values = scaled_norm(values, weights[f"{name}.norm.weight"])
             forgets = scaled_norm(forgets, weights[f"{name}.forget_norm.weight"])
+        forgets = forgets + weights[f"{name}.forget_{'norm' if config.ssru_norm else 'proj'}.bias"]
         cell, outputs = torch.zeros(config.d_model, dtype=torch.float64), []
         for v, f in zip(values, forgets, strict=True):
-            share = 1 / (1 + torch.exp(-(f + weights[f"{name}.forget_bias"])))
+            share = 1 / (1 + torch.exp(-f))
             cell = share * cell + (1 - share) * v
             outputs.append(cell.clamp(min=0))
         return torch.stack(outputs)

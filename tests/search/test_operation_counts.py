@@ -19,6 +19,9 @@ from nmtkit.search.scorer import Scorer
 # Six products, three sums, three norms, a ReLU, one copy into the cache, and twice two products and a softmax; beams
 # take two copies more, to bring the heads of a row together. A batch copies queries too.
 LAYER = {(1, 1): 20, (4, 1): 22, (1, 3): 21, (4, 3): 24}  # (beam, sentences): operations of a decoder layer
+# Two products, a gate, an interpolation and a ReLU replace two products, a copy into the cache, two products, a softmax
+# and the copies of heads.
+SSRU_LAYER = {(1, 1): 19, (4, 1): 20, (1, 3): 19, (4, 3): 21}
 # Beside the layers: embedding, masks, the output's product, the log-sum-exp, the best in two stages (13), the
 # candidates, the stop test, and three numbers read. Batches gather queries and masks by head, and find their first row.
 BESIDE = {1: 39, 3: 42}  # by sentences
@@ -58,8 +61,9 @@ def record(patch: pytest.MonkeyPatch, owner: Any, name: str, counter: Counter) -
 
 
 @pytest.mark.parametrize(("beam", "sentences"), list(LAYER))
-def test_a_step_dispatches_no_more_operations_than_its_budget(beam, sentences, monkeypatch):
-    model = tiny_transformer(3000, decoder_layers=2)
+@pytest.mark.parametrize("kind", ["attention", "ssru"])
+def test_a_step_dispatches_no_more_operations_than_its_budget(kind, beam, sentences, monkeypatch):
+    model = tiny_transformer(3000, decoder_layers=2, decoder_self_attention=kind)
     source = Packed.from_lists([[5, 6, 7, 8, 2]] * sentences)
     options = SearchOptions(beam=beam, min_len=12, max_len_a=0, max_len_b=13)
     counter = Counter()
@@ -69,7 +73,7 @@ def test_a_step_dispatches_no_more_operations_than_its_budget(beam, sentences, m
         search = BeamSearch([model], source, options, [NO_CONSTRAINTS] * sentences)
         with counter:
             search.run()
-    budget = LAYER[beam, sentences]
+    budget = (LAYER if kind == "attention" else SSRU_LAYER)[beam, sentences]
     assert max(after - before for before, after in layers[4:]) <= budget, counter.names
     whole = sorted(later - earlier for (earlier, _), (later, _) in pairwise(steps[2:]))  # with the search behind them
     assert whole[len(whole) // 2] - 2 * budget <= BESIDE[sentences]  # the median: now and then a cache makes room
