@@ -1,4 +1,4 @@
-"""Makes `python -m nmtkit` run the `nmtkit` command, as torchrun does."""
+"""Makes `python -m nmtkit` run the `nmtkit` command, for torchrun."""
 
 from nmtkit.cli import main
 

@@ -40,7 +40,7 @@ def load(
     `plugins` are Python files or modules to import first, like `--plugin`. `options` are the flags of `nmtkit generate`
     that belong to the model: `device`, `precision`, `engine`, `threads`, `max_tokens`, `max_source_len`, `long_lines`.
 
-    On a CPU, linear layers are replaced by faster ones without parameters and gradients. With `trainable`, the model
+    On a CPU, linear layers are replaced by faster layers without parameters and gradients. With `trainable`, the model
     has the same modules as in training, in fp32: `model.architectures[0]` has all parameters, gradients and hooks.
 
     Raises OSError or ValueError with the name of the file or the option.
@@ -221,8 +221,8 @@ class Model:
         >>> batch = model.batch(["A dog runs."], ["Ein Hund rennt."])
         >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
 
-        `source` and `target_input` are `Packed`: sentences end to end, with their lengths; `to_padded()` returns
-        [B, L]. `target_output` [T] holds the piece that each position predicts.
+        `source` and `target_input` are `Packed`: concatenated sentences, with their lengths; `to_padded()` returns [B,
+        L]. `target_output` [T] holds the piece that each position predicts.
 
         Raises ValueError for a text that is longer than the model can read, and for lists that differ in length.
         """
@@ -266,7 +266,7 @@ class Model:
 
         >>> model.logits("A dog runs.", "Ein Hund rennt.").log_softmax(-1)
 
-        Raises ValueError for an ensemble, and in the cases of `batch`.
+        Raises ValueError for an ensemble, and in the same cases as `batch`.
         """
         module, batch = self._single("logits"), self.batch(source, target, **languages)
         with torch.set_grad_enabled(self._gradients):
@@ -285,7 +285,7 @@ class Model:
         projection. If the model was loaded with `trainable`, the states have gradients.
 
         Raises ValueError for an ensemble, for architectures whose layers do not compute one row for each token, and in
-        the cases of `batch`.
+        the same cases as `batch`.
         """
         module = self._single("decoder_states")
         batch = self.batch(source, target, source_lang=source_lang, target_lang=target_lang)
@@ -323,7 +323,7 @@ class Model:
         the rows: D for a text, B D for a list. Means from the same model can be compared.
 
         `layers="all"` returns a list of such results instead: the embeddings with positions, then the output of each
-        layer. The last result is that of `layers="last"`.
+        layer. The last result equals `layers="last"`.
 
         Raises ValueError for an ensemble, for a text that is longer than the model can read, and with `layers="all"`
         for architectures whose layers do not compute one row for each piece.

@@ -26,7 +26,7 @@ HALF = math.sqrt(0.5)  # keeps the variance of a sum of two values (section 3.4)
 
 @dataclass(frozen=True, kw_only=True)
 class ConvS2SConfig(Config):
-    """The default hyperparameters are those of the WMT'14 models of section 4.2."""
+    """The defaults are the WMT'14 models of section 4.2."""
 
     encoder_widths: tuple[int, ...] = option(
         (512,) * 9 + (1024,) * 4 + (2048,) * 2, "width of each encoder block", min=1, max=65_536

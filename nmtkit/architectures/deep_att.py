@@ -20,7 +20,7 @@ from nmtkit.layers.recurrent import AdditiveAttention, AttentionLSTM, AttentionM
 
 @dataclass(frozen=True, kw_only=True)
 class DeepAttConfig(Config):
-    """The default hyperparameters are those of section 4. `preprocess` chooses the vocabulary; the paper uses words.
+    """The defaults are the model of section 4. `preprocess` chooses the vocabulary; the paper uses words.
 
     The paper does not state the hidden width of the attention and the range of the initial weights.
     """

@@ -187,7 +187,7 @@ class PrefixState(DecoderState):
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=memory.values.device)
 
     def append(self, tokens: Tensor) -> tuple[Packed, Packed]:
-        """Appends `tokens` [N]; returns the prefixes, packed, and the memory of each row."""
+        """Appends `tokens` [N]. Returns the prefixes, packed, and the memory of each row."""
         if not len(self.lengths) or int(self.lengths.max()) == self.prefixes.shape[1]:
             self.prefixes = torch.nn.functional.pad(self.prefixes, (0, 1))
         self.prefixes[torch.arange(len(tokens), device=tokens.device), self.lengths] = tokens

@@ -39,8 +39,8 @@ class TransformerConfig(Config):
     )
     decoder_self_attention: Literal["attention", "average", "ssru"] = option(
         "attention",
-        "what the decoder has as self-attention; average: average attention (Zhang et al. 2018); ssru: simpler simple "
-        "recurrent unit (Kim et al. 2019); the state of the last two has the size of one token",
+        "self-attention of the decoder, or its replacement; average: average attention (Zhang et al. 2018); ssru: "
+        "simpler simple recurrent unit (Kim et al. 2019); the state of the last two has the size of one token",
     )
     average_ffn: bool = option(True, "average attention has a feed-forward network on the average")
     average_gate: bool = option(True, "average attention has a gate between its input and the average")
@@ -53,7 +53,7 @@ class TransformerConfig(Config):
         max=1_000,
     )
     scale_embeddings: bool = option(True, "multiply token embeddings by sqrt(d_model) (section 3.4)")
-    zero_bos: bool = option(False, "the decoder starts from zeros instead of the embedding of bos, as Marian's does")
+    zero_bos: bool = option(False, "the decoder starts from zeros, as in Marian, instead of the embedding of bos")
     embedding_norm: bool = option(False, "normalise the embeddings before dropout")
     norm_eps: float = option(1e-5, "added to the variance in layer norms", above=0, max=1)
     share_embeddings: bool = option(True, "one matrix for both embeddings, given a joint vocabulary")

@@ -165,7 +165,7 @@ def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = 
 
     The division into blocks depends only on the text. A `shard` (i, n) consists of every n-th block, from block i on.
     Text that is decompressed or extracted is written to files in `folder`. `Span.read` deletes these files. A line of
-    more than `longest` bytes and more than BLOCK_BYTES is an `over_long` block of its own.
+    more than `longest` bytes and more than BLOCK_BYTES is a separate `over_long` block.
 
     Raises ValueError with the counts if the files have different numbers of lines.
     """

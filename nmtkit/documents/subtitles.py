@@ -179,7 +179,7 @@ class Subtitles(Document):
         return Block(number, start, end, len(within), width, pieces)
 
     def chains_of(self, blocks: Sequence[Block]) -> Iterator[list[Block]]:
-        """Yields chains of blocks that together hold one sentence. A block with inner codes is a chain of its own."""
+        """Yields chains of blocks that together hold one sentence. A block with inner codes is a separate chain."""
         chain: list[Block] = []
         for block in blocks:
             if chain and self.follows(chain[-1], block) and len(chain) < MAX_CUES:

@@ -12,7 +12,7 @@ READERS: dict[str, type[Document]] = {"po": Catalogue, "xliff": Xliff}
 def translated_pairs(data: bytes, format: str, name: str) -> Iterator[tuple[str, str]]:
     """Yields source and translation of each unit that has a translation. Fuzzy entries of PO files are left out.
 
-    Inline codes of XLIFF are left out. Raises ValueError, with the name of the file, if it is not of the format.
+    Inline codes of XLIFF are left out. Raises ValueError, with the name of the file, if its format is wrong.
     """
     try:
         document = READERS[format].read(data, ReadOptions(overwrite=True))

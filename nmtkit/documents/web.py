@@ -113,7 +113,7 @@ def attributes(text: str, tag: Token) -> dict[str, tuple[int, int, str]]:
 
 
 def shown_attributes(name: str, found: dict[str, tuple[int, int, str]]) -> list[str]:
-    """Returns the names of those attributes of an element whose values are shown to readers."""
+    """Returns the names of the attributes of an element whose values are shown to readers."""
     shown = [attribute for attribute in found if attribute in ATTRIBUTES]
     if name in LABELLED and "label" in found:
         shown.append("label")

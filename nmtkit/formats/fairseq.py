@@ -327,8 +327,8 @@ def dictionary_files(path: Path, settings: Settings) -> list[Path]:
     """Returns the source dictionary and the target dictionary in the folder of a checkpoint.
 
     The checkpoint names the source language and the target language. Otherwise, the languages come from the name of
-    the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. The messages of FileNotFoundError
-    and ValueError tell the user what to do.
+    the dataset (wmt14.en-de), or the files are dict.source.txt and dict.target.txt. Error messages
+    name the file to add.
     """
     files = {file.name.split(".")[1]: file for file in sorted(path.parent.glob("dict.*.txt"))}
     if len(files) < 2 and (path.parent / "dict.txt").is_file():

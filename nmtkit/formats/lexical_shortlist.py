@@ -1,6 +1,6 @@
 """Lexical shortlists of Marian and Bergamot: text files (lex.s2t) and binary files (lex.….bin).
 
-A line of a text file has a target piece, a source piece and the probability of the target piece; NULL is the empty
+A line of a text file has a target piece, a source piece and the probability of the target piece. NULL is the empty
 source word. A binary file has a header of six 64-bit numbers (magic number, checksum of the following numbers, number
 of most frequent target pieces, number of best target pieces of each source piece, length of the offsets, length of the
 lists), the offsets as 64-bit numbers and the lists as 32-bit numbers, all little-endian (`src/data/shortlist.h` of
@@ -22,7 +22,7 @@ from nmtkit.formats.reading import read_bytes
 from nmtkit.formats.vocabulary import read_model
 
 MAGIC = 0xF11A48D5013417F5
-HEADER = 6  # 64-bit numbers
+HEADER = 6  # length in 64-bit numbers
 NULL = "NULL"
 
 Array = npt.NDArray[Any]
@@ -30,13 +30,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class LexicalEntries:
-    """Entry i says that source piece sources[i] may become target piece targets[i]. Ids are those of the tokenizer."""
+    """Pairs of pieces: source piece sources[i] may become target piece targets[i]. Ids come from the tokenizer."""
 
     sources: Array
     targets: Array
-    probabilities: Array | None  # binary files have none
-    frequent: Array | None  # target pieces of all sentences; text files have none
-    unknown: int = 0  # entries that were left out, since a vocabulary lacks one of the two pieces
+    probabilities: Array | None  # None for a binary file
+    frequent: Array | None  # target pieces of all sentences; None for a text file
+    unknown: int = 0  # number of omitted entries, for which a vocabulary lacks one of the two pieces
 
     def best(self, number: int) -> "LexicalEntries":
         """Keeps the `number` most probable target pieces of each source piece."""
@@ -52,8 +52,8 @@ class LexicalEntries:
 def read(path: Path, tokenizer: Tokenizer, vocabularies: tuple[Path, ...] = ()) -> LexicalEntries:
     """Reads a text file or a binary file.
 
-    The ids of a binary file are those of the SentencePiece models `vocabularies` (one for both sides, or source and
-    target), by default those of `tokenizer`. Raises ValueError or OSError naming the file.
+    The ids of a binary file come from the SentencePiece models `vocabularies` (one for both sides, or source and
+    target), or from `tokenizer`. Raises ValueError or OSError naming the file.
     """
     data = read_bytes(path, "it is read as a lexical shortlist")
     if data[:8] == MAGIC.to_bytes(8, "little"):
@@ -95,9 +95,9 @@ def write_binary(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> N
 
 
 def checksum(body: bytes) -> int:
-    """Returns the checksum of the bytes after the first two numbers. A last half of a 64-bit number does not count.
+    """Returns the checksum of the bytes after the first two numbers. Half a 64-bit number at the end does not count.
 
-    Source: `hashMem` in `src/common/hash.h` of Marian, which combines numbers as Boost does.
+    Source: `hashMem` in `src/common/hash.h` of Marian, which combines numbers like Boost.
     """
     seed = 0
     for value in np.frombuffer(body[: len(body) // 8 * 8], "<u8").tolist():
@@ -148,7 +148,7 @@ def _pieces(tokenizer: Tokenizer) -> tuple[list[str], list[str]]:
 
 
 def _ids(own: list[str], theirs: list[str]) -> Array:
-    """Maps the ids of the pieces `theirs` to the ids of the equal pieces in `own`, or to -1."""
+    """Maps the ids of the pieces `theirs` to the ids of the same pieces in `own`, or to -1."""
     ids: Mapping[str, int] = {piece: id for id, piece in enumerate(own)}
     return np.array([ids.get(piece, -1) for piece in theirs], np.int64)
 

@@ -78,7 +78,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
 
 
 def merge(model: Model) -> Model:
-    """Replaces layers with adapters by linear layers with the merged weights, in place; returns the model."""
+    """Replaces layers with adapters by linear layers with the merged weights, in place. Returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, AdaptedLinear):
             plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")

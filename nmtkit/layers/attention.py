@@ -30,7 +30,7 @@ BACKENDS: dict[Backend, Callable[[Tensor, Tensor, Tensor, Layout, Layout, Attent
     "varlen": varlen_attention,
     "sdpa": sdpa_attention,
 }
-# splits a stacked projection into heads, as `HeadSplit` does: queries, keys and values, or keys and values
+# splits a stacked projection into heads, like `HeadSplit`: queries, keys and values, or keys and values
 Split = Callable[[Tensor], tuple[Tensor, ...]]
 MAX_BMM_LENGTH = 256
 MAX_LENGTH_WITHOUT_BLOCKS = 128

@@ -108,7 +108,7 @@ class MemoryCache:
     def reorder(self, beam_index: Tensor) -> None: ...
 
     def _advance(self, tokens: Tensor) -> tuple[Tensor, Tensor | int]:
-        """Counts the step and sets `new`; returns the result of `advance`."""
+        """Counts the step and sets `new`. Returns the result of `advance`."""
         by_sentence = tokens.view(-1, self.beams)
         alike = self.steps == 0 and bool((by_sentence == by_sentence[:, :1]).all())
         self.new = 1 if alike else self.beams
@@ -242,7 +242,7 @@ class KVCache(MemoryCache):
         return result
 
     def append(self, layer: int, qkv: Tensor) -> Tensor:
-        """Appends new keys and values to the cache of a layer; returns the queries BH R K.
+        """Appends new keys and values to the cache of a layer. Returns the queries BH R K.
 
         `qkv` [N, H*(2K+Kv)] is the projection of the newest tokens to queries, keys and values.
         """

@@ -1,4 +1,4 @@
-"""An output projection to a part of the vocabulary, for a search that needs the logits of few target pieces."""
+"""An output projection to a part of the vocabulary, for a search that needs the logits of only a few target pieces."""
 
 from collections.abc import Callable
 from typing import cast
@@ -12,14 +12,16 @@ from nmtkit.layers.prepack import InferenceLinear, Int8Linear
 
 # N rows, D width of the model, V vocabulary, `columns` are indices of outputs
 
-COLUMN_GROUP = 64  # bf16 products have a multiple of this many columns: oneDNN builds a kernel for each new number
+# the number of columns of bf16 products is a multiple of this, because oneDNN builds a kernel for each new number
+COLUMN_GROUP = 64
 
 
 def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns a function that computes the outputs `columns` [C] of `projection` for N rows: N D -> N C.
 
-    A linear layer computes only these outputs, each as in the whole product: in int8 exactly, in other types except for
-    the order of the sums. For any other module, or a module with hooks, all outputs are computed and then selected.
+    A linear layer computes only these outputs. The values equal the whole product, exactly in int8, and except for the
+    order of sums in other types. A different module, or a module with hooks, computes all outputs, which are then
+    selected.
     """
     if is_unmodified(projection, nn.Linear):
         return linear(cast(Tensor, projection.weight), cast(Tensor | None, projection.bias), columns)
@@ -44,7 +46,7 @@ def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Te
 
 
 def kept_weight(projection: InferenceLinear) -> Tensor:
-    """Returns the weights of a layer, unpacked and in the layer's type. They are kept for the next call."""
+    """Returns the unpacked weights of a layer, in the type of the layer. Keeps them for the next call."""
     kept = projection.__dict__.get("unpacked_weight")
     if kept is None:
         dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32

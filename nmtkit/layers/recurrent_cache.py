@@ -1,4 +1,4 @@
-"""States of a search for decoders whose self-attention was replaced by layers with a state of fixed size.
+"""Search states of decoders with layers of fixed state size instead of self-attention.
 
 `RecurrentCache` is the state of a search on a CPU, `StaticRecurrentCache` the state of a search with CUDA graphs. Both
 keep the states of all layers in one tensor, so that one operation reorders all of them.
@@ -50,7 +50,7 @@ class StepContext:
 class RecurrentCache(MemoryCache):
     """Keys and values of the memory, and a state of `width` numbers for each layer and hypothesis.
 
-    `states` is layers B D while all rows of a sentence are equal, then layers N D.
+    `states` has the shape layers B D if all rows of a sentence are equal, otherwise layers N D.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RecurrentCache(MemoryCache):
         self.states.index_fill_(1, self._rows_of(slots), 0.0)
 
     def _expand(self) -> None:
-        """Gives each row a state of its own."""
+        """Gives each row a separate state."""
         if self.states.shape[1] < self.rows:
             self.states = self.states.repeat_interleave(self.beams, 1)
 
@@ -123,7 +123,7 @@ class StaticRecurrentCache(StaticMemory):
         ]
 
     def reorder(self, beam_index: Tensor, lengths: CacheLengths) -> None:
-        """Lets row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
+        """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
         first = torch.arange(self.slots, device=beam_index.device)[:, None] * self.beams
         self.states.copy_(self.states.index_select(1, (first + beam_index).flatten()))
 

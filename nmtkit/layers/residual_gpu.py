@@ -42,7 +42,7 @@ def kernels() -> tuple[Any, Any] | None:
         added = tl.load(change + element, inside, 0.0).to(tl.float32)
         if DROP:
             added = tl.where(tl.rand(seed, element.to(tl.int32)) >= p, added / (1 - p), 0.0)
-        # statistics are computed from the rounded sum, since the backward pass reads the rounded sum
+        # statistics are computed from the rounded sum, because the backward pass reads the rounded sum
         s = (tl.load(x + element, inside, 0.0).to(tl.float32) + added).to(total.dtype.element_ty)
         tl.store(total + element, s, inside)
         s = s.to(tl.float32)

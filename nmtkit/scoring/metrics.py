@@ -20,7 +20,7 @@ class Settings:
     """Settings of metrics."""
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
-    lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as TERCOM does
+    lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as in TERCOM
     target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu
     sources: tuple[str, ...] | None = None  # source sentences; comet needs them
     comet_model: str = DEFAULT_COMET_MODEL

@@ -177,7 +177,7 @@ class GraphBeamSearch:
             field.copy_(torch.cat([field, new], 1).gather(1, order))
 
     def _extend(self, candidates: Candidates, lengths: CacheLengths) -> Tensor:
-        """Makes the candidates [B, R] the open hypotheses; returns their parents, B R."""
+        """Makes the candidates [B, R] the open hypotheses. Returns their parents, B R."""
         parents = candidates.beam_index
         self.tokens.copy_(candidates.tokens)
         self.log_probability.copy_(candidates.log_probability)

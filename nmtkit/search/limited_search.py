@@ -30,7 +30,7 @@ Search = Callable[[Models, Packed, Sequence[Constraints], PieceEdges | None], Ba
 
 
 class LimitedState(DecoderState):
-    """The state of a model, and the columns that are not in the list of each sentence."""
+    """The state of a model, with the columns that are missing in the list of each sentence."""
 
     def __init__(self, state: DecoderState, forbidden: Tensor | None) -> None:
         self.beams = state.beams
@@ -50,10 +50,10 @@ class LimitedState(DecoderState):
 
 
 class LimitedModel:
-    """A model whose target tokens are the columns `pieces` [U], ids of the vocabulary.
+    """A model with the target pieces `pieces` [U] instead of the whole vocabulary.
 
-    The model is a shallow copy with another output projection: it shares all weights with the given model. A `step`
-    that does not use `output_projection` works too; its logits are selected.
+    The model is a shallow copy with a different output projection, and shares all weights with the given model. A
+    `step` that does not use `output_projection` also works, because its logits are selected.
     """
 
     def __init__(self, model: Architecture, pieces: Tensor, forbidden: Tensor | None) -> None:
@@ -87,10 +87,10 @@ def limited_search(
     shortlist: Shortlist,
     search: Search,
 ) -> BatchHypotheses:
-    """Runs `search` over the pieces of the shortlists; returns its hypotheses with ids of the vocabulary.
+    """Runs `search` over the pieces of the shortlists. Returns its hypotheses with ids of the vocabulary.
 
-    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models,
-    sources, constraints and piece edges, the last two in columns.
+    The list of a sentence contains the pieces of its prefix and of its required phrases. `search` gets models, sources,
+    constraints and piece edges, the last two in columns.
     """
     sentences = Encoded(source.values.cpu().numpy(), source.layout.lengths.cpu().numpy())
     allowed = shortlist.allowed(sentences, [_pieces(sentence) for sentence in constraints])

@@ -21,7 +21,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation. A search fills the fields up to `token_log_probabilities`, `translation/` fills the others.
+    """One translation. A search fills the fields up to `token_log_probabilities`, and `translation/` fills the other
+    fields.
 
     For a line that was split, `score` and `log_probability` are sums over its segments. Hypotheses of a line are sorted
     by `score`, or by `utility` if `utility` is computed.
@@ -46,5 +47,5 @@ class Hypothesis:
 
 SegmentBatch = list[Segment]
 BatchHypotheses = list[list[Hypothesis]]  # hypotheses of each segment, best first
-# Decodes batches, in any order, perhaps several at a time; yields the number of each batch with its hypotheses.
+# Decodes batches, in any order, perhaps several at a time. Yields the number of each batch with its hypotheses.
 BatchDecoder = Callable[[Iterable[SegmentBatch]], Iterator[tuple[int, BatchHypotheses]]]

@@ -1,9 +1,9 @@
-"""Vocabulary shortlists: for each source piece the target pieces that it may become.
+"""Vocabulary shortlists: the likely target pieces of each source piece.
 
 A search with a shortlist considers only the pieces in the lists of the source pieces of a sentence, the most frequent
 target pieces, and the pieces of the constraints. It computes the logits of a few hundred columns instead of the whole
 vocabulary. Source: Jean et al. 2015, "On Using Very Large Target Vocabulary for Neural Machine Translation", section
-3.2; lists from IBM model 1 as in Devlin 2017, "Sharp Models on Dull Hardware", section 4.2.
+3.2. IBM model 1 makes the lists, as in Devlin 2017, "Sharp Models on Dull Hardware", section 4.2.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from nmtkit.text.ibm_model1 import LexicalTable
 
 # B sentences, V target vocabulary
 
-SPECIAL = sorted((UNK, BOS, EOS))  # these are in every list, so that their columns equal their ids
+SPECIAL = sorted((UNK, BOS, EOS))  # pieces of every list, so that their columns equal their ids
 assert list(range(len(SPECIAL))) == SPECIAL
 
 Array = npt.NDArray[Any]
@@ -29,7 +29,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Shortlist:
-    """The target pieces of each source piece, and the target pieces of all sentences. The checkpoint keeps them."""
+    """The target pieces of each source piece, and the target pieces of all sentences. The checkpoint stores the
+    lists."""
 
     offsets: Array  # [source vocabulary + 1], int64: the list of piece s is targets[offsets[s] : offsets[s + 1]]
     targets: Array  # [entries], ids of target pieces
@@ -124,10 +125,10 @@ class Shortlist:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Agreement of the lists of source sentences with the translations of these sentences."""
+    """Coverage of translations by the lists of their source sentences."""
 
     pieces: float  # share of the pieces of the translations, eos included, that are in the list of their sentence
-    sentences: float  # share of the translations of which all pieces are in the list
+    sentences: float  # share of the translations with all pieces in the list
     size: float  # mean number of pieces in the list of a sentence
 
 

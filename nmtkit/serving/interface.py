@@ -29,7 +29,7 @@ Model = TypeVar("Model", bound="RequestFields")
 
 
 class RequestFields(BaseModel):
-    """Fields of a request. Unknown fields are ignored, as LibreTranslate does."""
+    """Fields of a request. Unknown fields are ignored, as in LibreTranslate."""
 
     model_config = ConfigDict(frozen=True)
 

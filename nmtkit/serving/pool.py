@@ -293,7 +293,7 @@ class Pool:
             await self._replace(worker.parent)
 
     async def _replace(self, models: ModelProcess) -> None:
-        """Replaces missing workers. Starts a new process for the models if that process has ended too."""
+        """Replaces missing workers. Also starts a new model process if it has ended."""
         while self.models is models:
             try:
                 if models.streams or models.process.returncode is not None:

@@ -11,7 +11,7 @@ from nmtkit.plugins import plugin_message
 from nmtkit.registry import Registry
 
 T = TypeVar("T")
-Check = Callable[[Any], None]  # called with a Subject; raises an exception if the component breaks the contract
+Check = Callable[[Any], None]  # called with a Subject, and raises an exception if the component breaks the contract
 
 
 @dataclass(eq=False)

@@ -2,7 +2,7 @@
 
 Brown et al. 1993, "The Mathematics of Statistical Machine Translation", section 4.1. Words are integers, such as the
 ids of pieces. Only pairs of words that occur together in some sentence pair have an entry, so the size of the table
-grows with the text and not with the product of the vocabularies. Exchange source and target for the other direction.
+grows with the text and not with the product of the vocabularies. For the other direction, exchange source and target.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-BLOCK_LINKS = 1 << 20  # links that are in memory as several arrays at the same time
-KEPT_LINKS = 1 << 28  # links whose entries are kept between iterations, 4 bytes each; other links are sorted again
+BLOCK_LINKS = 1 << 20  # number of links that are in memory at a time, as several arrays
+# number of links whose entries are kept between iterations (4 bytes each); other links are sorted again
+KEPT_LINKS = 1 << 28
 FLOOR = 1e-7  # probability of a pair of words without an entry, for scores
 
 Ids = npt.NDArray[np.integer[Any]]
@@ -39,11 +40,11 @@ class Sentences(Protocol):
 class Links(NamedTuple):
     """The links of consecutive sentence pairs."""
 
-    first: int  # first pair
-    last: int  # pair after the last
+    first: int  # index of the first pair
+    last: int  # index of the pair after the last
     keys: Keys  # all links, grouped by target word
     starts: Keys  # first link of each target word
-    widths: Keys  # links of each target word
+    widths: Keys  # number of links of each target word
 
 
 class Entries(NamedTuple):
@@ -185,7 +186,7 @@ def _distinct(ordered: Keys) -> Keys:
 def _distinct_with_index(keys: Keys) -> tuple[Keys, npt.NDArray[np.int32]]:
     """Returns the different numbers of an array, ascending, and the index of each element among the numbers."""
     bits = len(keys).bit_length()
-    packed = np.sort(keys << bits | np.arange(len(keys)))  # number and position in 64 bits
+    packed = np.sort(keys << bits | np.arange(len(keys)))  # number and position are packed into 64 bits
     ordered = packed >> bits
     new = np.append(True, ordered[1:] != ordered[:-1])
     index = np.empty(len(keys), np.int32)

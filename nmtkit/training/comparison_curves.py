@@ -44,7 +44,7 @@ def as_csv(runs: Sequence[RunSummary]) -> bytes:
 
 
 def _names(run: RunSummary, kind: str) -> list[str]:
-    """Returns the names of all numbers in the records of a kind, except those that are not curves."""
+    """Returns the names of all numbers in the records of a kind, except numbers without a curve."""
     names = [
         name
         for record in run.records

@@ -18,7 +18,9 @@ from nmtkit.training.sweep import Range, Sweep, SweepRun
 log = logging.getLogger("nmtkit")
 
 NAME = "optuna.log"
-Attempt = Callable[[SweepRun, Callable[[], bool]], str | None]  # trains a run; returns the reason of a failure
+Attempt = Callable[
+    [SweepRun, Callable[[], bool]], str | None
+]  # function that trains a run and returns the reason of a failure
 
 
 class TrialMonitor:

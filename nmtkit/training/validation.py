@@ -146,7 +146,7 @@ class Validator:
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
         """Returns the micro-batches of this rank, each with its length class.
 
-        A micro-batch has at most `max_tokens` tokens. A longer sentence is a micro-batch of its own.
+        A micro-batch has at most `max_tokens` tokens. A longer sentence is a separate micro-batch.
         """
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))
