@@ -1,11 +1,12 @@
-"""Makes parallel text of a treebank: sentences (.words) and linearised trees (.trees), and the gold trees (.mrg).
+"""Makes parallel text of a treebank: sentences (.words), linearised trees (.trees), and gold trees (.mrg).
 
     python prepare.py /path/to/treebank data [--pieces 4000] [--tags]
 
 `treebank` is a folder of Penn Treebank files (.mrg), however deep. With the folders of the whole Wall Street Journal
 (00 to 24), sections 2 to 21 are for training, 22 for validation and 23 for testing. Of another collection the last
 tenth of the files is for testing, and the tenth before is for validation. With `--tags`, the trees
-have the part of speech of each word instead of XX.
+have the part of speech of each word instead of XX. The files .align link each token of a tree to a word, for guided
+alignment.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
-from trees import linearized, normalized, read_files
+from trees import alignment, linearized, normalized, read_files
 
 SECTIONS = {"train": range(2, 22), "valid": range(22, 23), "test": range(23, 24)}
 
@@ -34,9 +35,11 @@ def split(files: Sequence[Path]) -> dict[str, list[Path]]:
 def write(files: Sequence[Path], prefix: Path, tags: bool = False) -> int:
     """Writes one set; returns the number of its trees."""
     trees = [tree for tree in map(normalized, read_files(files)) if tree is not None]
+    sequences = [linearized(tree, tags) for tree in trees]
     for suffix, lines in (
         ("words", [" ".join(tree.words()) for tree in trees]),
-        ("trees", [" ".join(linearized(tree, tags)) for tree in trees]),
+        ("trees", [" ".join(tokens) for tokens in sequences]),
+        ("align", [" ".join(f"{word}-{token}" for word, token in alignment(tokens)) for tokens in sequences]),
         ("mrg", list(map(str, trees))),
     ):
         prefix.with_suffix(f".{suffix}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -15,7 +15,7 @@ python=${PYTHON:-python3}
 [ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" ${TAGS---tags}
 [ -e "$output/data-bin" ] || $nmtkit preprocess -s words -t trees --trainpref "$output/train" --validpref "$output/valid" \
     --testpref "$output/test" --tokenizer-from "$output/words.model,$output/trees.model" --destdir "$output/data-bin" \
-    --max-len 1000 --max-line-bytes 100000
+    --alignments "$output/train.align" --max-len 1000 --max-line-bytes 100000
 $nmtkit train "$output/data-bin" --config "$config" --save-dir "$output/checkpoints"
 $nmtkit average-checkpoints "$output/checkpoints" --last 5 --output "$output/averaged.pt"
 

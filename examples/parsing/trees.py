@@ -149,6 +149,19 @@ def linearized(tree: Tree, tags: bool = False) -> list[str]:
     return tokens
 
 
+def alignment(tokens: Sequence[str]) -> list[tuple[int, int]]:
+    """Returns pairs of a word and a token of a sequence, both from 0, to guide the attention of a model.
+
+    A preterminal belongs to its word, an opening bracket to the next word, and a closing bracket to the last word.
+    """
+    pairs = []
+    word = 0
+    for index, token in enumerate(tokens):
+        pairs.append((word - 1 if token.startswith(")") else word, index))
+        word += not token.startswith(("(", ")"))
+    return pairs
+
+
 def tree_of(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str] | None = None) -> Tree:
     """Returns the tree of a token sequence over `words`. `tags` replace the labels of the preterminals.
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import sentencepiece
 
 from nmtkit.data.spm_model import model_facts
-from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, AbsentPieces, Encoded, encode_lines, normalize
+from nmtkit.data.tokenizer import EOS, SPACE_SYMBOL, UNK, AbsentPieces, Encoded, encode_lines, normalize
 from nmtkit.data.word_table import ABSENT, LONGEST, Keys, WordTable
 
 Mask = npt.NDArray[np.bool_]
@@ -54,14 +54,18 @@ class BatchEncoder:
         facts = model_facts(model)
         self._rewrites = facts.rewrites
         space = self._processor.piece_to_id(SPACE_SYMBOL)
+        self._has_words = facts.splits_at_spaces and facts.model_type == "word"
+        if self._has_words:
+            self._starts_word[UNK] = True
         # True if every word begins with a known piece that begins with SPACE_SYMBOL, and no piece spans two words.
         # Models of type "word" are excluded because they merge adjacent unknown words into one piece.
         self.splits_at_spaces = (
             facts.splits_at_spaces
-            and facts.model_type != "word"
+            and not self._has_words
             and not (self._processor.is_unknown(space) or self._processor.is_unused(space))
             and not any(SPACE_SYMBOL in piece[1:] or " " in piece for piece in pieces)
         )
+        self.can_align = self.splits_at_spaces or self._has_words  # whether `words` can be called
         self.encodes_by_word = self.splits_at_spaces and facts.model_type in ("bpe", "char")
         self._clear()
 
@@ -145,8 +149,11 @@ class BatchEncoder:
         return int(np.count_nonzero(self._is_unknown[encoded.ids]))
 
     def words(self, text: str, encoded: Encoded) -> Words:
-        """Returns the pieces of each word of `text`. `encoded` is the encoded text. Every line must end in \\n."""
-        assert self.splits_at_spaces
+        """Returns the pieces of each word of `text`. `encoded` is the encoded text. Every line must end in \\n.
+
+        Raises ValueError if a vocabulary of words merges adjacent unknown words into one piece.
+        """
+        assert self.can_align
         lines = [[word for word in line.split(" ") if word] for line in normalize(text).split("\n")[:-1]]
         to_space = str.maketrans(dict.fromkeys(self._absent.spaces, " "))
         parts = [word.translate(to_space).split(" ") for words in lines for word in words]
@@ -154,6 +161,11 @@ class BatchEncoder:
         counts = self._normalized_words(_groups([part for word in parts for part in word if part]))
         normalized = np.bincount(owners, counts, len(parts)).astype(np.int64)  # number of normalised words of each word
         starts = np.flatnonzero(self._starts_word[encoded.ids])  # positions where normalised words start
+        if self._has_words and len(starts) != normalized.sum():
+            raise ValueError(
+                "--alignments: the vocabulary of words lacks words that stand side by side, and they become one piece; "
+                "give a larger --vocab-size, or --model-type bpe"
+            )
         assert len(starts) == normalized.sum()
         line_ends = np.cumsum(encoded.lengths) - 1  # positions of eos
         line = np.searchsorted(line_ends, starts)

@@ -56,10 +56,8 @@ class PairEncoder:
 
     def check_alignable(self) -> None:
         """Raises ValueError unless both sides split text at spaces, which --alignments needs."""
-        if not (self._source.splits_at_spaces and self._target.splits_at_spaces):
-            raise ValueError(
-                "--alignments needs a tokenizer of type bpe, unigram or char that splits at spaces; yours does not"
-            )
+        if not (self._source.can_align and self._target.can_align):
+            raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
 
     def encode(self, block: Block, files: Corpus, config: PreprocessConfig, held_out_keys: Hashes) -> EncodedBlock:
         """Encodes the pairs of a block, and drops pairs according to `config`.

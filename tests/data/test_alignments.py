@@ -129,8 +129,10 @@ def test_an_alignment_file_that_does_not_fit_is_named(text: str, message: str, t
 def test_settings_that_do_not_go_with_alignments_are_refused(tmp_path: Path) -> None:
     train = write_pair(tmp_path, "train", *parallel_lines(60))
     alignments = write_links(tmp_path / "train.align", [[(0, 0)]] * 60)
-    with pytest.raises(ValueError, match="of type bpe, unigram or char"):
-        make(tmp_path, [train], (alignments,), model_type="word", vocab_size=30)
+    unknown = write_pair(tmp_path, "unknown", [*["a b"] * 30, "x y"], [*["c d"] * 30, "c d"])
+    links = write_links(tmp_path / "unknown.align", [[(0, 0)]] * 31)
+    with pytest.raises(ValueError, match="words that stand side by side, and they become one piece"):
+        make(tmp_path, [unknown], (links,), model_type="word", vocab_size=7)
     with pytest.raises(ValueError, match="--alignments has 2 items for 1 corpora"):
         make(tmp_path, [train], (alignments, None))
     with pytest.raises(FileNotFoundError, match="--alignments"):

@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from trees import Tree, linearized, normalized, read_files, read_trees, tree_of
+from trees import Tree, alignment, linearized, normalized, read_files, read_trees, tree_of
 
 TREEBANK = """
 ( (S
@@ -42,6 +42,12 @@ def test_a_sequence_may_have_the_parts_of_speech() -> None:
         tree = one(text)
         assert " ".join(linearized(tree, tags=True)) == sequence
         assert str(tree_of(sequence.split(), tree.words())) == text
+
+
+def test_each_token_of_a_sequence_belongs_to_a_word() -> None:
+    tokens = ["(S", "(NP", "NNP", ")NP", "(VP", "VBZ", "(NP", "DT", "NN", ")NP", ")VP", ".", ")S"]
+    words = dict((token, word) for word, token in alignment(tokens))
+    assert [words[index] for index in range(len(tokens))] == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4]
 
 
 def test_a_sequence_becomes_the_tree_again() -> None:
