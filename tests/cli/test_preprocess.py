@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -309,6 +310,23 @@ def test_shards_are_not_added_to_a_whole_dataset(corpora: Path, tmp_path: Path) 
     flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
     assert preprocess(*flags).exit_code == 0
     refused("made without --shard", *flags, "--shard", "1/2")
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_dataset_of_shards_is_identified_by_the_files_of_every_shard(
+    changed: int, corpora: Path, tmp_path: Path
+) -> None:
+    """A run resumes only on the dataset with the fingerprint of its start."""
+    flags = ["--trainpref", corpora / "train", "--tokenizer-from", corpora / "base", "--destdir", tmp_path / "data"]
+    for shard in ("1/2", "2/2"):
+        assert preprocess(*flags, "--shard", shard).exit_code == 0
+    before = Dataset.open(tmp_path / "data").fingerprint
+    path = tmp_path / "data" / f"shard-{changed + 1}-of-2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["train.source.ids.bin"] = "0" * 64
+    manifests = Dataset.open(tmp_path / "data").manifests
+    manifests[changed] = manifest
+    assert replace(Dataset.open(tmp_path / "data"), manifests=manifests).fingerprint != before
 
 
 def test_an_over_long_line_is_dropped_from_training_and_refused_in_a_test_set(corpora: Path, tmp_path: Path) -> None:
