@@ -3,10 +3,11 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from builders import TINY_CONFIGS, WITHOUT_ATTENTION
+from builders import TINY_CONFIGS, WITHOUT_ATTENTION, save_tiny_transformer
 
 from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.config import derive
@@ -17,7 +18,7 @@ from nmtkit.training.parameters import embedding_names, parameter_groups
 
 
 @pytest.mark.parametrize("name", TINY_CONFIGS)
-def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: str) -> None:
+def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, tmp_path: Path, name: str) -> None:
     data = Dataset.open(mirror_data)
     batch = replace(data["train"].batch(torch.arange(3).numpy()), alignments=torch.tensor([[0, 0, 0], [2, 1, 0]]))
     tokenizer = data.tokenizer
@@ -29,7 +30,11 @@ def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, name: 
         if name in WITHOUT_ATTENTION and entry.name == "guided_alignment":
             continue
         model = copy.deepcopy(fresh).train()
-        cheap = {"candidates_per_sentence": 2, "candidate_extra": 0} if entry.name == "expected_reward" else {}
+        cheap: dict[str, Any] = {}
+        if entry.name == "expected_reward":
+            cheap = {"candidates_per_sentence": 2, "candidate_extra": 0}
+        if entry.name == "kd_cross_entropy":
+            cheap = {"teacher": (save_tiny_transformer(tmp_path / "teacher.pt", tokenizer),)}
         loss = entry.factory(derive(entry.preset, cheap, "test"), tokenizer).train()(model, batch)
         assert loss.sum.isfinite() and "nll" in loss.counts
         assert ("load" in loss.counts) == ("moe" in name)
