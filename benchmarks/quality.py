@@ -281,9 +281,10 @@ TENTHS = 10
 
 
 def precision(arguments: argparse.Namespace, workspace: Workspace, report: Report) -> None:
-    updates = 20 if arguments.quick else 300
+    updates, batch_tokens = (10, 100) if arguments.quick else (300, 1024)
     flags = f"--arch transformer_tiny --dropout 0.3 --lr 0.002 --warmup-updates 200 --log-interval 1 {QUIET}"
-    flags += f" --save-interval-minutes none --batch-tokens 1024 --max-update {updates} --threads {arguments.threads}"
+    flags += f" --save-interval-minutes none --batch-tokens {batch_tokens} --max-update {updates}"
+    flags += f" --threads {arguments.threads}"
     curves: dict[tuple[str, int], list[float]] = {}
     for kind, seed in (("fp32", 1), ("fp32", 2), ("fp32", 3), ("bf16", 1)):
         path = workspace.trained(f"{kind}-{seed}", f"{flags} --precision {kind} --seed {seed}")
@@ -298,7 +299,7 @@ def precision(arguments: argparse.Namespace, workspace: Workspace, report: Repor
     table = [
         {"nats per token": name} | {str(i + 1): f"{x:.3f}" for i, x in enumerate(row)} for name, row in rows.items()
     ]
-    report.table(f"loss in each tenth of {updates} updates of 1,024 tokens, dropout 0.3", table)
+    report.table(f"loss in each tenth of {updates} updates of {batch_tokens} tokens, dropout 0.3", table)
 
 
 # --- estimates --------------------------------------------------------------------------------------------------------

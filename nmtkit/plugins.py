@@ -103,8 +103,8 @@ def plugins_for(entry: Entry[Any], plugins: Sequence[str]) -> list[str]:
     """Returns the plug-in that defines `entry`, or all plug-ins if none defines it. For entries of nmtkit, []."""
     if entry.module.split(".")[0] == "nmtkit":
         return []
-    own = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
-    return own or list(plugins)
+    names = [name for name in plugins if f"{entry.module}.".startswith(f"{plugin_module(name)}.")]
+    return names or list(plugins)
 
 
 # --- source -----------------------------------------------------------------------------------------------------------

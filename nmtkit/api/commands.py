@@ -26,8 +26,8 @@ def preprocess(**settings: Any) -> Report:
     Raises OSError or ValueError.
     """
     (config,) = configs("nmtkit.preprocess", settings, PreprocessConfig)
-    given = {flag_name(name) for name in settings}
-    check_flags(PREPROCESS_RULES, given, given)
+    typed = {flag_name(name) for name in settings}
+    check_flags(PREPROCESS_RULES, typed, typed)
     return make_dataset(config)
 
 

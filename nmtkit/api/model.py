@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from nmtkit.api.settings import PathLike, configs, names_of, texts
+from nmtkit.api.settings import PathLike, configs, hints_of, texts
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.hidden_states import decoder_states, encoder_states
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
@@ -27,7 +27,7 @@ from nmtkit.translation.translator import Translator, batch_ends
 # D: width of the model, V: target vocabulary
 
 Pooling = Literal["none", "mean"]
-_OF_LOAD = (*names_of(DeviceOptions), *names_of(TranslatorOptions))
+_OF_LOAD = tuple(hints_of(DeviceOptions, TranslatorOptions))
 
 
 def load(
@@ -117,8 +117,8 @@ class Model:
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
                 raise ValueError(f"{name} needs nbest, because only translations with nbest are objects that hold it")
-        given = options if nbest is None else options | {"nbest": nbest}
-        search, text = configs("translate", given, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
+        settings = options if nbest is None else options | {"nbest": nbest}
+        search, text = configs("translate", settings, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
             raise ValueError("score_reference is not an option here; call the method score of the model")
         if search.mbr is not None and nbest is None:

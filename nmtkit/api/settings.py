@@ -6,46 +6,46 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, suggestion
+from nmtkit.config import COMMAND_LINE, convert, derive, field_types, flag_of, split_settings, suggestion
 
 PathLike = str | Path
 
 
-def names_of(cls: Any) -> dict[str, str]:
-    """Maps the flag names of a config class, with underscores for hyphens, to the names of the fields."""
-    return {flag_of(field)[2:].replace("-", "_"): field.name for field in dataclasses.fields(cls)}
+def hints_of(*classes: Any) -> dict[str, Any]:
+    """Maps the flag names of config classes, with underscores for hyphens, to the types of the fields."""
+    return {
+        flag_of(field)[2:].replace("-", "_"): field_types(cls)[field.name]
+        for cls in classes
+        for field in dataclasses.fields(cls)
+    }
 
 
 def configs(
-    title: str, given: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
+    title: str, settings: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
 ) -> list[Any]:
-    """Returns a config of each class, with the settings in `given` that are flags of the class.
+    """Returns a config of each class, with the `settings` that are flags of the class.
 
     Raises ValueError for wrong settings. The message begins with `title`, the name of the caller. `elsewhere` is the
-    name of another function and its settings; if `given` contains such a setting, the message names this function.
+    name of another function and its settings; if `settings` contains such a setting, the message names this function.
     """
-    owners = {name: (cls, field) for cls in classes for name, field in names_of(cls).items()}
-    for name in given:
+    for name in settings:
         if name in elsewhere[1]:
             raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
-    hints = {name: field_types(cls)[field] for name, (cls, field) in owners.items()}
-    changes: dict[Any, dict[str, Any]] = {cls: {} for cls in classes}
-    for name, value in checked(title, given, hints).items():
-        cls, field = owners[name]
-        changes[cls][field] = value
-    for name, (cls, field) in owners.items():
-        if cls.__dataclass_fields__[field].default is dataclasses.MISSING and field not in changes[cls]:
-            raise ValueError(f"{title} needs {name}")
-    return [derive(cls, changes[cls], COMMAND_LINE) for cls in classes]
+    *parts, _ = split_settings(checked(title, settings, hints_of(*classes)), *classes)
+    for cls, part in zip(classes, parts, strict=True):
+        for field in dataclasses.fields(cls):
+            if field.default is dataclasses.MISSING and field.name not in part:
+                raise ValueError(f"{title} needs {flag_of(field)[2:].replace('-', '_')}")
+    return [derive(cls, part, COMMAND_LINE) for cls, part in zip(classes, parts, strict=True)]
 
 
-def checked(title: str, given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+def checked(title: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
     """Converts each setting to the type in `hints`. A single item may be given for a list of one item.
 
     Raises ValueError for an unknown name, with the most similar known name, and for a value of a wrong type.
     """
     values = {}
-    for name, value in given.items():
+    for name, value in settings.items():
         if name not in hints:
             raise ValueError(f"{title} has no setting {name!r}; {suggestion(name, hints)}")
         single = isinstance(value, str | Path | int | float) and typing.get_origin(hints[name]) is tuple

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nmtkit import checkpoint
-from nmtkit.api.settings import PathLike, checked, names_of
-from nmtkit.config import field_types
+from nmtkit.api.settings import PathLike, checked, hints_of
 from nmtkit.processes import distributed
 from nmtkit.training.callbacks import Callback
 from nmtkit.training.config import REGISTRIES, JobConfig, JobTemplate
@@ -60,8 +59,8 @@ def train(
     The run uses a GPU if there is one; to use several, start the script with torchrun. Settings of torch for the whole
     process, such as the number of threads, stay changed after the run. Raises OSError or ValueError.
     """
-    given = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
-    job = _job({name.replace("-", "_"): value for name, value in given.items()}, data)
+    merged = {"config": settings} if isinstance(settings, str | Path) else dict(settings)
+    job = _job({name.replace("-", "_"): value for name, value in merged.items()}, data)
     if job.data is None:
         raise ValueError("nmtkit.train needs data, a dataset made by nmtkit.preprocess")
     processes = job.run.nproc_per_node or 1
@@ -84,18 +83,16 @@ def train(
     )
 
 
-def _job(given: dict[str, Any], data: PathLike | None) -> JobConfig:
-    """Returns the job for `given`, which maps flags to values. Raises ValueError for a flag that does not exist."""
+def _job(settings: dict[str, Any], data: PathLike | None) -> JobConfig:
+    """Returns the job for `settings`, which map flags to values. Raises ValueError for a flag that does not exist."""
     title = "nmtkit.train"
     chosen = {kind: registry.flag[2:].replace("-", "_") for kind, registry in REGISTRIES.items()}
     types = dict.fromkeys(chosen.values(), tuple[str, ...]) | {"config": Path | None, "plugin": tuple[str, ...]}
-    kinds = checked(title, {name: value for name, value in given.items() if name in types}, types)
+    kinds = checked(title, {name: value for name, value in settings.items() if name in types}, types)
     names = {kind: ",".join(kinds[name]) or "none" for kind, name in chosen.items() if name in kinds}
-    start = given.get("finetune_from")
+    start = settings.get("finetune_from")
     template = JobTemplate.read(kinds.get("config"), names, kinds.get("plugin", ()), Path(start) if start else None)
-    parts: list[type] = [RunConfig, *(type(component.config) for component in template.components.values())]
-    fields = {name: field for part in parts for name, field in names_of(part).items()}
-    hints = {name: field_types(part)[field] for part in parts for name, field in names_of(part).items()}
-    values = checked(title, given, types | hints)
-    changes = {fields[name]: value for name, value in values.items() if name in fields}
+    hints = hints_of(RunConfig, *(type(component.config) for component in template.components.values()))
+    values = checked(title, settings, types | hints)
+    changes = {name: value for name, value in values.items() if name in hints}
     return template.job(changes, None if data is None else Path(data))

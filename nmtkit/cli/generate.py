@@ -120,8 +120,8 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
     parts = (GenerateConfig, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
-    own = {f"nmtkit generate ({part.__name__})": part() for part in parts}
-    check_no_collisions(own | {f"logits processor {name}": preset for name, preset in presets.items()})
+    defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}
+    check_no_collisions(defaults | {f"logits processor {name}": preset for name, preset in presets.items()})
     return presets
 
 
@@ -163,11 +163,11 @@ def command(
     sentence takes the next sentence. Other models, sampling, constraints, prefixes, diverse groups, --no-repeat-ngram
     and --alignment run batch by batch.
     """
-    given = on_command_line(flags)
-    config: GenerateConfig = derived(GenerateConfig, given)
-    search: SearchOptions = derived(SearchOptions, given)
-    devices: DeviceOptions = derived(DeviceOptions, given)
-    text: TextOptions = derived(TextOptions, given)
+    typed = on_command_line(flags)
+    config: GenerateConfig = derived(GenerateConfig, typed)
+    search: SearchOptions = derived(SearchOptions, typed)
+    devices: DeviceOptions = derived(DeviceOptions, typed)
+    text: TextOptions = derived(TextOptions, typed)
     format = document_format(config, inputs)
     check_combination(config, search, devices, facts_of(format, inputs), data is not None)
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
@@ -183,10 +183,10 @@ def command(
         text = dataclasses.replace(text, markup="html", protect_spans=text.protect_spans or document.protects)
         if text.split_sentences is None:
             warn_of_several_sentences(sum(map(has_several, document.segments)), len(document.segments), "segments")
-    options: TranslatorOptions = derived(TranslatorOptions, given)
+    options: TranslatorOptions = derived(TranslatorOptions, typed)
     presets = processor_presets(search.logits_processors) if search.logits_processors else {}
     processors = {
-        name: derive(preset, split_settings(given, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
+        name: derive(preset, split_settings(typed, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
     }
     generate(data, paths, document or inputs, config, search, devices, options, text, processors)
 
@@ -281,13 +281,13 @@ def check_combination(
     config: GenerateConfig, search: SearchOptions, devices: DeviceOptions, facts: set[str], has_data: bool
 ) -> None:
     """Raises ValueError for flags that cannot be combined with each other or with the `facts` about the input."""
-    given = given_flags() | facts
+    conditions = given_flags() | facts
     search_flags = {flag_of(field) for field in dataclasses.fields(search)}
-    on = (given - search_flags) | changed_flags(search)
+    on = (conditions - search_flags) | changed_flags(search)
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags(GENERATE_RULES, given, on)
+    check_flags(GENERATE_RULES, conditions, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:

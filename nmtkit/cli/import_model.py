@@ -75,7 +75,7 @@ def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
     first = tied_to(weights)
     parameters = sum(tensor.numel() for name, tensor in weights.items() if first[name] == name)
     sizes = [tokenizer.source_size] if tokenizer.joint else [tokenizer.source_size, tokenizer.target_size]
-    found = [
+    lines = [
         f"Transformer, {parameters:,} parameters: {config['encoder_layers']} encoder and {config['decoder_layers']} "
         f"decoder layers, {config['d_model']} wide, {config['heads']} heads, {config['activation']}, "
         f"{'pre' if config['pre_norm'] else 'post'}-norm",
@@ -84,5 +84,5 @@ def facts(contents: "Checkpoint", tokenizer: "Tokenizer") -> list[str]:
     if tokenizer.languages:
         codes = sorted(tokenizer.languages)
         known = ", ".join(codes[:12]) + (f" and {len(codes) - 12} more" if len(codes) > 12 else "")
-        found.append(f"{len(codes)} languages ({known}): give --target-lang, and --source-lang if the model needs it")
-    return found
+        lines.append(f"{len(codes)} languages ({known}): give --target-lang, and --source-lang if the model needs it")
+    return lines

@@ -109,11 +109,11 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: An
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
     """
     config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
-    given = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
+    conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
     values = {f"--metric {name}" for name in config.metric} | {f"--format {config.format}"}
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
-    check_flags(SCORE_RULES, given, given | values)
+    check_flags(SCORE_RULES, conditions, conditions | values)
     score(references, systems, config)
 
 

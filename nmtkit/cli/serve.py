@@ -38,10 +38,10 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     Without SRC-TGT, the languages are read from the checkpoint. SIGTERM stops the server after the running requests.
     The server reloads the models on SIGHUP, and when a checkpoint file has changed. Needs nmtkit[serve].
     """
-    given = on_command_line(flags)
-    config: ServeConfig = derived(ServeConfig, given)
-    search: SearchOptions = derived(SearchOptions, given)
-    devices: DeviceOptions = derived(DeviceOptions, given)
+    typed = on_command_line(flags)
+    config: ServeConfig = derived(ServeConfig, typed)
+    search: SearchOptions = derived(SearchOptions, typed)
+    devices: DeviceOptions = derived(DeviceOptions, typed)
     check_combination(config, search, devices)
     try:
         for package in ("prometheus_client", "pydantic", "python_multipart", "starlette", "uvicorn"):
@@ -51,8 +51,8 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
     from nmtkit.serving.server import run
 
     models = [ModelPath.parse(path) for path in paths]
-    text = derived(TextOptions, {name: value for name, value in given.items() if name not in OWN_TEXT_FIELDS})
-    run(config, models, plugins, search, devices, derived(TranslatorOptions, given), text)
+    text = derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS})
+    run(config, models, plugins, search, devices, derived(TranslatorOptions, typed), text)
 
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):
@@ -69,11 +69,11 @@ command.params += [flag for flag in flags(SearchOptions, "Search") if flag.name 
 
 def check_combination(config: ServeConfig, search: SearchOptions, devices: DeviceOptions) -> None:
     """Raises ValueError for flags that exclude each other."""
-    given = given_flags()
+    conditions = given_flags()
     search_flags = {flag_of(field) for field in dataclasses.fields(search)}
-    on = (given - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
+    on = (conditions - search_flags) | changed_flags(search) | {f"--engine {devices.engine}"}
     if config.workers in (None, 1):
         on.discard("--workers")
-    check_flags(RULES, given, on)
+    check_flags(RULES, conditions, on)
     if config.workers is not None and devices.device not in ("auto", "cpu"):
         raise ValueError(f"--workers are CPU processes; omit --device {devices.device}")

@@ -141,12 +141,12 @@ def command(
         runs = chosen(sweep.runs(), only)
         for run in runs:
             sweep.command(run)  # finds mistakes in all runs before the first run starts
-        own = runs[part - 1 :: parts]
+        of_part = runs[part - 1 :: parts]
         if dry_run:
-            for run in own:
+            for run in of_part:
                 click.echo(f"# {run.name}\n{shlex.join(sweep.command(run, train_flags))}")
             return
-        failed = make(sweep, own, [*train_flags, *quiet])
+        failed = make(sweep, of_part, [*train_flags, *quiet])
     show(sweep, runs, format, report)
     for name, reason in failed.items():
         stderr.print(f"nmtkit: failed: {name}: {reason}", markup=False, soft_wrap=True)
@@ -162,7 +162,7 @@ def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
     if only is None:
         return list(runs)
     parts = only.split(",")
-    found: dict[str, SweepRun] = {}
+    runs_by_id: dict[str, SweepRun] = {}
     while parts:
         for count in range(len(parts), 0, -1):  # takes the longest matching pattern
             pattern = ",".join(parts[:count])
@@ -173,9 +173,9 @@ def chosen(runs: "Sequence[SweepRun]", only: str | None) -> "list[SweepRun]":
             raise ValueError(
                 f"--only {parts[0]} matches no run; the runs are called {', '.join(run.name for run in runs)}"
             )
-        found |= matching
+        runs_by_id |= matching
         parts = parts[count:]
-    return [run for run in runs if run.name in found]
+    return [run for run in runs if run.name in runs_by_id]
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

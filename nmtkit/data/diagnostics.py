@@ -98,10 +98,10 @@ def agreement(profile: Profile, reference: Profile) -> float | None:
     """
     if min(profile.sum(1).min(), reference.sum(1).min()) < MIN_BYTES:
         return None
-    own, other = ((it + 0.5) / (it + 0.5).sum(1, keepdims=True) for it in (profile, reference))
+    shares, other = ((counts + 0.5) / (counts + 0.5).sum(1, keepdims=True) for counts in (profile, reference))
     ratio = np.log(other[0] / other[1])
     divergence = float((other[0] - other[1]) @ ratio)
-    return float((own[0] - own[1]) @ ratio) / divergence if divergence >= MIN_DIVERGENCE else None
+    return float((shares[0] - shares[1]) @ ratio) / divergence if divergence >= MIN_DIVERGENCE else None
 
 
 def pieces_per_word(blocks: Sequence[TextStatistics]) -> dict[str, float]:
@@ -141,11 +141,11 @@ def find_warnings(
                 f"{share:.1%} of the pairs of {name} have equal sides: is one language missing? --drop-equal drops them"
             )
         result += _uncorrelated(name, of_corpus)
-    reference, what = np.sum([block.profile for block in blocks], axis=0), "all training text"
+    reference, title = np.sum([block.profile for block in blocks], axis=0), "all training text"
     if held_out is not None and held_out.sum(1).min() >= MIN_BYTES:
-        reference, what = held_out, "the valid and test sets"
+        reference, title = held_out, "the valid and test sets"
     for name, of_corpus in corpora.items():
-        result += _exchanged(name, of_corpus, reference, what)
+        result += _exchanged(name, of_corpus, reference, title)
     return result
 
 
@@ -190,7 +190,7 @@ def _uncorrelated(name: str, blocks: Sequence[TextStatistics]) -> list[str]:
     ]
 
 
-def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, what: str) -> list[str]:
+def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, title: str) -> list[str]:
     """Returns a warning if the languages of the two sides of some blocks are exchanged, compared with the reference."""
     figures = [(block, figure) for block in blocks if (figure := agreement(block.profile, reference)) is not None]
     sick = [(block, figure) for block, figure in figures if figure < AGREEMENT]
@@ -200,6 +200,6 @@ def _exchanged(name: str, blocks: Sequence[TextStatistics], reference: Profile, 
     first, lines = sick[0][0].first_line, sum(block.lines for block, _ in sick)
     where = "" if len(sick) == len(figures) else f" in about {lines:,} lines, the first near line {first:,}"
     return [
-        f"the languages of the two sides of {name} are exchanged{where}: their agreement with {what} is {mean:.2f} "
+        f"the languages of the two sides of {name} are exchanged{where}: their agreement with {title} is {mean:.2f} "
         "(1: equal, -1: exchanged); are files or columns exchanged?"
     ]

@@ -327,8 +327,8 @@ class DatasetWriter:
         )
 
     def _files(self) -> list[Path]:
-        own = [path for path in self.folder.iterdir() if path.suffix in (".bin", ".txt")]
-        return sorted(own) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
+        dataset_files = [path for path in self.folder.iterdir() if path.suffix in (".bin", ".txt")]
+        return sorted(dataset_files) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
 
     def finish(self) -> None:
         """Deletes the scratch folder and writes the manifest. The folder is then complete."""

@@ -112,8 +112,8 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
 
     Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """
-    own = {piece.text: piece for piece in pieces_of(model) if piece.type not in (UNKNOWN, CONTROL)}
-    missing = own.keys() - set(pieces)
+    by_text = {piece.text: piece for piece in pieces_of(model) if piece.type not in (UNKNOWN, CONTROL)}
+    missing = by_text.keys() - set(pieces)
     if missing or len(set(pieces)) < len(pieces):
         raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
     # a BPE model would merge characters into an unused piece, then split that piece again
@@ -121,7 +121,7 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     table = [Piece(pieces[0], 0.0, UNKNOWN), *(Piece(text, 0.0, CONTROL) for text in pieces[1:3])]
     for text in pieces[3:]:
         other = Piece(text, 0.0, CONTROL) if text in control else Piece(foreign + text, 0.0, UNUSED)
-        table.append(own.get(text, other))
+        table.append(by_text.get(text, other))
     rest = b""
     for field, value in _fields(model):
         if field == TRAINER_SPEC:  # readers use the last value of a field that occurs twice

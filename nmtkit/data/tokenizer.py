@@ -180,10 +180,6 @@ class Tokenizer:
     def source_pieces(self, ids: Sequence[int]) -> list[str]:
         return [self._source.id_to_piece(int(token)) for token in ids]
 
-    def source_surfaces(self, line: str) -> list[str]:
-        """Returns the text of each piece of a source line, without spaces. The text of unknown pieces is kept."""
-        return [piece.replace(SPACE_SYMBOL, "") for piece in self.source_encoding(line)]
-
     def source_encoding(self, line: str) -> list[str]:
         """Returns the pieces of a source line. Unknown text is returned in place of <unk>."""
         return self._source.encode(normalize(line, self._absent_source.spaces), out_type=str)
@@ -230,10 +226,11 @@ class Tokenizer:
         Raises ValueError, with the known codes, if a code is unknown, missing or has no effect. Error messages use the
         names in `flags` for the two codes.
         """
-        given = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
+        requested = {flag: code for flag, code in zip(flags, (source, target), strict=True) if code is not None}
         if not self.languages:
-            if given:
-                raise ValueError(f"{next(iter(given))} is for multilingual models; this model has no language tokens")
+            if requested:
+                flag = next(iter(requested))
+                raise ValueError(f"{flag} is for multilingual models; this model has no language tokens")
             return [], []
         target_only = self.has_target_languages_only
         if target_only and source is not None:
@@ -241,15 +238,15 @@ class Tokenizer:
                 f"{flags[0]} has no effect: this model has tokens of target languages only; leave {flags[0]} out"
             )
         known = ", ".join(sorted(self.languages))
-        missing = [flag for flag in (flags[1:] if target_only else flags) if flag not in given]
+        missing = [flag for flag in (flags[1:] if target_only else flags) if flag not in requested]
         if missing:
             raise ValueError(
                 f"the model translates between several languages; give {' and '.join(missing)}, one of {known}"
             )
-        for flag, code in given.items():
+        for flag, code in requested.items():
             if code not in self.languages:
                 raise ValueError(f"{flag} {code}: the model does not have this language; known: {known}")
-        ids = [self.languages[code] for code in given.values()]
+        ids = [self.languages[code] for code in requested.values()]
         return ids[:1], ids[1:]
 
     def check_tag(self, tag: str) -> None:
@@ -291,8 +288,8 @@ def encode_lines(
         owners = np.searchsorted(ends, positions, side="right")
         surfaces = {owner: processor.encode(lines[owner], out_type=str) for owner in np.unique(owners).tolist()}
         indices = positions - (ends - encoded.lengths)[owners]
-        found = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
-        encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in found]
+        chosen = [surfaces[owner][index] for owner, index in zip(owners.tolist(), indices.tolist(), strict=True)]
+        encoded.ids[positions] = [absent.ids.get(surface, UNK) for surface in chosen]
     return encoded
 
 

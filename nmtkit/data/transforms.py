@@ -13,7 +13,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,14 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 # --- noise of words ---------------------------------------------------------------------------------------------------
 
 
+class Words(NamedTuple):
+    """The words of a sentence of pieces."""
+
+    begins: npt.NDArray[np.bool_]  # marks the first piece of each word
+    index: npt.NDArray[np.int64]  # the word of each piece
+    count: int
+
+
 class WordNoise(Transform):
     """Noise that changes whole source words.
 
@@ -62,19 +70,12 @@ class WordNoise(Transform):
             return source, target
         begins = self.begins_word[source]
         begins[0] = True
-        word = np.cumsum(begins) - 1  # index of the word of each piece
-        return self.noised(source, begins, word, int(word[-1]) + 1, generator), target
+        index = np.cumsum(begins) - 1
+        return self.noised(source, Words(begins, index, int(index[-1]) + 1), generator), target
 
     @abstractmethod
-    def noised(
-        self, ids: Ids, begins: npt.NDArray[np.bool_], word: npt.NDArray[np.int64], words: int,
-        generator: np.random.Generator,
-    ) -> Ids:  # fmt: skip
-        """Returns the noised ids.
-
-        `begins` marks the first piece of each word, `word` has the word index of each piece, `words` is the number of
-        words.
-        """
+    def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
+        """Returns the noised ids of a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +91,11 @@ class WordDropout(WordNoise):
         super().__init__(tokenizer)
         self.probability = config.word_dropout
 
-    def noised(
-        self, ids: Ids, begins: npt.NDArray[np.bool_], word: npt.NDArray[np.int64], words: int,
-        generator: np.random.Generator,
-    ) -> Ids:  # fmt: skip
-        kept = generator.random(words) >= self.probability
+    def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
+        kept = generator.random(words.count) >= self.probability
         if not kept.any():
-            kept[generator.integers(words)] = True
-        return ids[kept[word]]
+            kept[generator.integers(words.count)] = True
+        return ids[kept[words.index]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +121,9 @@ class WordBlank(WordNoise):
             raise ValueError(f"--word-blank-symbol {symbol} is not a piece of the source vocabulary; <unk> always is")
         self.blank = pieces.index(known[0])
 
-    def noised(
-        self, ids: Ids, begins: npt.NDArray[np.bool_], word: npt.NDArray[np.int64], words: int,
-        generator: np.random.Generator,
-    ) -> Ids:  # fmt: skip
-        blank = (generator.random(words) < self.probability)[word]
-        return np.where(blank, self.blank, ids)[begins | ~blank].astype(ids.dtype)
+    def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
+        blank = (generator.random(words.count) < self.probability)[words.index]
+        return np.where(blank, self.blank, ids)[words.begins | ~blank].astype(ids.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +142,12 @@ class WordShuffle(WordNoise):
         super().__init__(tokenizer)
         self.distance = config.word_shuffle
 
-    def noised(
-        self, ids: Ids, begins: npt.NDArray[np.bool_], word: npt.NDArray[np.int64], words: int,
-        generator: np.random.Generator,
-    ) -> Ids:  # fmt: skip
-        order = np.argsort(np.arange(words) + generator.random(words) * (self.distance + 1), kind="stable")
-        place = np.empty(words, np.int64)
-        place[order] = np.arange(words)
-        return ids[np.argsort(place[word], kind="stable")]
+    def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
+        positions = np.arange(words.count)
+        order = np.argsort(positions + generator.random(words.count) * (self.distance + 1), kind="stable")
+        ranks = np.empty(words.count, np.int64)
+        ranks[order] = positions
+        return ids[np.argsort(ranks[words.index], kind="stable")]
 
 
 # --- casing, tags, segmentation ---------------------------------------------------------------------------------------

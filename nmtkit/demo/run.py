@@ -67,7 +67,7 @@ def write_corpus(corpus: Corpus, folder: Path) -> None:
     """Writes `train.en`, `train.de`, `valid.en`, … into the existing `folder`."""
     for subset, pairs in corpus.items():
         for language, sentences in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
-            (folder / f"{subset}.{language}").write_text("".join(f"{it}\n" for it in sentences), encoding="utf-8")
+            (folder / f"{subset}.{language}").write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
 
 
 @dataclass(frozen=True)

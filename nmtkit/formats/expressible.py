@@ -31,18 +31,18 @@ def check_expressible(
         )
     config = model.config
     width = config.d_model // config.heads  # default width of a head
-    found, wanted = [], []
+    refused, wanted = [], []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         values = allowed.get(field.name, (field.default,))
         if field.name in same or field.name in TRAINING or value in values:
             continue
         if not (field.name in ("d_key", "d_value") and value == width):
-            found.append(f"{field.name} {value}")
+            refused.append(f"{field.name} {value}")
             wanted.append(as_flag(field, values))
-    if found:
+    if refused:
         raise ValueError(
-            f"{source} has {', '.join(found)}, which {program} does not support; train with {' '.join(wanted)}, or "
+            f"{source} has {', '.join(refused)}, which {program} does not support; train with {' '.join(wanted)}, or "
             "give --format safetensors"
         )
     return model

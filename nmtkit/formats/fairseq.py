@@ -106,20 +106,20 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
     Since fairseq 0.10, they hold a config under `cfg`, with separate parts for the model and the task. Raises
     ValueError for an architecture or a task that is not supported.
     """
-    found = pickles.to_plain(contents.get("args"))
-    if not isinstance(found, dict):
+    arguments = pickles.to_plain(contents.get("args"))
+    if not isinstance(arguments, dict):
         parts = pickles.to_plain(contents.get("cfg"))
         if not isinstance(parts, dict) or not isinstance(parts.get("model"), dict):
             raise ValueError(f"{path} holds neither args nor cfg; it is not a checkpoint of fairseq")
         model, task = parts["model"], parts.get("task")
         task = task if isinstance(task, dict) else {}
-        found = {**task, "task": task.get("_name"), **model}
-        found["arch"] = model.get("arch") or model.get("_name")
-        found["task"] = model.get("task") or task.get("task") or task.get("_name")
+        arguments = {**task, "task": task.get("_name"), **model}
+        arguments["arch"] = model.get("arch") or model.get("_name")
+        arguments["task"] = model.get("task") or task.get("task") or task.get("_name")
     for side in ("encoder", "decoder"):  # newer checkpoints have separate parts for the encoder and the decoder
-        if isinstance(found.get(side), dict):
-            found |= {f"{side}_{name}": value for name, value in found.pop(side).items()}
-    arch, task = found.get("arch"), found.get("task") or TASKS[0]
+        if isinstance(arguments.get(side), dict):
+            arguments |= {f"{side}_{name}": value for name, value in arguments.pop(side).items()}
+    arch, task = arguments.get("arch"), arguments.get("task") or TASKS[0]
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ValueError(
             f"{path} has the architecture {arch}, which is not supported; supported: {', '.join(ARCHITECTURES)}"
@@ -128,7 +128,7 @@ def settings_of(contents: Mapping[str, Any], path: Path) -> Settings:
         raise ValueError(
             f"{path} was trained for the task {task}, which is not supported; supported: {' and '.join(TASKS)}"
         )
-    given = {name: value for name, value in found.items() if value is not None}
+    given = {name: value for name, value in arguments.items() if value is not None}
     return Settings(DEFAULTS | ARCHITECTURES[arch] | given | {"task": task}, path)
 
 
@@ -202,9 +202,9 @@ def vocabularies(path: Path, settings: Settings, weights: Weights) -> tuple[Tabl
                 f"{file} makes a vocabulary of {len(by_id)} entries, but the {side} embeddings have {rows} rows: the "
                 "dictionary belongs to another model"
             )
-        own = {piece.text for piece in pieces_of(model)}
+        known = {piece.text for piece in pieces_of(model)}
         entries = [piece for piece in by_id.values() if not piece.startswith("madeupword") and piece not in names]
-        if 2 * sum(piece in own for piece in entries) < len(entries):
+        if 2 * sum(piece in known for piece in entries) < len(entries):
             raise ValueError(
                 f"{file} and the SentencePiece model in {folder} have few pieces in common: they belong to different "
                 "models"
@@ -271,20 +271,20 @@ def upgraded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "encoder": ["self_attn_layer_norm", "final_layer_norm"],
         "decoder": ["self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"],
     }
-    found: dict[str, Tensor] = {}
+    merged: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         old_norm = re.fullmatch(r"((en|de)coder)(\.layers\.\d+)\.layer_norms\.([012])\.(weight|bias)", name)
         old_projections = re.fullmatch(r"(.*_attn\.)in_proj_(weight|bias)", name)
         if IGNORED.fullmatch(name):
             continue
         if old_norm and int(old_norm[4]) < len(norms[old_norm[1]]):
-            found[f"{old_norm[1]}{old_norm[3]}.{norms[old_norm[1]][int(old_norm[4])]}.{old_norm[5]}"] = tensor
+            merged[f"{old_norm[1]}{old_norm[3]}.{norms[old_norm[1]][int(old_norm[4])]}.{old_norm[5]}"] = tensor
         elif old_projections and tensor.dim() and len(tensor) % 3 == 0:
             for part, values in zip("qkv", tensor.chunk(3), strict=True):
-                found[f"{old_projections[1]}{part}_proj.{old_projections[2]}"] = values
+                merged[f"{old_projections[1]}{part}_proj.{old_projections[2]}"] = values
         else:
-            found["decoder.output_projection.weight" if name == "decoder.embed_out" else name] = tensor
-    return found
+            merged["decoder.output_projection.weight" if name == "decoder.embed_out" else name] = tensor
+    return merged
 
 
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
@@ -294,15 +294,15 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
         weights.check_equal(embeddings[:2], "share_all_embeddings")
     if config.tie_output:
         weights.check_equal(embeddings[1:], "share_decoder_input_output_embed")
-    found = {
+    tensors = {
         "source_embedding.tokens.weight": weights.rows(source.rows, embeddings[0]),
         "target_embedding.tokens.weight": weights.rows(target.rows, embeddings[1]),
         "output_projection.weight": weights.rows(target.rows, embeddings[1 if config.tie_output else 2]),
         "output_projection.bias": weights.output_bias(None, target.rows, target.hidden, HIDDEN),
     }
-    found |= stacks(weights, config)
+    tensors |= stacks(weights, config)
     weights.check_all_taken()
-    return found
+    return tensors
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -310,16 +310,16 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
 
 def checkpoint_file(folder: Path) -> Path:
     """Returns the checkpoint file in a folder. Raises FileNotFoundError if there is none, ValueError for several."""
-    found = sorted(folder.glob("*.pt"))
+    files = sorted(folder.glob("*.pt"))
     for name in NAMES:
-        if folder / name in found:
+        if folder / name in files:
             return folder / name
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    if len(files) == 1:
+        return files[0]
+    if not files:
         raise FileNotFoundError(f"{folder} does not contain a checkpoint such as {NAMES[0]}")
     raise ValueError(
-        f"{folder} contains {len(found)} checkpoints, but no {NAMES[0]}; give the path of one, such as {found[0]}"
+        f"{folder} contains {len(files)} checkpoints, but no {NAMES[0]}; give the path of one, such as {files[0]}"
     )
 
 

@@ -208,7 +208,7 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
         by_id = pieces_by_id(folder / VOCAB_FILE)
     size = len(by_id)
     added = added_tokens(folder, set(by_id.values()), size)
-    own = set(by_id.values())
+    known = set(by_id.values())
     by_id |= added
     if about.get("language_codes") == "m2m100" and "__af__" not in by_id.values():
         by_id |= dict(enumerate((f"__{code}__" for code in M2M_100.split()), size))
@@ -217,7 +217,7 @@ def m2m_tokenizer(folder: Path, settings: Settings, sizes: tuple[int, int]) -> t
     path = folder / (VOCAB_FILE if (folder / VOCAB_FILE).exists() else SPM_FILE)
     table = table_of(by_id, sizes[0], [model], None if start == eos else start, path)
     languages = set(table.pieces) & table.control
-    warn_of_added_tokens(folder, set(added.values()) - own, languages)
+    warn_of_added_tokens(folder, set(added.values()) - known, languages)
     return table, table, Tokenizer(table.renumber(model))
 
 
@@ -297,16 +297,16 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
     output = decoder if config.tie_output else ("lm_head.weight",)
     if config.tie_output:
         weights.check_equal([weights.first_name(*decoder), "lm_head.weight"], "tie_word_embeddings")
-    found = {
+    tensors = {
         "source_embedding.tokens.weight": weights.rows(source.rows, *encoder),
         "target_embedding.tokens.weight": weights.rows(target.rows, *decoder),
         "output_projection.weight": weights.rows(target.rows, *output),
     }
     if config.output_bias:
-        found["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
-    found |= stacks(weights, config, "model.")
+        tensors["output_projection.bias"] = weights.output_bias("final_logits_bias", target.rows, target.hidden, HIDDEN)
+    tensors |= stacks(weights, config, "model.")
     weights.check_all_taken(IGNORED)
-    return found
+    return tensors
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

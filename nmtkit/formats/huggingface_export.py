@@ -110,11 +110,11 @@ def to_transformers(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tenso
         axes = torch.cat([axes[::2], axes[1::2]])
     source, target = (state[f"{side}_embedding.tokens.weight"][:, axes] for side in ("source", "target"))
     if tokenizer.joint and config.share_embeddings:
-        found = {"model.shared.weight": target}
+        tensors = {"model.shared.weight": target}
     else:
-        found = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
+        tensors = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
     bias = state.get("output_projection.bias", torch.zeros(len(target)))
-    found["final_logits_bias"] = bias[None]
+    tensors["final_logits_bias"] = bias[None]
     for stack in ("encoder", "decoder"):
         for index in range(config.encoder_layers if stack == "encoder" else config.decoder_layers):
             for ours, theirs in layer_names(stack):
@@ -126,9 +126,9 @@ def to_transformers(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tenso
                     weight = weight[:, axes]
                 parts = zip(theirs, weight.chunk(len(theirs)), bias.chunk(len(theirs)), strict=True)
                 for name, part, of_part in parts:
-                    found[f"model.{stack}.layers.{index}.{name}.weight"] = part
-                    found[f"model.{stack}.layers.{index}.{name}.bias"] = of_part
-    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}
+                    tensors[f"model.{stack}.layers.{index}.{name}.weight"] = part
+                    tensors[f"model.{stack}.layers.{index}.{name}.bias"] = of_part
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, shared: bool) -> None:

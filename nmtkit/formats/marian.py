@@ -143,12 +143,12 @@ def embeddings_are_normalised(settings: Settings) -> bool:
     Marian's pre-norm differs from nmtkit's pre-norm, because keys and values of self-attention in Marian are computed
     from the input before the norm.
     """
-    places = [f"transformer-{place}" for place in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")]
-    letters = [settings.text(place, "").replace("d", "") for place in places]
+    names = [f"transformer-{name}" for name in ("preprocess", "postprocess", "postprocess-top", "postprocess-emb")]
+    letters = [settings.text(name, "").replace("d", "") for name in names]
     if letters[:3] != ["", "an", ""] or letters[3] not in ("", "n"):
-        found = ", ".join(f"{place} {settings.text(place, '')!r}" for place in places)
+        shown = ", ".join(f"{name} {settings.text(name, '')!r}" for name in names)
         raise ValueError(
-            f"{settings.path} has {found}; which is not supported: norms and residual sums must be 'dan' after each "
+            f"{settings.path} has {shown}; which is not supported: norms and residual sums must be 'dan' after each "
             "layer (and 'nd' after the embeddings, if any)"
         )
     return letters[3] == "n"
@@ -186,7 +186,7 @@ def read_vocabulary(path: Path, side: str) -> tuple[dict[int, str], bytes, str]:
 def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target: Table) -> dict[str, Tensor]:
     """Returns the weights under nmtkit's names. The rows of the embeddings have the order of the tables."""
     output = "decoder_ff_logit_out"
-    found = {
+    tensors = {
         "source_embedding.tokens.weight": weights.rows(source.rows, "Wemb", "encoder_Wemb"),
         "target_embedding.tokens.weight": weights.rows(target.rows, "Wemb", "decoder_Wemb"),
     }
@@ -196,20 +196,20 @@ def to_nmtkit(weights: Weights, config: TransformerConfig, source: Table, target
             raise ValueError(
                 f"{weights.path} has embeddings for {rows} entries, but its vocabulary has {max(table.rows) + 1}"
             )
-    for embeddings in found.values():
+    for embeddings in tensors.values():
         embeddings[BOS] = 0  # Marian's decoder starts from zeros
     if config.tie_output:
-        found["output_projection.weight"] = found["target_embedding.tokens.weight"]
+        tensors["output_projection.weight"] = tensors["target_embedding.tokens.weight"]
     else:  # older releases write the transposed matrix under a name without the final "t"
         old = f"{output}_W" in weights.tensors
         matrix = weights.matrix(f"{output}_W").T if old else weights.matrix(f"{output}_Wt")
-        found["output_projection.weight"] = weights.select(matrix, target.rows, output)
-    found["output_projection.bias"] = weights.output_bias(f"{output}_b", target.rows, target.hidden, HIDDEN)
+        tensors["output_projection.weight"] = weights.select(matrix, target.rows, output)
+    tensors["output_projection.bias"] = weights.output_bias(f"{output}_b", target.rows, target.hidden, HIDDEN)
     for ours, theirs in layer_names(config):
         parts = [weights.take(name) for name in theirs]
-        found[ours] = torch.cat([part.flatten() if len(part) == 1 else part.T for part in parts])
+        tensors[ours] = torch.cat([part.flatten() if len(part) == 1 else part.T for part in parts])
     weights.check_all_taken(re.escape(SETTINGS))
-    return found
+    return tensors
 
 
 def layer_names(config: TransformerConfig) -> list[tuple[str, list[str]]]:
@@ -325,7 +325,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
     Raises ValueError naming path and line for text outside this subset.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     key = ""
     for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
@@ -337,18 +337,18 @@ def parse(text: str, path: Path) -> dict[str, Any]:
                 key, value = scalar(pair[1]), (pair[2] or "").strip()
                 is_list = value.startswith("[") and value.endswith("]")
                 parts = [part for part in value[1:-1].split(",") if part.strip()]
-                found[key] = [scalar(part) for part in parts] if is_list else scalar(value)
+                settings[key] = [scalar(part) for part in parts] if is_list else scalar(value)
             elif stripped.startswith("- ") and key:
-                found[key] = [*(found[key] if isinstance(found[key], list) else []), scalar(stripped[2:])]
+                settings[key] = [*(settings[key] if isinstance(settings[key], list) else []), scalar(stripped[2:])]
             elif stripped == "[]" and key:
-                found[key] = []
+                settings[key] = []
             else:
                 raise ValueError("neither a pair nor an element of a list")
         except (ValueError, OverflowError) as error:  # for example, an escape of an invalid character
             raise ValueError(
                 f"{path}, line {number}: {stripped[:60]!r} is not YAML in the form that Marian writes: {error}"
             ) from error
-    return found
+    return settings
 
 
 def scalar(text: str) -> str:

@@ -141,20 +141,20 @@ def to_marian(model: Transformer) -> dict[str, Tensor]:
     """Returns the weights in fp32 under Marian's names. Raises ValueError if the embedding of bos cannot become 0."""
     shift_bos_to_zero(model)
     config, state = model.config, {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     source, target = (state[f"{side}_embedding.tokens.weight"] for side in ("source", "target"))
     if model.source_embedding.tokens is model.target_embedding.tokens:
-        found["Wemb"] = target
+        tensors["Wemb"] = target
     else:
-        found |= {"encoder_Wemb": source, "decoder_Wemb": target}
+        tensors |= {"encoder_Wemb": source, "decoder_Wemb": target}
     if not config.tie_output:
-        found["decoder_ff_logit_out_W"] = state["output_projection.weight"].T
-    found["decoder_ff_logit_out_b"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
+        tensors["decoder_ff_logit_out_W"] = state["output_projection.weight"].T
+    tensors["decoder_ff_logit_out_b"] = state.get("output_projection.bias", torch.zeros(len(target)))[None]
     for ours, theirs in layer_names(config):
         tensor = state[ours]
         parts = tensor.chunk(len(theirs))
-        found |= {name: part.T if part.dim() == 2 else part[None] for name, part in zip(theirs, parts, strict=True)}
-    return found
+        tensors |= {name: part.T if part.dim() == 2 else part[None] for name, part in zip(theirs, parts, strict=True)}
+    return tensors
 
 
 def shift_bos_to_zero(model: Transformer) -> None:

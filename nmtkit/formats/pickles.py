@@ -54,10 +54,10 @@ def load(path: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")
             contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises errors of many types for damaged files
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        if found:
+        match = re.search(r"GLOBAL (\S+)", str(error))
+        if match:
             raise ValueError(
-                f"{path} needs {found[1].rstrip(',')}, which is not part of a model; nothing was imported, and no "
+                f"{path} needs {match[1].rstrip(',')}, which is not part of a model; nothing was imported, and no "
                 "code of the file was run"
             ) from error
         raise ValueError(f"{path} is not a checkpoint of PyTorch, or is damaged or incomplete") from error

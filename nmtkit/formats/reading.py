@@ -99,6 +99,6 @@ class Settings:
 
     def _same(self, names: tuple[str, ...], values: list[Any]) -> Any:
         if len(set(values)) > 1:
-            given = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-            raise ValueError(f"{self.path} has {given}; nmtkit's Transformer needs the same value for all of them")
+            shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            raise ValueError(f"{self.path} has {shown}; nmtkit's Transformer needs the same value for all of them")
         return values[0]

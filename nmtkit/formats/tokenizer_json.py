@@ -62,13 +62,13 @@ def splits_at_spaces(contents: Mapping[str, Any]) -> bool:
 def charsmap(contents: Mapping[str, Any], path: Path) -> bytes:
     """Returns the table of the normaliser, or b"". Raises ValueError for a normaliser of another tool."""
     outer = contents.get("normalizer") or {"normalizers": []}
-    found = b""
+    compiled = b""
     for part in outer.get("normalizers", [outer]):
         if part.get("type") == "Precompiled":
-            found = base64.b64decode(part["precompiled_charsmap"])
+            compiled = base64.b64decode(part["precompiled_charsmap"])
         elif part.get("type") != "Replace" or part.get("pattern") != SEVERAL_SPACES:
             raise ValueError(
                 f"{path}: its normalizer {part.get('type')} does not exist in SentencePiece; copy "
                 "sentencepiece.bpe.model into the folder"
             )
-    return found
+    return compiled

@@ -29,20 +29,20 @@ def layer_names(stack: str) -> list[tuple[str, tuple[str, ...]]]:
 
 def stacks(weights: Weights, config: TransformerConfig, prefix: str = "") -> dict[str, Tensor]:
     """Returns the encoder and decoder weights under nmtkit's names, without token embeddings and output projection."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for side, stack, depth in (
         ("source", "encoder", config.encoder_layers),
         ("target", "decoder", config.decoder_layers),
     ):
         if config.positions == "learned":  # the first rows, up to the padding id, are unused
             table = weights.matrix(f"{prefix}{stack}.embed_positions.weight")
-            found[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
+            tensors[f"{side}_embedding.positions.weight"] = table[max(0, len(table) - config.max_positions) :]
         if config.embedding_norm:
-            weights.stack(found, f"{side}_embedding.norm", [f"{prefix}{stack}.layernorm_embedding"])
+            weights.stack(tensors, f"{side}_embedding.norm", [f"{prefix}{stack}.layernorm_embedding"])
         if config.pre_norm:
-            weights.stack(found, f"{stack}_norm", [f"{prefix}{stack}.layer_norm"])
+            weights.stack(tensors, f"{stack}_norm", [f"{prefix}{stack}.layer_norm"])
         for index in range(depth):
             for ours, theirs in layer_names(stack):
                 parts = [f"{prefix}{stack}.layers.{index}.{part}" for part in theirs]
-                weights.stack(found, f"{stack}.{index}.{ours}", parts)
-    return found
+                weights.stack(tensors, f"{stack}.{index}.{ours}", parts)
+    return tensors

@@ -86,10 +86,10 @@ class Weights:
                 f"{self.path} has weights {rest[0]}{more}, which do not belong to the model of its settings"
             )
 
-    def stack(self, found: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
+    def stack(self, tensors: dict[str, Tensor], ours: str, theirs: Sequence[str]) -> None:
         """Stores the concatenated weights and biases of the layers `theirs` in `found` under the name `ours`."""
         for kind in ("weight", "bias"):
-            found[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
+            tensors[f"{ours}.{kind}"] = self.joined([f"{name}.{kind}" for name in theirs])
 
     def joined(self, names: Sequence[str]) -> Tensor:
         """Returns the concatenation of the tensors `names` along the first dimension."""

@@ -68,5 +68,5 @@ class AverageAttention(nn.Module):
         average = self.feed_forward(average)
         if self.gate is None:
             return average
-        own, past = torch.sigmoid(self.gate(torch.cat([x, average.to(x.dtype)], -1))).chunk(2, -1)
-        return own * x + past * average
+        current, past = torch.sigmoid(self.gate(torch.cat([x, average.to(x.dtype)], -1))).chunk(2, -1)
+        return current * x + past * average

@@ -271,8 +271,8 @@ class _LinearRDropLoss(torch.autograd.Function):
             # gradient of the logits of p: p / 2 + alpha / 4 (p (1 + ratio - KL(p || q)) - q) - eps / 2V - (1 - eps) / 2
             # [k = target]
             factors = ratio.add(1 - kl_pq), ratio.neg().add_(1 - kl_qp)
-            for number, (own, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
-                rows = factor.mul_(alpha / 4).add_(0.5).mul_(own).sub_(other, alpha=alpha / 4)
+            for number, (probabilities, other, factor) in enumerate(((p, q, factors[0]), (q, p, factors[1]))):
+                rows = factor.mul_(alpha / 4).add_(0.5).mul_(probabilities).sub_(other, alpha=alpha / 4)
                 rows.scatter_add_(1, labels, rows.new_full(labels.shape, (label_smoothing - 1) / 2))
                 gradients.add(number, chunk, rows.to(dtype), passes[number][chunk], w, mask[chunk])
         ctx.gradients = gradients

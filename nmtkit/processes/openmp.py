@@ -70,8 +70,8 @@ def cpu_time_of_others(cores: set[int], stat: Path = Path("/proc/stat")) -> tupl
     names = {f"cpu{core}" for core in cores}
     # columns: user, nice, system, (idle, iowait,) irq, softirq, steal
     ticks = sum(int(fields[index]) for fields in lines if fields[0] in names for index in (1, 2, 3, 6, 7, 8))
-    own = os.times()
-    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - own.user - own.system
+    usage = os.times()
+    return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - usage.user - usage.system
 
 
 class IdleThreads:

@@ -153,9 +153,9 @@ class Service:
 
     def check_key(self, key: Any) -> None:
         """Raises Refusal unless the key is valid, or the server needs no key."""
-        given = key.encode("utf-8", "replace") if isinstance(key, str) else b""
-        if self.keys and not any([hmac.compare_digest(given, known) for known in self.keys]):
-            raise Refusal(403, "Invalid API key" if given else "this server needs an API key (api_key)")
+        sent = key.encode("utf-8", "replace") if isinstance(key, str) else b""
+        if self.keys and not any([hmac.compare_digest(sent, known) for known in self.keys]):
+            raise Refusal(403, "Invalid API key" if sent else "this server needs an API key (api_key)")
 
     # --- translation --------------------------------------------------------------------------------------------------
 
@@ -293,8 +293,8 @@ class Service:
         if self.detector is None or not sources:
             self.check_pair(("auto", target))
         languages = await self.detected(texts)
-        found = next((language for language in languages if language["language"] in sources), None)
-        detected = found or DetectedLanguage(language=sources[0], confidence=0.0)
+        listed = next((language for language in languages if language["language"] in sources), None)
+        detected = listed or DetectedLanguage(language=sources[0], confidence=0.0)
         return (detected["language"], target), detected
 
     def check_pair(self, pair: Pair) -> None:

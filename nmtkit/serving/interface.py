@@ -215,9 +215,9 @@ def validated(model: type[Model], fields: dict[str, Any]) -> Model:
 
     Fields that are null or empty count as missing, except `q`.
     """
-    given = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
+    sent = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
     try:
-        return model.model_validate(given)
+        return model.model_validate(sent)
     except ValidationError as error:
         raise Refusal(400, f"Invalid request: {_message(error)}") from None
 

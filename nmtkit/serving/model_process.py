@@ -52,15 +52,15 @@ def main(control: socket.socket) -> None:
     )
     if forks and job.worker_count == 1 and threads is None:
         threads = 1
-    while (given := _receive_connection(control)) is not None:
+    while (received := _receive_connection(control)) is not None:
         if not forks:
             send(control, {"pid": os.getpid()})
-            work_on_gpu(given, models)
+            work_on_gpu(received, models)
             return
         pid = os.fork()
         if pid == 0:
-            _run_worker(control, given, threads, lambda connection: work(connection, models, prepare))
-        given.close()
+            _run_worker(control, received, threads, lambda connection: work(connection, models, prepare))
+        received.close()
         send(control, {"pid": pid})
 
 

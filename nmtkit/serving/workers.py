@@ -73,8 +73,8 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
     translator = model.translator
     pipeline = pipeline_of(model, task)
     # alternatives need a search by PyTorch without shared slots
-    own = task["alternatives"] or translator.device.type != "cpu"
-    decoder = in_turn(translator, pipeline.search) if own else translator.batch_decoder(pipeline.search)
+    separate = task["alternatives"] or translator.device.type != "cpu"
+    decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
     return [list(map(result_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
 
@@ -191,12 +191,12 @@ class SlotWorker:
         """Translates tasks until the inbox contains None."""
         if self.model.translator.continuous is not None:
             self.model.translator.continuous.asks_between_steps = True
-        for number, found in decoder(self.batches()):
+        for number, results in decoder(self.batches()):
             if number not in self.under_way:
                 continue
             task = self.under_way.pop(number)
             leaves = (leaf for segment in task.segments for leaf in segment.leaves())
-            for leaf, hypotheses in zip(leaves, found, strict=True):
+            for leaf, hypotheses in zip(leaves, results, strict=True):
                 leaf.hypotheses = hypotheses
             lines = map(self.pipeline.translation, task.segments)
             self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})

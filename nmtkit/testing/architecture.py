@@ -165,8 +165,8 @@ class _Search:
             source, prefix = self.sources[row // self.beams], self.prefixes[row]
             features = self.model(Packed.from_lists([source]), Packed.from_lists([prefix]))
             expected = self.model.output_projection(features[-1:])[0]
-            place = f"at token {len(prefix)} of row {row}, after {self.last}"
-            _require_close(logits[row], expected, f"step differs from the full pass {place}, by up to {{:.2g}}")
+            position = f"at token {len(prefix)} of row {row}, after {self.last}"
+            _require_close(logits[row], expected, f"step differs from the full pass {position}, by up to {{:.2g}}")
         self.last = "step"
 
     def reorder(self, parents: list[int]) -> None:
@@ -379,7 +379,7 @@ def resume_is_exact_and_checkpoints_average(subject: Subject[Architecture]) -> N
         lines = ["bado kelu", "", "miro sate vonu pika"]
         single = Translator.load(folder / "averaged.pt").translate(lines, beam=2, max_len_b=3)
         several = Translator.load([folder / "averaged.pt"] * 2).translate(lines, beam=2, max_len_b=3)
-        texts = [[translation.text for translation in found] for found in (single, several)]
+        texts = [[translation.text for translation in translations] for translations in (single, several)]
         require(texts[0] == texts[1], f"an ensemble of a model with itself translates {texts[1]}, not {texts[0]}")
 
 

@@ -78,18 +78,18 @@ class SmallSearch:
         """Makes a step of the search, and returns a copy of the changed log probabilities: N V."""
         tokens = self.next_tokens() if tokens is None else tokens
         log_probs = self.log_probs(len(self.results)) if log_probs is None else log_probs
-        given = tokens.clone()
+        before = tokens.clone()
         result: object = self.state.step(tokens, log_probs.clone())
         require(
             isinstance(result, Tensor) and result.shape == log_probs.shape and result.is_floating_point(),
-            f"step returned {described(result)} for {len(given)} rows; it must return log probabilities [N, V] of "
+            f"step returned {described(result)} for {len(before)} rows; it must return log probabilities [N, V] of "
             f"shape {list(log_probs.shape)}",
         )
         assert isinstance(result, Tensor)
         require(
-            torch.equal(tokens, given), "step changes its argument `tokens` in place; only log_probs may be changed"
+            torch.equal(tokens, before), "step changes its argument `tokens` in place; only log_probs may be changed"
         )
-        self.tokens.append(given)
+        self.tokens.append(before)
         self.results.append(result.clone())
         return self.results[-1]
 

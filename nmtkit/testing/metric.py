@@ -30,9 +30,9 @@ def _counts(subject: Subject[Metric], metric: Metric, pairs: Batch) -> dict[str,
 
 def a_finite_number_is_returned(subject: Subject[Metric]) -> None:
     references = dataset()["valid"].references()
-    for what, lines in (("the references themselves", references), ("empty lines", [""] * len(references))):
+    for title, lines in (("the references themselves", references), ("empty lines", [""] * len(references))):
         value = score(subject, subject.build(), lines)
-        require(math.isfinite(value), f"score returned {value} for {what}; it must return a finite number")
+        require(math.isfinite(value), f"score returned {value} for {title}; it must return a finite number")
 
 
 def the_score_repeats(subject: Subject[Metric]) -> None:

@@ -96,8 +96,8 @@ class CheckpointManager:
         while not (visible := (self.folder / name).exists()) and time.monotonic() < end:
             time.sleep(0.1)
             distributed.heartbeat()
-        own = f"{self.folder.absolute()} on {platform.node()}"
-        folders = distributed.all_gather_object((visible, own))
+        owner = f"{self.folder.absolute()} on {platform.node()}"
+        folders = distributed.all_gather_object((visible, owner))
         if distributed.is_rank_zero():
             (self.folder / name).unlink(missing_ok=True)
         for rank, (has_seen, folder) in enumerate(folders):

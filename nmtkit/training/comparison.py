@@ -137,8 +137,8 @@ def differing(runs: Sequence[RunSummary]) -> list[str]:
     """Returns the names of settings that differ among the runs that have them, except the settings in `OWN`."""
     names = dict.fromkeys(name for run in runs for name in run.settings if name not in OWN)
     values = {name: [run.settings[name] for run in runs if name in run.settings] for name in names}
-    found = [name for name, own in values.items() if any(value != own[0] for value in own)]
-    return found + (["dataset"] if len({run.dataset for run in runs}) > 1 else [])
+    unequal = [name for name, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)]
+    return unequal + (["dataset"] if len({run.dataset for run in runs}) > 1 else [])
 
 
 def setting(run: RunSummary, name: str) -> Any:
@@ -183,11 +183,12 @@ def _mean_scores(scores: Sequence[Mapping[str, Score]]) -> dict[str, Score]:
     """Returns means and standard deviations of the metrics that all runs have."""
     result = {}
     for name in scores[0]:
-        own = [of_run[name] for of_run in scores if name in of_run]
-        if len(own) == len(scores):
-            values = [score.value for score in own]
+        scored = [of_run[name] for of_run in scores if name in of_run]
+        if len(scored) == len(scores):
+            values = [score.value for score in scored]
             mean, deviation = statistics.fmean(values), statistics.stdev(values)
-            result[name] = Score(value=mean, update=round(statistics.fmean(s.update for s in own)), deviation=deviation)
+            update = round(statistics.fmean(score.update for score in scored))
+            result[name] = Score(value=mean, update=update, deviation=deviation)
     return result
 
 

@@ -20,6 +20,7 @@ from nmtkit.config import (
     convert,
     derive,
     field_types,
+    split_settings,
     suggestion,
     to_dict,
     to_toml,
@@ -215,19 +216,18 @@ class JobTemplate:
 
         `data` overrides the dataset of the file.
         """
-        run_fields = field_types(RunConfig)
-        run_flags = {name: value for name, value in flags.items() if name in run_fields}
+        classes = [type(component.config) for component in self.components.values()]
+        run_flags, *parts, _ = split_settings(flags, RunConfig, *classes)
         # A flag removes the conflicting setting of the file.
         in_file = dict(self.run)
         for name, other in (("update_freq", "batch_tokens"), ("batch_tokens", "update_freq")):
             if run_flags.get(name) is not None:
                 in_file.pop(other, None)
         run = derive(RunConfig(), in_file | run_flags, self.origin if in_file else COMMAND_LINE)
-        components = {}
-        for table, component in self.components.items():
-            fields = field_types(type(component.config))
-            changes = {name: value for name, value in flags.items() if name in fields}
-            components[table] = Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
+        components = {
+            table: Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
+            for (table, component), changes in zip(self.components.items(), parts, strict=True)
+        }
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
 
 

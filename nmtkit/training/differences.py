@@ -36,7 +36,7 @@ def changed_settings(before: Tables, now: Tables) -> list[Row]:
 
     Settings of added components are left out, because the list of component names shows the addition.
     """
-    shared = {table: own for table, own in now.items() if table in before and kind_of(table) != "callbacks"}
+    shared = {table: after for table, after in now.items() if table in before and kind_of(table) != "callbacks"}
     return [row for row in changes(flat(before), flat(shared)) if row[0] not in EXPECTED_CHANGES]
 
 

@@ -104,11 +104,11 @@ class BatchLoader:
         source, target = self.split.source.lengths, self.split.target.lengths
         parts = micro_batches(pairs, source, target, self.max_tokens, self.max_sentences)
         rounds = -(-len(parts) // self.ranks)
-        own = [
+        of_rank = [
             (number, self.batch(parts[number], position.epoch) if number < len(parts) else self.dummy(parts[0][:1]))
             for number in range(self.rank, rounds * self.ranks, self.ranks)
         ]
-        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), own, ends_epoch)
+        return Update(position, pairs, int(target[pairs].sum()), int(source[pairs].sum()), of_rank, ends_epoch)
 
     def batch(self, pairs: Pairs, epoch: int) -> Batch:
         """Returns a micro-batch of these pairs on the device."""

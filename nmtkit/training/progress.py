@@ -121,7 +121,7 @@ def fields(record: Mapping[str, Any], order: Sequence[str] = ()) -> list[str]:
     if "update" in record:
         of = f"/{'~' if record.get('estimated') else ''}{record['updates']:,}" if record.get("updates") else ""
         shown.append(f"update {record['update']:,}{of}")
-    others = (it for it, value in record.items() if isinstance(value, float) and it not in (*HIDDEN, *FORMS))
+    others = (key for key, value in record.items() if isinstance(value, float) and key not in (*HIDDEN, *FORMS))
     for name in dict.fromkeys((*order, *FIRST, *others, *FORMS)):
         value = record.get(name)
         if value is not None and value is not False:

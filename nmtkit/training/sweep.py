@@ -225,21 +225,21 @@ def read(file: Path) -> Sweep:
     return sweep
 
 
-def _normalized(table: Any, place: str) -> Settings:
+def _normalized(table: Any, title: str) -> Settings:
     if not isinstance(table, dict):
-        raise ValueError(f"{place} is not a table of settings")
+        raise ValueError(f"{title} is not a table of settings")
     settings = {name.replace("-", "_"): value for name, value in table.items()}
     for name in NOT_VARIED:
         if name in settings:
-            raise ValueError(f"{place}: {name} cannot vary; give it once, outside [sweep]")
+            raise ValueError(f"{title}: {name} cannot vary; give it once, outside [sweep]")
     return settings
 
 
-def _list(value: Any, place: str) -> list[Any]:
+def _list(value: Any, title: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{place} is {value!r}; give a list of values")
+        raise ValueError(f"{title} is {value!r}; give a list of values")
     if not value:
-        raise ValueError(f"{place} is an empty list, which makes no runs")
+        raise ValueError(f"{title} is an empty list, which makes no runs")
     return value
 
 
@@ -278,24 +278,24 @@ def _zipped(table: Any, file: Path) -> list[Settings]:
 def _grid(table: Any, file: Path) -> dict[str, list[Any]]:
     grid = {}
     for name, values in _normalized(table, f"{file}: [sweep.grid]").items():
-        place = f"{file}: {name} of [sweep.grid]"
-        grid[name] = [_normalized(v, place) if isinstance(v, dict) else v for v in _list(values, place)]
+        title = f"{file}: {name} of [sweep.grid]"
+        grid[name] = [_normalized(v, title) if isinstance(v, dict) else v for v in _list(values, title)]
         if len({isinstance(value, dict) for value in grid[name]}) > 1:
-            raise ValueError(f"{place} mixes values with tables of settings; give only values or only tables")
+            raise ValueError(f"{title} mixes values with tables of settings; give only values or only tables")
     return grid
 
 
-def _values(value: Any, place: str) -> Range | list[Any]:
+def _values(value: Any, title: str) -> Range | list[Any]:
     if isinstance(value, list):
-        return _list(value, place)
+        return _list(value, title)
     bounds = [value.get(name) for name in ("min", "max")] if isinstance(value, dict) else []
     numbers = [bound for bound in bounds if isinstance(bound, int | float) and not isinstance(bound, bool)]
     if len(numbers) != 2 or set(value) - {"min", "max", "log"} or not isinstance(value.get("log", False), bool):
-        raise ValueError(f"{place} is {value!r}; give a list, or {{ min = X, max = X }}, perhaps with log = true")
+        raise ValueError(f"{title} is {value!r}; give a list, or {{ min = X, max = X }}, perhaps with log = true")
     low, high = numbers
     log = value.get("log", False)
     if not low < high or (log and low <= 0):
-        raise ValueError(f"{place}: min must be below max{', and above 0 with log' if log else ''}")
+        raise ValueError(f"{title}: min must be below max{', and above 0 with log' if log else ''}")
     return Range(low=low, high=high, log=log)
 
 

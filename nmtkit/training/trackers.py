@@ -26,8 +26,8 @@ def flat(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns settings by "table.name", and settings of the run by name only. Lists become texts with commas."""
     return {
         name if table == "run" else f"{table}.{name}": ",".join(map(str, value)) if isinstance(value, list) else value
-        for table, own in settings.items()
-        for name, value in own.items()
+        for table, values in settings.items()
+        for name, value in values.items()
     }
 
 
@@ -152,8 +152,8 @@ class Mlflow(Tracker):
         if self.run_id:
             self.client.update_run(self.run_id, status="RUNNING")
             return
-        found = self.client.get_experiment_by_name(self.config.mlflow_experiment)
-        experiment = found.experiment_id if found else self.client.create_experiment(self.config.mlflow_experiment)
+        known = self.client.get_experiment_by_name(self.config.mlflow_experiment)
+        experiment = known.experiment_id if known else self.client.create_experiment(self.config.mlflow_experiment)
         self.run_id = self.client.create_run(experiment, run_name=run.save_dir.resolve().name).info.run_id
         params = [Param(_allowed(name), str(value)[:MLFLOW_VALUE]) for name, value in flat(run.settings).items()]
         for first in range(0, len(params), MLFLOW_PARAMS):

@@ -105,11 +105,11 @@ class Trainer:
         self.criterion.train()
         self.engine.zero_grad()
         self.model.begin_update(torch.Generator().manual_seed(seed_of(seed, number, -1)))
-        own = sum(batch.target_tokens for _, batch in update.micro_batches)
+        of_rank = sum(batch.target_tokens for _, batch in update.micro_batches)
         tokens = update.target_tokens
         # tokens are counted after transforms, which only one rank applies to each micro-batch
         if self.transforms_pairs:
-            tokens = int(distributed.all_reduce(torch.tensor(own)))
+            tokens = int(distributed.all_reduce(torch.tensor(of_rank)))
         sums: dict[str, Tensor] = {}
         for index, batch in update.micro_batches:
             torch.manual_seed(seed_of(seed, number, index))
@@ -127,7 +127,7 @@ class Trainer:
         if self.ema:
             self.ema.update(number)
         self.done = number
-        return StepMetrics(number, update.pairs, update.source_tokens, tokens, own, lr, sums, norm, finite)
+        return StepMetrics(number, update.pairs, update.source_tokens, tokens, of_rank, lr, sums, norm, finite)
 
     def _forward_backward(self, batch: Batch, tokens: int, sums: dict[str, Tensor]) -> None:
         """Adds the gradients of a micro-batch, and adds its loss and counts to `sums`.
@@ -325,12 +325,12 @@ def _group_settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def _difference(saved: list[list[str]], own: list[list[str]]) -> str:
+def _difference(saved: list[list[str]], current: list[list[str]]) -> str:
     """Describes how two lists of parameter groups differ. A group is the list of the names of its parameters."""
-    before, now = ({name for group in groups for name in group} for groups in (saved, own))
+    before, now = ({name for group in groups for name in group} for groups in (saved, current))
     differences = [(sorted(before - now), "only in the checkpoint"), (sorted(now - before), "only in this run")]
     parts = [f"{len(names)} {where}, such as {names[0]}" for names, where in differences if names]
-    return ", ".join(parts) or f"groups of {list(map(len, saved))} and {list(map(len, own))} parameters"
+    return ", ".join(parts) or f"groups of {list(map(len, saved))} and {list(map(len, current))} parameters"
 
 
 def seed_of(seed: int, update: int, micro_batch: int) -> int:

@@ -175,10 +175,10 @@ class Validator:
         for name, metric in self.metrics.items():
             if name in scores:
                 raise ValueError(f"metric {name!r} has the same name as a different score of this run; rename it")
-            own = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
+            of_subset = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
             texts: dict[str, Any] = {"hypotheses": self.hypotheses, "references": self.references}
             texts |= {"sources": self.sources, "target_lang": self.target_lang}
-            scores[name] = score_of(name, metric, Outputs(sums=shared | own, tokens=tokens, **texts))
+            scores[name] = score_of(name, metric, Outputs(sums=shared | of_subset, tokens=tokens, **texts))
         return scores
 
     def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ def worker_processes(translator: Translator, options: SearchOptions, count: int)
 
     def decode(batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
         tasks = ((Translator.decode, batch, options) if batch else None for batch in batches)
-        return ((number, found or []) for number, found in workers.imap_unordered(tasks))
+        return ((number, hypotheses or []) for number, hypotheses in workers.imap_unordered(tasks))
 
     with Workers(count, of_one_thread) as workers:
         yield decode
@@ -132,9 +132,9 @@ class RankDispatcher:
         self.own: list[int] = []  # numbers of the batches that this rank decodes
 
     def decode(self, batches: Iterable[SegmentBatch]) -> Iterator[tuple[int, BatchHypotheses]]:
-        for index, found in self.decoder(self.own_batches(batches)):
+        for index, hypotheses in self.decoder(self.own_batches(batches)):
             self.in_hand[0] -= 1
-            yield self.own[index], found
+            yield self.own[index], hypotheses
             yield from self.received()
         while any(self.in_hand.values()):
             time.sleep(POLL)

@@ -227,7 +227,7 @@ class Protection(Step):
     def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,), (part,) = hypotheses, segment.parts
         assert segment.protected is not None
-        terms = [found.term for found in part.terms]
+        terms = [match.term for match in part.terms]
         kept = term_results(hypothesis.text, terms, segment.capitals)[1]
         text, links = segment.protected.restore(hypothesis.text, hypothesis.links, kept)
         results = None if hypothesis.terms is None else term_results(text, terms, segment.capitals)[0]
@@ -243,15 +243,15 @@ class GlossaryTerms(Step):
     def before(self, segment: TextSegment) -> list[TextSegment]:
         protected = segment.protected
         segment.terms = [
-            found
-            for found in self.glossary.find(segment.text, segment.capitals)
-            if protected is None or protected.is_whole(found.start, found.end)
+            match
+            for match in self.glossary.find(segment.text, segment.capitals)
+            if protected is None or protected.is_whole(match.start, match.end)
         ]
         return [segment.part(segment.text)]
 
     def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         (hypothesis,) = hypotheses
-        terms = [found.term for found in segment.terms]
+        terms = [match.term for match in segment.terms]
         return replace(hypothesis, terms=term_results(hypothesis.text, terms, segment.capitals)[0])
 
 

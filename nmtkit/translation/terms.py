@@ -60,9 +60,9 @@ class TermPhrases:
     def spellings(self, text: str) -> list[Phrase]:
         """Returns the pieces of a text at the beginning of a line, after a space, and after an opening bracket."""
         encoded = self.tokenizer.encode_target([context + text for context in CONTEXTS]).split()
-        found = []
+        results = []
         for ids, context in zip(encoded, self.contexts, strict=True):
             tokens = ids[:-1].tolist()
             if tokens[: len(context)] == context and UNK not in tokens[len(context) :]:
-                found.append(tuple(tokens[len(context) :]))
-        return found
+                results.append(tuple(tokens[len(context) :]))
+        return results

@@ -191,15 +191,15 @@ class Translator:
                 under_way[number] = batch
                 yield [without_required(sentence) for sentence in batch]
 
-        for number, found in continuous.decode(free()):
+        for number, results in continuous.decode(free()):
             batch = under_way.pop(number)
             constraints = [sentence.constraints for sentence in batch]
             required = any(sentence.required for sentence in constraints)
-            found = annotated(self.models, batch, options, self.device, found)
-            missing = lacking(constraints, found, options, self.edges) if required else []
+            results = annotated(self.models, batch, options, self.device, results)
+            missing = lacking(constraints, results, options, self.edges) if required else []
             for index, hypotheses in zip(missing, self.decode([batch[i] for i in missing], options), strict=True):
-                found[index] = hypotheses
-            yield number, found
+                results[index] = hypotheses
+            yield number, results
 
     @cached_property
     def edges(self) -> PieceEdges:
