@@ -281,7 +281,7 @@ TENTHS = 10
 
 
 def precision(arguments: argparse.Namespace, workspace: Workspace, report: Report) -> None:
-    updates, batch_tokens = (10, 100) if arguments.quick else (300, 1024)
+    updates, batch_tokens = (10, 200) if arguments.quick else (300, 1024)
     flags = f"--arch transformer_tiny --dropout 0.3 --lr 0.002 --warmup-updates 200 --log-interval 1 {QUIET}"
     flags += f" --save-interval-minutes none --batch-tokens {batch_tokens} --max-update {updates}"
     flags += f" --threads {arguments.threads}"

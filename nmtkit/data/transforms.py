@@ -13,7 +13,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,8 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 # --- noise of words ---------------------------------------------------------------------------------------------------
 
 
-class Words(NamedTuple):
+@dataclass(frozen=True)
+class Words:
     """The words of a sentence of pieces."""
 
     begins: npt.NDArray[np.bool_]  # marks the first piece of each word
