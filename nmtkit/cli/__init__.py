@@ -14,6 +14,7 @@ import nmtkit
 
 # name -> summary, so that the help page needs no import of the command
 COMMANDS = {
+    "clean": "Mend parallel text and drop bad pairs, with a reason for each.",
     "preprocess": "Make a binarized dataset from raw parallel text.",
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",

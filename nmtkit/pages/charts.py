@@ -69,6 +69,37 @@ def bar_chart(title: str, note: str, counts: Sequence[int], unit: str) -> str:
     return _figure(title, f"<span>{escape(note)}</span>", title, "".join(parts))
 
 
+def histogram(title: str, edges: Sequence[float], counts: Sequence[int], limits: Sequence[float], unit: str) -> str:
+    """Returns a chart of counts between `edges`, with a logarithmic axis and a line at each of the `limits`."""
+    high = math.log10(max(1, *counts) + 1)
+    first, last = edges[0], edges[-1]
+    ticks: Ticks = [(math.log10(mark + 1) / high, _short(mark)) for mark in _decades(max(counts, default=1))]
+
+    def column(value: float) -> float:
+        return LEFT + (value - first) / ((last - first) or 1) * (WIDTH - LEFT - RIGHT)
+
+    below = [(column(value), _short(value)) for value in _round_numbers(first, last, 5)]
+    parts = [*_axes(ticks, below, "pairs, logarithmic", unit)]
+    for low, end, count in zip(edges, edges[1:], counts, strict=False):
+        height = math.log10(count + 1) / high * (HEIGHT - TOP - BOTTOM)
+        width = 0.9 * (column(end) - column(low))
+        parts.append(
+            f'<rect x="{column(low):.2f}" y="{HEIGHT - BOTTOM - height:.2f}" width="{width:.2f}" '
+            f'height="{height:.2f}"><title>{low:.3g} to {end:.3g}: {count:,}</title></rect>'
+        )
+    for limit in limits:
+        parts.append(
+            f'<line class="limit" stroke="currentColor" stroke-dasharray="4 3" x1="{column(limit):.2f}" '
+            f'x2="{column(limit):.2f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"><title>limit {limit:g}</title></line>'
+        )
+    caption = f"<span>limit {', '.join(f'{limit:g}' for limit in limits)}</span>" if limits else ""
+    return _figure(title, caption, f"{title}, pairs by score", "".join(parts))
+
+
+def _decades(largest: int) -> list[int]:
+    return [0, *(10**power for power in range(len(str(max(1, largest)))))]
+
+
 def legend(names: Sequence[str] | Mapping[str, object], shown: Sequence[str] | None = None) -> str:
     """Returns the HTML of the names of curves with their colours. With `shown`, omits all other names."""
     return "".join(

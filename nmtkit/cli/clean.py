@@ -1,0 +1,126 @@
+"""`nmtkit clean`: mends parallel text and drops bad pairs, with a reason for each dropped pair."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, stderr
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.preprocess import show_table
+from nmtkit.config import COMMAND_LINE, check_flags, check_no_collisions, derive, field_types, split_settings
+from nmtkit.corpora.clean_config import CLEAN_RULES, DEFAULT_FILTERS, PRESETS, CleanConfig
+from nmtkit.corpora.writer import output_paths
+from nmtkit.files import atomic_write, check_outputs
+from nmtkit.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from nmtkit.corpora.cleaning import CleanReport
+
+
+class CleanCommand(Command):
+    """The clean command, which has the flags of the filters that --filters names."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        known = parsed_known_flags(self, info_name, args, parent)
+        options: list[click.Option] = []
+        with errors_in_one_line(known):
+            load_plugins(known.params["plugins"])
+            names = known.params["filters"] or DEFAULT_FILTERS
+            for name, preset in filter_presets(names, known.params["preset"] or "curated").items():
+                options += flags(preset, f"Filter {name}")
+        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *options])
+        return full.make_context(info_name, args, parent, **extra)
+
+
+def filter_presets(names: Sequence[str], preset: str) -> dict[str, Any]:
+    """Returns the config of each named filter, with the limits of the preset. Raises ValueError for an unknown name."""
+    from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
+    from nmtkit.corpora.filters import FILTERS
+
+    configs = {}
+    for name in names:
+        config = FILTERS[name].preset
+        changes = {key: value for key, value in PRESETS[preset].items() if key in field_types(type(config))}
+        configs[name] = derive(config, changes, f"preset {preset}")
+    check_no_collisions(
+        {"nmtkit clean": CleanConfig(source_lang="", target_lang="", output="")}
+        | {f"filter {name}": config for name, config in configs.items()}
+    )
+    return configs
+
+
+@click.command(cls=CleanCommand)
+@click.argument("corpora", nargs=-1, required=True, metavar="CORPUS…")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
+def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any) -> None:
+    """Mend parallel text, and drop pairs that are not translations. Each dropped pair has one reason.
+
+    A corpus is a prefix of two files, or a .tsv, .tmx, .jsonl, .parquet, .zip, .xlf or .po file.
+
+    \b
+    nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
+                 --exclude data/test --scores scores.parquet --report cleaning.html
+    nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
+                 --from-scores scores.parquet --preset crawl
+    """
+    from nmtkit.corpora.clean_report import page
+    from nmtkit.corpora.cleaning import clean
+
+    started = time.monotonic()
+    given = on_command_line(settings)
+    config: CleanConfig = derive(CleanConfig, split_settings(given, CleanConfig)[0], COMMAND_LINE)
+    configs = {
+        name: derive(each, split_settings(given, type(each))[0], COMMAND_LINE)
+        for name, each in filter_presets(config.filters, config.preset).items()
+    }
+    check_flags(CLEAN_RULES, given_flags(), given_flags())
+    check_files(config, corpora)
+    if stderr.is_terminal:
+        with stderr.status("clean") as status:
+            report = clean(
+                config, corpora, configs,
+                lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"),
+            )  # fmt: skip
+    else:
+        report = clean(config, corpora, configs)
+    if config.report is not None:
+        with atomic_write(config.report) as file:
+            file.write(page(report, config.source_lang, config.target_lang).encode())
+    if not click.get_current_context().meta.get("quiet"):
+        show(report, time.monotonic() - started)
+
+
+command.params += flags(CleanConfig)
+
+
+def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
+    """Raises ValueError if an output would overwrite an input or another output."""
+    languages = config.source_lang, config.target_lang
+    inputs = [path for name in (*corpora, *config.exclude) for path in (Path(name), *map(
+        Path, (f"{name}.{language}" for language in languages)))]  # fmt: skip
+    outputs: dict[str, Path | None] = {"--scores": config.scores, "--report": config.report}
+    for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
+        for path in [] if name is None else output_paths(name, languages):
+            outputs[f"{flag} ({path.name})"] = path
+    check_outputs(outputs, [*inputs, config.from_scores, config.lid_model])
+
+
+def show(report: "CleanReport", seconds: float) -> None:
+    """Prints the counts on stderr."""
+    rows = [(item.name, f"{item.dropped:,}", f"{item.matching:,}") for item in report.filters if item.matching]
+    if rows:
+        show_table(("reason", "dropped", "beyond the limit"), rows)
+    mended = ", ".join(f"{name} {count:,}" for name, count in report.mended.items() if count)
+    if mended:
+        stderr.print(f"mended lines: {mended}", soft_wrap=True, markup=False)
+    stderr.print(
+        f"{report.read:,} pairs read, {report.read - report.kept:,} dropped, {report.kept:,} kept; {seconds:.1f} s",
+        soft_wrap=True,
+    )

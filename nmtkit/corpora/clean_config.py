@@ -1,0 +1,98 @@
+"""The settings of `nmtkit clean`, and its presets."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nmtkit.config import Config, FlagRule, option
+
+DEFAULT_FILTERS = (
+    *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
+    *("length_ratio", "numbers", "urls", "currencies", "alignment"),
+)
+# Changes of the settings of filters.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "curated": {},
+    "crawl": {
+        "max_characters": 1000, "max_length_z": 2.6, "max_copied": 0.6, "max_repetition": 0.15, "min_language": -0.2,
+        "min_script": 0.7, "min_alignment": 0.4,
+    },
+}  # fmt: skip
+
+CLEAN_RULES = (
+    FlagRule("--from-scores", excludes=("--sample", "--seed", "--exclude", "--lid-model"), reason="scores are read"),
+    FlagRule("--from-scores", excludes=("--scores",), reason="the scores would be the same"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanConfig(Config):
+    """Settings of the command itself. Each filter has a config class of its own."""
+
+    source_lang: str = option(
+        ..., "source language, as in the names of files PREFIX.LANG or of columns", flag="-s/--source-lang",
+        metavar="LANG", section="Files",
+    )  # fmt: skip
+    target_lang: str = option(..., "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
+    output: str = option(
+        ..., "corpus to write: a prefix, .tsv, .tmx, .jsonl, .parquet or .zip; text files may end in .gz, .zst, …",
+        metavar="CORPUS",
+    )  # fmt: skip
+    dropped: str | None = option(
+        None, "write the dropped pairs to this corpus, with the column reason", metavar="CORPUS"
+    )  # fmt: skip
+    columns: tuple[str, ...] = option(
+        (), "source and target column of .tsv, .jsonl and .parquet files: names, or numbers from 1",
+        metavar="SOURCE,TARGET",
+    )  # fmt: skip
+    exclude: tuple[str, ...] = option(
+        (), "drop pairs that have a line of these corpora, such as test sets", metavar="CORPUS,…"
+    )
+    scores: Path | None = option(
+        None, "write the scores and the reason of each pair to this .parquet or .tsv file", metavar="FILE"
+    )
+    from_scores: Path | None = option(
+        None, "apply the limits to the scores in this file, without scoring the pairs again", metavar="FILE"
+    )
+    report: Path | None = option(
+        None, "write an HTML page with counts, histograms of the scores and examples", metavar="FILE.html"
+    )
+
+    filters: tuple[str, ...] = option(
+        DEFAULT_FILTERS, "filters to apply, in this order; the first filter that drops a pair is the reason",
+        metavar="NAME,…", section="Cleaning",
+    )  # fmt: skip
+    preset: Literal["curated", "crawl"] = option(
+        "curated", "limits of the filters: curated keeps nearly all good pairs, crawl drops more of both kinds"
+    )
+    mend: bool = option(
+        True, "mend wrong encodings, HTML entities, white space, invisible characters and Unicode normalization"
+    )
+    duplicates: Literal["pair", "source", "target", "none"] = option(
+        "pair", "drop pairs that equal an earlier kept pair, source or target, without case, spaces and punctuation"
+    )
+    lid_model: Path | None = option(
+        None, "fastText model for the filters language and swapped, such as lid.176.ftz; none: py3langid",
+        metavar="FILE",
+    )  # fmt: skip
+    sample: int = option(100_000, "pairs from which the filters learn statistics", min=100, max=100_000_000)
+    seed: int = option(1, "seed of the sample", min=0, max=(1 << 63) - 1)
+    workers: int | None = option(
+        None, "number of scoring processes; none means one per core", min=1, max=1024, section="Running"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.columns) not in (0, 2):
+            raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
+        repeated = [name for name in self.filters if self.filters.count(name) > 1]
+        if repeated:
+            raise ValueError(f"--filters repeats {repeated[0]}")
+
+    def worker_count(self) -> int:
+        """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""
+        if self.workers is not None:
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,171 @@
+"""Identifies the language of the lines of a block, with the model of py3langid, for all lines at once.
+
+py3langid walks an automaton over the bytes of a line, counts the features that its states report, and adds up a weight
+for each feature and language (Lui and Baldwin 2012). Here NumPy advances the automaton over all lines of a block byte
+by byte, which is several times as fast. `tests/corpora/test_language.py` compares the probabilities with py3langid.
+"""
+
+import copy
+import unicodedata
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.corpora.languages import subtags
+
+Probabilities = npt.NDArray[np.float32]  # [lines, languages]
+MAX_BYTES = 200  # bytes of a line that are read
+BUFFER = 1 << 10  # features whose weights are read at once
+
+
+class Identifier(Protocol):
+    """Gives the probability of each language for each line."""
+
+    @property
+    def languages(self) -> list[str]:
+        """The code of each column of the probabilities."""
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities: ...
+
+
+class BatchIdentifier:
+    """The model of py3langid. Raises ImportError if the package is missing."""
+
+    def __init__(self) -> None:
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError as error:
+            raise ImportError("the filters language and swapped need pip install 'nmtkit[data]'") from error
+        model: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        self._next = np.asarray(model.tk_nextmove)
+        self._rows = np.asarray(model.tk_row, np.int64) << 8
+        self._features = np.asarray(model.tk_output, np.int64)
+        self._weights = np.asarray(model.nb_ptc, np.float32)
+        self._prior = np.asarray(model.nb_pc, np.float32)
+        self._set_classes(list(model.nb_classes))
+
+    def restricted(self, languages: Collection[str]) -> "BatchIdentifier":
+        """Returns an identifier of only these languages, which is faster, because it reads fewer weights."""
+        result = copy.copy(self)
+        rows = [index for index, column in enumerate(self._column) if self.languages[column] in languages]
+        classes = [self.languages[self._column[index]] for index in rows]
+        result._set_classes(classes)
+        result._weights, result._prior = np.ascontiguousarray(self._weights[:, rows]), self._prior[rows]
+        return result
+
+    def _set_classes(self, classes: list[str]) -> None:
+        self.languages = list(dict.fromkeys(classes))
+        self._column = [self.languages.index(name) for name in classes]  # two classes may be one language
+        self._first = [classes.index(name) for name in self.languages]
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities:
+        """Returns the probability of each language for each line, as py3langid computes them."""
+        texts = [_bytes_of(line) for line in lines]
+        lengths = np.array([len(text) for text in texts], np.int64)
+        keys, counts = self._counts(texts, lengths)
+        scores = np.tile(self._prior, (len(lines), 1))
+        rows, features = keys // len(self._weights), keys % len(self._weights)
+        weights = np.log1p(counts.astype(np.float32))
+        bounds = np.searchsorted(rows, np.arange(len(lines) + 1)).tolist()
+        buffer = np.empty((BUFFER, len(self._prior)), np.float32)  # stays in the cache of the processor
+        row = 0
+        while row < len(lines):
+            offset = bounds[row]
+            last = max(row + 1, int(np.searchsorted(bounds, offset + BUFFER, side="right")) - 1)
+            if bounds[last] - offset > BUFFER:
+                buffer = np.empty((bounds[last] - offset, len(self._prior)), np.float32)
+            gathered = np.take(
+                self._weights, features[offset : bounds[last]], 0, buffer[: bounds[last] - offset], "clip"
+            )
+            for index in range(row, last):
+                first, end = bounds[index], bounds[index + 1]
+                scores[index] += weights[first:end] @ gathered[first - offset : end - offset]
+            row = last
+        without = np.ones(len(lines), np.bool_)
+        without[rows] = False
+        scores[without] = 0  # a line without features has no language
+        scores /= np.sqrt(np.maximum(lengths, 1))[:, None].astype(np.float32)
+        np.exp(scores - scores.max(1, keepdims=True), out=scores)
+        scores /= scores.sum(1, keepdims=True)
+        result = scores[:, self._first]
+        for index in np.setdiff1d(np.arange(len(self._column)), self._first).tolist():
+            result[:, self._column[index]] += scores[:, index]
+        return result
+
+    def _counts(self, texts: list[bytes], lengths: npt.NDArray[np.int64]) -> tuple[Any, Any]:
+        """Returns line x features + feature for each feature of each line, ascending, and the count of each."""
+        order = np.argsort(-lengths, kind="stable")
+        width = int(lengths.max(initial=0))
+        table = np.zeros((width, len(texts)), np.uint8)  # bytes by position, longest line first
+        data = np.frombuffer(b"".join(texts), np.uint8)
+        rank = np.empty(len(texts), np.int64)
+        rank[order] = np.arange(len(texts))
+        starts = np.cumsum(lengths) - lengths
+        position = np.arange(len(data)) - np.repeat(starts, lengths)
+        table[position, np.repeat(rank, lengths)] = data
+        active = np.searchsorted(-lengths[order], -np.arange(width), side="left")  # lines longer than the position
+        states = np.zeros(len(texts), np.int64)
+        found = []
+        for index in range(width):
+            count = int(active[index])
+            states = self._next[self._rows[states[:count]] + table[index, :count]]
+            features = self._features[states]
+            hits = np.flatnonzero(features >= 0)
+            found.append(order[hits] * len(self._weights) + features[hits])
+        keys = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+        first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])) if len(keys) else np.empty(0, np.int64)
+        return keys[first], np.diff(np.append(first, len(keys)))
+
+
+def _bytes_of(line: str) -> bytes:
+    if line.isupper():
+        line = line.lower()
+    if not line.isascii():
+        line = unicodedata.normalize("NFC", line)
+    text = line.encode()
+    return text if len(text) <= MAX_BYTES else text[:MAX_BYTES]
+
+
+class FastTextIdentifier:
+    """A model file of fastText, such as lid.176.ftz, read by the package fasttext-predict."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import fasttext  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise ImportError("--lid-model needs pip install fasttext-predict") from error
+        if not path.is_file():
+            raise FileNotFoundError(f"--lid-model {path}: no such file")
+        self._model: Any = fasttext.load_model(str(path))
+        self.languages: list[str] = []
+        self._columns: dict[str, int] = {}
+
+    def probabilities(self, lines: Sequence[str]) -> Probabilities:
+        found = []
+        for row, line in enumerate(lines):
+            labels, values = self._model.predict(line.replace("\n", " "), 5)
+            for label, value in zip(labels, values, strict=True):
+                code = label.removeprefix("__label__")
+                if code not in self._columns:
+                    self._columns[code] = len(self.languages)
+                    self.languages.append(code)
+                found.append((row, self._columns[code], value))
+        result = np.zeros((len(lines), len(self.languages)), np.float32)
+        for row, column, value in found:
+            result[row, column] = min(value, 1)
+        return result
+
+
+@cache
+def identifier(path: Path | None) -> Identifier:
+    """Returns the identifier of py3langid, or of the model file `path`."""
+    return BatchIdentifier() if path is None else FastTextIdentifier(path)
+
+
+def columns_of(languages: Sequence[str], code: str) -> list[int]:
+    """Returns the columns of a language. A language that the model lacks has no column."""
+    return [index for index, name in enumerate(languages) if subtags(name)[0] == subtags(code)[0]]

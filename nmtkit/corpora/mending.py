@@ -1,0 +1,121 @@
+"""Mends lines: wrong encodings, HTML entities, white space, invisible characters, and Unicode normalization."""
+
+import html
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.corpora.texts import CODE_POINTS, Side
+
+MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
+
+# A lead byte of UTF-8 and its next byte, read as Windows-1252 or Latin-1.
+_MOJIBAKE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|ï¿½")
+_ENTITY = re.compile(r"&(?:#[0-9]{2,6}|#[xX][0-9a-fA-F]{2,5}|[a-zA-Z][a-zA-Z0-9]{1,30});")
+# Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
+_INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff]")
+_SPACE = re.compile("[ \t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]+")
+
+
+def fix_encoding() -> Callable[[str], str]:
+    """Returns the function of ftfy that undoes a wrong encoding. Raises ImportError if ftfy is missing."""
+    try:
+        import ftfy
+    except ImportError as error:
+        raise ImportError(
+            "mending wrong encodings needs pip install 'nmtkit[data]'; --no-mend leaves all text as it is"
+        ) from error
+    config = ftfy.TextFixerConfig(explain=False, unescape_html=False)
+    return lambda text: ftfy.fix_encoding(text, config)
+
+
+@cache
+def _kinds() -> npt.NDArray[np.uint8]:
+    """Returns for each code point the sum of the flags of the patterns that may match there."""
+    kinds = np.zeros(CODE_POINTS, np.uint8)
+    for code in range(0x10000):
+        sign = chr(code)
+        kinds[code] = (
+            ENCODING * ("\u00c2" <= sign <= "\u00f4")
+            + ENTITIES * (sign == "&")
+            + CHARACTERS * (_INVISIBLE.match(sign) is not None)
+            + SPACES * (sign not in " \n" and _SPACE.match(sign) is not None)
+        )
+    return kinds
+
+
+ENCODING, ENTITIES, CHARACTERS, SPACES = 1, 2, 4, 8
+
+
+class Mender:
+    """Mends the lines of blocks, and counts the mended lines for each name of `MENDED`."""
+
+    def __init__(self) -> None:
+        self._fix_encoding = fix_encoding()
+        self.counts: dict[str, int] = dict.fromkeys(MENDED, 0)
+
+    def __call__(self, lines: list[str]) -> list[str]:
+        """Returns the mended lines. A mended line never contains a line feed."""
+        if not lines:
+            return lines
+        side = Side(lines)
+        codes = side.codes
+        kinds = _kinds()[codes]
+        space, end = codes == 32, codes == 10
+        # two spaces, a space before or after a line feed, or a space at the very beginning
+        kinds[1:] |= np.where((space[1:] & (space[:-1] | end[:-1])) | (end[1:] & space[:-1]), SPACES, 0).astype(
+            np.uint8
+        )
+        if space[0]:
+            kinds[0] |= SPACES
+        marked = np.flatnonzero(kinds)
+        result = list(lines)
+        if len(marked):
+            rows = np.searchsorted(side.ends, marked, side="right")
+            first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))
+            flags = np.bitwise_or.reduceat(kinds[marked], first)
+            for row, each in zip(rows[first].tolist(), flags.tolist(), strict=True):
+                result[row] = self._mended(result[row], each)
+        if not unicodedata.is_normalized("NFC", "\n".join(result)):
+            normal = [unicodedata.normalize("NFC", line) for line in result]
+            self.counts["normalization"] += sum(a != b for a, b in zip(result, normal, strict=True))
+            result = normal
+        return result
+
+    def _mended(self, line: str, flags: int) -> str:
+        if flags & ENCODING and _MOJIBAKE.search(line):
+            line = self._changed("encoding", line, self._encoding(line))
+            flags |= ENTITIES | CHARACTERS | SPACES
+        if flags & ENTITIES and "&" in line:
+            line = self._changed("entities", line, _unescaped(line))
+            flags |= CHARACTERS | SPACES
+        if flags & CHARACTERS:
+            line = self._changed("characters", line, _INVISIBLE.sub("", line))
+            flags |= SPACES
+        if flags & SPACES:
+            line = self._changed("spaces", line, _SPACE.sub(" ", line).strip())
+        return line
+
+    def _changed(self, name: str, before: str, after: str) -> str:
+        self.counts[name] += before != after
+        return after
+
+    def _encoding(self, line: str) -> str:
+        return self._fix_encoding(line).replace("\n", " ")
+
+
+def _unescaped(line: str) -> str:
+    """Returns the line with its entities replaced, twice if they are escaped entities. Tags stay escaped."""
+    for _ in range(2):
+        line = _ENTITY.sub(_character, line)
+    return line
+
+
+def _character(match: re.Match[str]) -> str:
+    character: Any = html.unescape(match[0])
+    return match[0] if character in "<>\n\r" or character == match[0] else character

@@ -1,0 +1,281 @@
+"""Filters with a model: language identification, and word translation probabilities."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.config import Config, option
+from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
+from nmtkit.corpora.language_identification import BatchIdentifier, Identifier, columns_of, identifier
+from nmtkit.corpora.texts import Scores, Side, TextBlock
+from nmtkit.text.ibm_model1 import LexicalTable
+
+Floats = npt.NDArray[np.float64]
+# A word, a number, or a character of a language without spaces between words.
+_WORD = re.compile(r"[\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\u0e00-\u0e7f]|[^\W\d_]+|\d+")
+MIN_COUNT = 5  # occurrences of a word in the sample; rarer words align by chance
+CALIBRATION = 10_000  # pairs for the logistic regression
+STEM = 6  # characters of a word that count, because a sample has few inflected forms
+MIN_SAMPLE, LID_SAMPLE = 1000, 10_000  # pairs that show which languages occur
+RIVALS = 8  # languages that are kept in any case, the most probable ones
+MIN_LETTERS = 12  # fewer letters have no reliable language
+
+
+class Languages(NamedTuple):
+    """Probabilities of the lines of a side: of its own language, of the other language, and of the best other one.
+
+    `letters` is the number of letters on which the probabilities are based.
+    """
+
+    own: Scores
+    opposite: Scores
+    rival: Scores
+    letters: npt.NDArray[np.int64]
+
+
+def identifier_of(context: FilterContext) -> Identifier:
+    model: Identifier = context.shared.get("identifier") or identifier(context.lid_model)
+    return model
+
+
+def fit_identifier(sample: TextBlock, context: FilterContext) -> None:
+    """Restricts the identifier to the languages of the corpus and the languages that the identifier finds in a sample.
+
+    The other languages are rare or missing in the corpus, so that they cost time and cause only errors.
+    """
+    full = identifier(context.lid_model)
+    if "identifier" in context.shared or not isinstance(full, BatchIdentifier) or len(sample) < MIN_SAMPLE:
+        return
+    rows = np.linspace(0, len(sample) - 1, min(len(sample), LID_SAMPLE)).astype(np.int64).tolist()
+    kept: set[str] = set()
+    for side, code in zip(sample.sides, (context.source_lang, context.target_lang), strict=True):
+        kept.update(full.languages[index] for index in columns_of(full.languages, code))
+        probabilities = full.probabilities([side.lines[row] for row in rows])
+        kept.update(full.languages[index] for index in np.unique(probabilities[probabilities.max(1) > 0.3].argmax(1)))
+        kept.update(full.languages[index] for index in np.argsort(-probabilities.sum(0))[:RIVALS])
+    context.shared["identifier"] = full.restricted(kept)
+
+
+def own_words(block: TextBlock) -> tuple[Side, Side]:
+    """Returns the lines of both sides without the words that both sides of a pair have, such as names.
+
+    Words in lower case stay if both sides have more than half of their words in common: the pair may be a copy.
+    """
+    lines = [list(side.lines) for side in block.sides]
+    for row, (source, target) in enumerate(zip(*(side.word_sets for side in block.sides), strict=True)):
+        common = source & target
+        if 2 * len(common) > max(len(source), len(target)):
+            common = {word for word in common if not word.islower()}
+        if common:
+            for side, side_lines in zip(block.sides, lines, strict=True):
+                side_lines[row] = " ".join([word for word in side.words[row] if word not in common])
+    return Side(lines[0]), Side(lines[1])
+
+
+def languages_of(block: TextBlock, context: FilterContext) -> list[Languages]:
+    """Returns the probabilities for both sides. Filters that need them share the result."""
+    if "languages" not in block.shared:
+        model = identifier_of(context)
+        result = []
+        codes = (context.source_lang, context.target_lang)
+        for side, own, other in zip(own_words(block), codes, reversed(codes), strict=True):
+            probabilities = model.probabilities(side.lines)
+            own_columns, other_columns = columns_of(model.languages, own), columns_of(model.languages, other)
+            own_share, other_share = probabilities[:, own_columns].sum(1), probabilities[:, other_columns].sum(1)
+            probabilities[:, own_columns] = 0
+            result.append(Languages(own_share, other_share, probabilities.max(1, initial=0), _letters(side)))
+        block.shared["languages"] = result
+    languages: list[Languages] = block.shared["languages"]
+    return languages
+
+
+def _letters(side: Side) -> npt.NDArray[np.int64]:
+    codes = side.codes
+    return side.sums((codes > 0xBF) | ((codes | 32) - ord("a") < 26))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageConfig(Config):
+    min_language: float = option(
+        -0.4,
+        "drop pairs if, on a side, the probability of the language minus the probability of the most probable other "
+        "language is below X",
+        min=-1,
+        max=1,
+    )
+
+
+@FILTERS.register("language", LanguageConfig())
+class Language(Filter):
+    """The probability of the language of a side minus the highest probability of another language; the worse side.
+
+    A side with fewer than 12 letters, or in a language that the model does not know, has 1.
+    """
+
+    unit = "difference of probabilities"
+
+    def __init__(self, config: LanguageConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest = config.min_language
+
+    def fit(self, sample: TextBlock) -> None:
+        fit_identifier(sample, self.context)
+
+    def score(self, block: TextBlock) -> Scores:
+        known = identifier_of(self.context).languages
+        scores = np.ones(len(block), np.float32)
+        codes = (self.context.source_lang, self.context.target_lang)
+        for code, found in zip(codes, languages_of(block, self.context), strict=True):
+            if columns_of(known, code):
+                margins = np.where(found.letters < MIN_LETTERS, 1, found.own - found.rival)
+                scores = np.minimum(scores, margins)
+        return scores.astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwappedConfig(Config):
+    pass
+
+
+@FILTERS.register("swapped", SwappedConfig())
+class Swapped(Filter):
+    """The probability that the sides are exchanged: each side in the language of the other side; the worse side."""
+
+    unit = "probability"
+    highest = 0.3
+
+    def fit(self, sample: TextBlock) -> None:
+        fit_identifier(sample, self.context)
+
+    def score(self, block: TextBlock) -> Scores:
+        source, target = languages_of(block, self.context)
+        return np.minimum(source.opposite, target.opposite)
+
+
+class Ids(NamedTuple):
+    """Word ids of all lines, concatenated, and the number of words of each line."""
+
+    ids: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+
+    def rows(self, rows: npt.NDArray[np.int64]) -> "Ids":
+        starts = np.cumsum(self.lengths) - self.lengths
+        lengths = self.lengths[rows]
+        first = np.cumsum(lengths) - lengths
+        index = np.repeat(starts[rows] - first, lengths) + np.arange(int(lengths.sum()))
+        return Ids(self.ids[index], lengths)
+
+    def known(self) -> npt.NDArray[np.int64]:
+        """Returns the number of words of each line that are in the vocabulary."""
+        row = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        return np.bincount(row[self.ids > 0], minlength=len(self.lengths))
+
+
+def stems(line: str) -> list[str]:
+    return [word[:STEM] for word in _WORD.findall(line.casefold())]
+
+
+class Vocabulary:
+    """Numbers the words that occur at least 5 times in a sample. All other words have the id 0."""
+
+    def __init__(self, lines: list[list[str]]) -> None:
+        counts: dict[str, int] = {}
+        for line in lines:
+            for word in line:
+                counts[word] = counts.get(word, 0) + 1
+        self._ids = {word: index for index, word in enumerate((w for w in counts if counts[w] >= MIN_COUNT), 1)}
+        self.size = len(self._ids) + 1
+
+    def encode(self, lines: list[list[str]]) -> Ids:
+        get = self._ids.get
+        ids = [get(word, 0) for line in lines for word in line]
+        return Ids(np.array(ids, np.int64), np.array([len(line) for line in lines], np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentConfig(Config):
+    min_alignment: float = option(
+        0.15, "drop pairs whose probability of being translations of each other, by their words, is below X", min=0,
+        max=1,
+    )  # fmt: skip
+    alignment_iterations: int = option(4, "iterations of IBM model 1 on the sample", min=1, max=50)
+
+
+@FILTERS.register("alignment", AlignmentConfig())
+class Alignment(Filter):
+    """The probability that the sides are translations of each other, from IBM model 1 in both directions.
+
+    Each half of the sample trains a table for each direction, and the lower score counts: a table gives a high score to
+    a wrong pair that has trained it. A logistic regression over the scores and lengths separates the pairs of the
+    sample from pairs with the target of another pair of like length. Pairs with fewer than 3 known words on a side have
+    1: their words say too little. So have all pairs if the sample is small.
+    """
+
+    unit = "probability"
+    min_words = 3
+
+    def __init__(self, config: AlignmentConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest = config.min_alignment
+        self._tables: list[tuple[LexicalTable, LexicalTable]] = []
+
+    def fit(self, sample: TextBlock) -> None:
+        if len(sample) < MIN_SAMPLE:
+            return
+        lines = [[stems(line) for line in side.lines] for side in sample.sides]
+        self._vocabularies = [Vocabulary(side) for side in lines]
+        source, target = (vocabulary.encode(side) for vocabulary, side in zip(self._vocabularies, lines, strict=True))
+        sizes = [vocabulary.size for vocabulary in self._vocabularies]
+        rows = np.arange(len(sample))
+        for half in (rows[::2], rows[1::2]):
+            sides, iterations = (source.rows(half), target.rows(half)), self.config.alignment_iterations
+            self._tables.append((
+                LexicalTable.train(sides[0], sides[1], sizes[0], sizes[1], iterations),
+                LexicalTable.train(sides[1], sides[0], sizes[1], sizes[0], iterations),
+            ))  # fmt: skip
+        some = rows[:: max(1, len(rows) // CALIBRATION)]
+        order = some[np.lexsort((some, source.lengths[some], target.lengths[some]))]  # neighbours have like lengths
+        good = self._features(source.rows(order), target.rows(order))
+        bad = self._features(source.rows(order), target.rows(np.roll(order, 7)))
+        features = np.concatenate((good, bad))
+        self._mean, self._scale = features.mean(0), features.std(0) + 1e-6
+        labels = np.repeat((1.0, 0.0), len(order))
+        self._weights = logistic_regression((features - self._mean) / self._scale, labels)
+
+    def _features(self, source: Ids, target: Ids) -> Floats:
+        forward = np.min([table.score(source, target) for table, _ in self._tables], 0)
+        backward = np.min([table.score(target, source) for _, table in self._tables], 0)
+        return np.column_stack((forward, backward, np.log1p(source.lengths), np.log1p(target.lengths)))
+
+    def score(self, block: TextBlock) -> Scores:
+        if not self._tables:
+            return np.ones(len(block), np.float32)
+        sides = [
+            vocabulary.encode([stems(line) for line in side.lines])
+            for vocabulary, side in zip(self._vocabularies, block.sides, strict=True)
+        ]
+        features = (self._features(*sides) - self._mean) / self._scale
+        scores = 1 / (1 + np.exp(-(features @ self._weights[1:] + self._weights[0])))
+        known = [side.known() for side in sides]
+        scores[np.minimum(*known) < self.min_words] = 1
+        return scores.astype(np.float32)
+
+
+def logistic_regression(features: Floats, labels: Floats, ridge: float = 1.0, iterations: int = 25) -> Floats:
+    """Returns the intercept and the weights that maximise the likelihood minus a ridge penalty, by Newton's method."""
+    inputs = np.column_stack((np.ones(len(features)), features))
+    weights = np.zeros(inputs.shape[1])
+    penalty = np.full(len(weights), ridge)
+    penalty[0] = 1e-6
+    for _ in range(iterations):
+        predicted = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
+        gradient = inputs.T @ (labels - predicted) - penalty * weights
+        hessian = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs + np.diag(penalty)
+        step = np.linalg.solve(hessian, gradient)
+        weights += step
+        if np.abs(step).max() < 1e-8:
+            break
+    return weights

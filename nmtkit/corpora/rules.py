@@ -1,0 +1,391 @@
+"""Filters that compare the two texts of a pair without a model."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.config import Config, option
+from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
+from nmtkit.corpora.pairs import pairs
+from nmtkit.corpora.scripts import script_counts
+from nmtkit.corpora.texts import Mask, Scores, Side, TextBlock, letters_and_digits
+
+_URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
+_CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
+_SIGN = re.compile(r"[$€£¥₹₽₩₺₴₪฿]")
+_NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
+# Each pattern begins with a literal character, for which `re` searches fast. The text is in lower case.
+_BOILERPLATE = [re.compile(pattern) for pattern in (
+    r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^\n>]*>",
+    r"javascript:", r"function\s*\(\w*\)\s*\{", "©", r"\(c\)\s*(?:19|20)\d\d", r"all rights reserved\b",
+)]  # fmt: skip
+_SEPARATORS = np.array([ord(sign) for sign in "|»›·•"], np.uint32)
+_MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
+
+
+def _marked(rows: list[int], size: int) -> Scores:
+    scores = np.zeros(size, np.float32)
+    scores[rows] = 1
+    return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmptyConfig(Config):
+    min_characters: int = option(
+        1, "drop pairs with fewer than N characters on a side, without spaces", min=1, max=1000
+    )
+
+
+@FILTERS.register("empty", EmptyConfig())
+class Empty(Filter):
+    """The number of characters of the shorter side, without spaces.
+
+    A side without letters and digits has 0 if the other side has at least 5 letters or digits.
+    """
+
+    unit = "characters"
+
+    def __init__(self, config: EmptyConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest = config.min_characters
+
+    def score(self, block: TextBlock) -> Scores:
+        sides = [side.sums((side.codes != 32) & (side.codes != 10) & (side.codes != 0xA0)) for side in block.sides]
+        words = [side.sums(letters_and_digits()[side.codes]) for side in block.sides]
+        lost = (np.minimum(*words) == 0) & (np.maximum(*words) >= 5)
+        return np.where(lost, 0, np.minimum(*sides)).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthConfig(Config):
+    max_characters: int = option(2000, "drop pairs with more than N characters on a side", min=10, max=1_000_000)
+
+
+@FILTERS.register("length", LengthConfig())
+class Length(Filter):
+    """The number of characters of the longer side."""
+
+    unit = "characters"
+
+    def __init__(self, config: LengthConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.highest = config.max_characters
+
+    def score(self, block: TextBlock) -> Scores:
+        return np.maximum(*(side.characters for side in block.sides)).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthRatioConfig(Config):
+    max_length_z: float = option(
+        3.5,
+        "drop pairs whose length ratio is more than X standard deviations from the ratio of the corpus, for pairs of "
+        "similar length",
+        min=1,
+        max=100,
+    )
+
+
+@FILTERS.register("length_ratio", LengthRatioConfig())
+class LengthRatio(Filter):
+    """The distance of log((target + 5) / (source + 5)), in characters, from its median, in standard deviations.
+
+    Median and standard deviation come from the quartiles of the sample, which noise hardly changes. They are computed
+    for classes of source length and for classes of target length; the larger distance counts. A truncated target is
+    unusual for its source, but not among the pairs of its own length, many of which are truncated, too.
+    """
+
+    unit = "standard deviations"
+    classes = 12
+
+    def __init__(self, config: LengthRatioConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest, self.highest = -config.max_length_z, config.max_length_z
+        self._curves: list[npt.NDArray[np.float64]] = []  # for each side: length, median and deviation of each class
+
+    def fit(self, sample: TextBlock) -> None:
+        if len(sample) < 20:
+            return
+        lengths = [np.log(side.characters + 5.0) for side in sample.sides]
+        ratios = lengths[1] - lengths[0]
+        for each in lengths:
+            order = np.argsort(each, kind="stable")
+            parts = np.array_split(order, min(self.classes, max(1, len(order) // 100)))
+            quartiles = np.array([np.percentile(ratios[part], (25, 50, 75)) for part in parts])
+            # A normal distribution has 1.349 standard deviations between its quartiles.
+            deviations = np.maximum((quartiles[:, 2] - quartiles[:, 0]) / 1.349, 0.08)
+            self._curves.append(np.array([[np.median(each[part]) for part in parts], quartiles[:, 1], deviations]))
+
+    def score(self, block: TextBlock) -> Scores:
+        lengths = [np.log(side.characters + 5.0) for side in block.sides]
+        result = np.zeros(len(block))
+        for each, (x, medians, deviations) in zip(lengths, self._curves, strict=False):
+            distance = (lengths[1] - lengths[0] - np.interp(each, x, medians)) / np.interp(each, x, deviations)
+            result = np.where(np.abs(distance) > np.abs(result), distance, result)
+        return result.astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyConfig(Config):
+    max_copied: float = option(
+        0.75, "drop pairs if both sides have more than this share of their words in lower case in common", above=0,
+        max=1,
+    )  # fmt: skip
+
+
+@FILTERS.register("copy", CopyConfig())
+class Copy(Filter):
+    """The share of words in lower case that both sides have, in the side with more of these words.
+
+    Pairs with fewer than 3 such words on a side have 0, because names and codes are the same in both languages. Equal
+    sides of at least 4 words have 1.
+    """
+
+    unit = "share of words"
+
+    def __init__(self, config: CopyConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.highest = config.max_copied
+
+    def score(self, block: TextBlock) -> Scores:
+        scores = np.zeros(len(block), np.float32)
+        sources, targets = (side.word_sets for side in block.sides)
+        for row, (source, target) in enumerate(zip(sources, targets, strict=True)):
+            common = source & target
+            if len(common) > 2 and 2 * len(common) >= min(len(source), len(target)):
+                lower = [sum(map(str.islower, words)) for words in (common, source, target)]
+                if min(lower) > 2:
+                    scores[row] = lower[0] / max(lower[1:])
+        equal = block.sides[0].keys == block.sides[1].keys
+        for row in np.flatnonzero(equal).tolist():
+            line = block.sides[0].lines[row]
+            if len(block.sides[0].words[row]) > 3 or (len(line) > 20 and not line.isascii()):
+                scores[row] = 1
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptConfig(Config):
+    min_script: float = option(
+        0.5, "drop pairs if less than this share of the letters of a side is in the usual scripts of this side", min=0,
+        max=1,
+    )  # fmt: skip
+
+
+@FILTERS.register("script", ScriptConfig())
+class Script(Filter):
+    """The share of letters in the scripts that have at least 5 % of the letters of the sample, for the worse side.
+
+    Lines with fewer than 8 letters have 1, because names and units are often in another script.
+    """
+
+    unit = "share of letters"
+
+    def __init__(self, config: ScriptConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.lowest = config.min_script
+        self._usual: list[Mask] = []
+
+    def fit(self, sample: TextBlock) -> None:
+        for side in sample.sides:
+            totals = script_counts(side).sum(0)
+            self._usual.append(totals >= 0.05 * max(1, totals.sum()))
+
+    def score(self, block: TextBlock) -> Scores:
+        shares = np.ones(len(block), np.float32)
+        for side, usual in zip(block.sides, self._usual, strict=True):
+            counts = script_counts(side)
+            letters = counts.sum(1)
+            share = counts[:, usual].sum(1) / np.maximum(letters, 1)
+            shares = np.where(letters < 8, shares, np.minimum(shares, share))
+        return shares.astype(np.float32)
+
+
+def _contradict(first: frozenset[str], second: frozenset[str]) -> bool:
+    """Returns whether each set has an element that the other set lacks."""
+    return bool(first - second) and bool(second - first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersConfig(Config):
+    pass
+
+
+@FILTERS.register("numbers", NumbersConfig())
+class Numbers(Filter):
+    """1 if each side has a number that the other side lacks, otherwise 0.
+
+    Number words on one side are therefore allowed. Separators, leading zeros and trailing zeros do not count, so that
+    "1,000.50" equals "1.000,5". Decades ("1980s", "80er") and hours ("3 pm", "15") may differ.
+    """
+
+    highest = 0.5
+
+    def score(self, block: TextBlock) -> Scores:
+        first, second = (side.sets(_NUMBER, _digits) for side in block.sides)
+        rows = [row for row in first.keys() & second.keys()
+                if first[row] != second[row] and self._differ(first[row], second[row], block, row)]  # fmt: skip
+        return _marked(rows, len(block))
+
+    @staticmethod
+    def _differ(first: set[str], second: set[str], block: TextBlock, row: int) -> bool:
+        if not _contradict(frozenset(first), frozenset(second)):
+            return False
+        runs = [re.findall(r"\d+", unicodedata.normalize("NFKC", side.lines[row])) for side in block.sides]
+        if sorted(runs[0]) == sorted(runs[1]) or "".join(runs[0]) == "".join(runs[1]):
+            return False
+        left, right = first - second, second - first
+        return not all(any(_alike(a, b) for b in right) for a in left)
+
+
+def _digits(number: str) -> str:
+    """Returns the digits of a number as ASCII, without separators and without zeros at both ends."""
+    digits = "".join(str(unicodedata.decimal(char)) for char in number if char.isdecimal())
+    return digits.strip("0") or "0"
+
+
+def _alike(first: str, second: str) -> bool:
+    if (len(first) == 4 and first.endswith(second)) or (len(second) == 4 and second.endswith(first)):
+        return True  # 1980 and 80; zeros at the end are gone: 198 and 8
+    if {len(first), len(second)} == {3, 1} and (first.endswith(second) or second.endswith(first)):
+        return True
+    values = sorted((int(first), int(second)))
+    return values[1] <= 24 and values[1] - values[0] == 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class UrlsConfig(Config):
+    pass
+
+
+@FILTERS.register("urls", UrlsConfig())
+class Urls(Filter):
+    """1 if both sides have web or e-mail addresses and no host or address is the same, otherwise 0."""
+
+    highest = 0.5
+
+    def score(self, block: TextBlock) -> Scores:
+        first, second = (
+            {
+                row: {_host(address) for address in _URL.findall(line)}
+                for row, line in enumerate(side.lines)
+                if ("//" in line or "www." in line or "@" in line) and _URL.search(line)
+            }
+            for side in block.sides
+        )
+        return _marked([row for row in first.keys() & second.keys() if not first[row] & second[row]], len(block))
+
+
+def _host(address: str) -> str:
+    return re.sub(r"^(?:https?://)?(?:www\.)?", "", address.lower()).rstrip(".-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurrenciesConfig(Config):
+    pass
+
+
+@FILTERS.register("currencies", CurrenciesConfig())
+class Currencies(Filter):
+    """1 if both sides have currencies and no currency is the same, otherwise 0."""
+
+    highest = 0.5
+
+    def score(self, block: TextBlock) -> Scores:
+        first, second = (self._currencies(side) for side in block.sides)
+        return _marked([row for row in first.keys() & second.keys() if not first[row] & second[row]], len(block))
+
+    @staticmethod
+    def _currencies(side: Side) -> dict[int, set[str]]:
+        result = side.sets(_SIGN, str)
+        for code, sign in _CURRENCIES.items():
+            if code in side.text:
+                for row in side.rows_with(re.compile(rf"{code}\b")):
+                    result.setdefault(row, set()).add(sign)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepetitionConfig(Config):
+    max_repetition: float = option(
+        0.2, "drop pairs if more than this share of the three-word sequences of a side repeats an earlier one", min=0,
+        max=1,
+    )  # fmt: skip
+
+
+@FILTERS.register("repetition", RepetitionConfig())
+class Repetition(Filter):
+    """The share of three-word sequences that repeat an earlier sequence of the line, for the side with more.
+
+    Lines of fewer than 8 words have 0.
+    """
+
+    unit = "share of sequences"
+
+    def __init__(self, config: RepetitionConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        self.highest = config.max_repetition
+
+    def score(self, block: TextBlock) -> Scores:
+        scores = np.zeros(len(block), np.float32)
+        for side in block.sides:
+            for row, words in enumerate(side.words):
+                if len(words) >= 8 and len(set(words)) < 0.8 * len(words):
+                    count = len(words) - 2
+                    distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
+                    scores[row] = max(scores[row], 1 - distinct / count)
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoilerplateConfig(Config):
+    pass
+
+
+@FILTERS.register("boilerplate", BoilerplateConfig())
+class Boilerplate(Filter):
+    """1 if a side has HTML tags of page layout, JavaScript, a copyright notice or a menu of at least four items."""
+
+    highest = 0.5
+
+    def score(self, block: TextBlock) -> Scores:
+        rows: list[int] = []
+        for side in block.sides:
+            rows += [row for pattern in _BOILERPLATE for row in side.lower.rows_with(pattern)]
+            many = np.flatnonzero(side.sums(np.isin(side.codes, _SEPARATORS)) >= 3)
+            rows += [row for row in many.tolist() if _MENU.search(side.lines[row])]
+        return _marked(rows, len(block))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapConfig(Config):
+    pass
+
+
+@FILTERS.register("overlap", OverlapConfig())
+class Overlap(Filter):
+    """1 if a side is also a line of this side in a corpus of --exclude, without case, spaces and punctuation.
+
+    Lines of up to 10 characters count only if both sides are equal.
+    """
+
+    highest = 0.5
+
+    def __init__(self, config: OverlapConfig, context: FilterContext) -> None:
+        super().__init__(config, context)
+        keys: list[list[np.ndarray]] = [[np.empty(0, np.uint64)], [np.empty(0, np.uint64)]]
+        for corpus in context.exclude:
+            for part in pairs(corpus):
+                for index, lines in enumerate((part.sources, part.targets)):
+                    keys[index].append(Side(lines).keys)
+        self._keys = [np.unique(np.concatenate(part)) for part in keys]
+
+    def score(self, block: TextBlock) -> Scores:
+        if not len(self._keys[0]):
+            return np.zeros(len(block), np.float32)
+        found = [np.isin(side.keys, keys) for side, keys in zip(block.sides, self._keys, strict=True)]
+        long = [side.characters > 10 for side in block.sides]
+        return ((found[0] & found[1]) | (found[0] & long[0]) | (found[1] & long[1])).astype(np.float32)

@@ -1,0 +1,157 @@
+"""Files with the scores and the reason of each pair: Parquet, or tab-separated text, which may be compressed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.corpora.compression import compressed
+from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.lines import line_windows
+from nmtkit.files import atomic_write
+
+FIRST_COLUMNS = ("corpus", "line")  # index of the corpus from 0, and number of the pair in the corpus from 1
+
+
+def check_name(path: Path, flag: str) -> str:
+    """Returns the format of a file of scores. Raises ValueError if its suffix is unknown."""
+    format = format_of(path)
+    if format not in ("parquet", "tsv"):
+        raise ValueError(f"{flag} {path}: a file of scores ends in .parquet or .tsv")
+    return format
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("scores in .parquet need pip install 'nmtkit[data]'; .tsv needs no package") from error
+    return pyarrow
+
+
+class ScoreWriter:
+    """A context that writes one row for each pair. The file appears completely at its end, or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._format = check_name(path, "--scores")
+        self._stack = ExitStack()
+        self._parquet: Any = None
+        self._heading = False
+
+    def __enter__(self) -> "ScoreWriter":
+        with ExitStack() as stack:
+            file = stack.enter_context(atomic_write(self.path))
+            if self._format == "tsv":
+                file = stack.enter_context(compressed(file, self.path))
+            else:
+                _arrow()
+            self._file = file
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._parquet is not None:
+            self._parquet.close()
+        self._stack.__exit__(*error)
+
+    def write(
+        self, corpus: int, first: int, scores: dict[str, npt.NDArray[np.float32]], reasons: Sequence[str | None]
+    ) -> None:
+        """Appends the rows of a block whose first pair has the number `first`. A kept pair has the reason None."""
+        if self._format == "tsv":
+            self._write_text(corpus, first, scores, reasons)
+            return
+        arrow = _arrow()
+        columns = {"corpus": arrow.array([corpus] * len(reasons), arrow.int32()),
+                   "line": arrow.array(range(first, first + len(reasons)), arrow.int64()),
+                   **{name: arrow.array(np.ascontiguousarray(column)) for name, column in scores.items()},
+                   "reason": arrow.array(reasons, arrow.string())}  # fmt: skip
+        table = arrow.table(columns)
+        if self._parquet is None:
+            self._parquet = arrow.parquet.ParquetWriter(self._file, table.schema)
+        self._parquet.write_table(table)
+
+    def _write_text(
+        self, corpus: int, first: int, scores: dict[str, npt.NDArray[np.float32]], reasons: Sequence[str | None]
+    ) -> None:
+        if not self._heading:
+            self._file.write(("\t".join((*FIRST_COLUMNS, *scores, "reason")) + "\n").encode())
+            self._heading = True
+        rows = (
+            zip(*(column.tolist() for column in scores.values()), strict=True) if scores else iter([()] * len(reasons))
+        )
+        lines = [
+            "\t".join((str(corpus), str(first + index), *(f"{value:.9g}" for value in row), reason or "")) + "\n"
+            for index, (row, reason) in enumerate(zip(rows, reasons, strict=True))
+        ]
+        self._file.write("".join(lines).encode())
+
+
+class ScoreReader:
+    """Reads the scores of an earlier run in order. Raises ValueError if the file lacks the scores of a filter."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.path, self._names = path, list(names)
+        self._batches = self._text() if check_name(path, "--from-scores") == "tsv" else self._table()
+        self._rest = np.empty((0, len(names)), np.float32)
+        self._read = 0
+
+    def _check(self, present: Sequence[str]) -> None:
+        missing = [name for name in self._names if name not in present]
+        if missing:
+            raise ValueError(
+                f"{self.path} has no scores of {', '.join(missing)}; leave these filters out with --filters, or clean "
+                "again without --from-scores"
+            )
+
+    def _table(self) -> Iterator[npt.NDArray[np.float32]]:
+        arrow = _arrow()
+        try:
+            with arrow.parquet.ParquetFile(self.path) as file:
+                self._check(file.schema_arrow.names)
+                for batch in file.iter_batches(batch_size=1 << 15, columns=self._names):
+                    yield np.column_stack([batch.column(name).to_numpy() for name in self._names]).astype(np.float32)
+        except arrow.ArrowException as error:
+            raise ValueError(f"{self.path} is damaged or is not Parquet: {error}") from None
+
+    def _text(self) -> Iterator[npt.NDArray[np.float32]]:
+        heading: list[int] | None = None
+        for lines in line_windows(self.path, 1 << 13):
+            rows = [line.split("\t") for line in lines]
+            if heading is None:
+                self._check(rows[0])
+                heading = [rows[0].index(name) for name in self._names]
+                del rows[0]
+            try:
+                values = [[float(row[index]) for index in heading] for row in rows]
+            except (ValueError, IndexError):
+                raise ValueError(f"{self.path} is not a file that --scores has written: a score is missing") from None
+            yield np.array(values, np.float32).reshape(len(rows), len(heading))
+
+    def next(self, count: int) -> npt.NDArray[np.float32]:
+        """Returns the scores of the next `count` pairs [pairs, filters]."""
+        while len(self._rest) < count:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise ValueError(
+                    f"{self.path} has {self._read + len(self._rest):,} rows, fewer than the corpora have pairs; give "
+                    "the corpora of the run that wrote the scores"
+                )
+            self._rest = np.concatenate((self._rest, batch))
+        result, self._rest = self._rest[:count], self._rest[count:]
+        self._read += count
+        return result
+
+    def finish(self) -> None:
+        """Raises ValueError if the file has more rows than the corpora have pairs."""
+        more = len(self._rest) + sum(len(batch) for batch in self._batches)
+        if more:
+            raise ValueError(
+                f"{self.path} has {self._read + more:,} rows, but the corpora have {self._read:,} pairs; give the "
+                "corpora of the run that wrote the scores"
+            )

@@ -1,0 +1,128 @@
+"""A block of pairs with features that several filters share. NumPy and `re` work on the text of a whole block."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.corpora.duplicates import RowHash
+
+Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.float32]  # [pairs]
+Counts = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+
+CODE_POINTS = 0x110000
+LAST_LETTER = 0x33FFF  # all assigned letters are below
+
+
+@cache
+def _hash() -> RowHash:
+    return RowHash(CODE_POINTS, 0)
+
+
+@cache
+def letters_and_digits() -> Mask:
+    """Returns for each code point whether it is a letter, a mark of a letter, or a digit."""
+    table = np.zeros(CODE_POINTS, np.bool_)
+    for code in range(LAST_LETTER + 1):
+        sign = chr(code)
+        table[code] = sign.isalnum() or (not sign.isascii() and unicodedata.category(sign)[0] == "M")
+    return table
+
+
+class Side:
+    """The lines of one side of a block."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = lines
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @cached_property
+    def text(self) -> str:
+        """All lines, each with a line feed at its end."""
+        return "".join([line + "\n" for line in self.lines])
+
+    @cached_property
+    def codes(self) -> npt.NDArray[np.uint32]:
+        """The code points of the text."""
+        return np.frombuffer(self.text.encode("utf-32-le"), np.uint32)
+
+    @cached_property
+    def ends(self) -> Counts:
+        """The position in the text after the line feed of each line."""
+        return np.flatnonzero(self.codes == ord("\n")) + 1
+
+    @cached_property
+    def starts(self) -> Counts:
+        return np.concatenate((np.zeros(1, np.int64), self.ends[:-1]))
+
+    @cached_property
+    def characters(self) -> Counts:
+        """The number of characters of each line."""
+        return self.ends - self.starts - 1
+
+    def sums(self, values: npt.NDArray[Any]) -> Counts:
+        """Returns the sum of `values`, which has a number for each code point, over each line."""
+        return np.add.reduceat(values, self.starts, dtype=np.int64) if len(self.lines) else np.empty(0, np.int64)
+
+    def rows_with(self, pattern: re.Pattern[str]) -> list[int]:
+        """Returns the indexes of the lines that contain a match. A match must not contain a line feed."""
+        positions = [match.start() for match in pattern.finditer(self.text)]
+        if not positions:
+            return []
+        rows = np.searchsorted(self.ends, np.array(positions), side="right")
+        return rows[np.append(True, rows[1:] != rows[:-1])].tolist()
+
+    def sets(self, pattern: re.Pattern[str], key: Callable[[str], str]) -> dict[int, set[str]]:
+        """Returns `key` of all matches of each line that has a match, by index of the line."""
+        result: dict[int, set[str]] = {}
+        matches = list(pattern.finditer(self.text))
+        rows = np.searchsorted(self.ends, np.array([match.start() for match in matches], np.int64), side="right")
+        for row, match in zip(rows.tolist(), matches, strict=True):
+            result.setdefault(row, set()).add(key(match[0]))
+        return result
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        return [line.split() for line in self.lines]
+
+    @cached_property
+    def word_sets(self) -> list[set[str]]:
+        return [set(words) for words in self.words]
+
+    @cached_property
+    def lower(self) -> "Side":
+        """The lines in lower case."""
+        return Side(self.text.lower().split("\n")[:-1])
+
+    @cached_property
+    def keys(self) -> Keys:
+        """A 64-bit hash of each line, without case, punctuation and spaces. A line of punctuation stays as it is."""
+        folded = Side(self.text.casefold().split("\n")[:-1])
+        kept = letters_and_digits()[folded.codes]
+        empty = np.flatnonzero(folded.sums(kept) == 0)
+        for row in empty.tolist():  # at least the line feed is left
+            kept[folded.starts[row] : folded.ends[row]] = True
+        return _hash()(folded.codes[kept], folded.sums(kept))
+
+
+class TextBlock:
+    """Both sides of a block of pairs. `shared` holds results that several filters need, by name."""
+
+    def __init__(self, sources: Sequence[str], targets: Sequence[str]) -> None:
+        self.sides = Side(sources), Side(targets)
+        self.shared: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.sides[0])
+
+    def select(self, keep: Mask) -> "TextBlock":
+        rows = np.flatnonzero(keep).tolist()
+        return TextBlock(*([side.lines[row] for row in rows] for side in self.sides))

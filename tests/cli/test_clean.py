@@ -1,0 +1,256 @@
+"""`nmtkit clean`: each dropped pair has one reason, no pair is lost, and good data of unusual kinds stays."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nmtkit.cli import main
+from nmtkit.corpora import cleaning
+from nmtkit.corpora.corpus import Pairs, locate
+from nmtkit.corpora.pairs import pairs
+from nmtkit.corpora.writer import CorpusWriter
+from nmtkit.demo.run import read_corpus
+
+
+def clean(*arguments: object, languages: tuple[str, str] = ("en", "de")) -> Result:
+    flags = ["-s", languages[0], "-t", languages[1], *map(str, arguments)]
+    return CliRunner().invoke(main, ["clean", *flags, *([] if "--workers" in flags else ["--workers", "1"])])
+
+
+def succeeds(*arguments: object, languages: tuple[str, str] = ("en", "de")) -> str:
+    result = clean(*arguments, languages=languages)
+    assert result.exit_code == 0, result.output
+    return result.stderr
+
+
+def write(path: Path, rows: list[tuple[str, str]], extras: list[dict[str, object]] | None = None) -> Path:
+    with CorpusWriter(str(path), ("en", "de")) as writer:
+        writer.write(Pairs([row[0] for row in rows], [row[1] for row in rows], extras or [{} for _ in rows]))
+    return path
+
+
+def read(path: Path) -> list[tuple[str, str, dict[str, object]]]:
+    return [row for part in pairs(locate(str(path), "en", "de")) for row in zip(part.sources, part.targets, part.extras,
+                                                                               strict=True)]  # fmt: skip
+
+
+GOOD = read_corpus()["train"][:1200]
+NAME = "Die Firma beschäftigt jetzt mehr als zweihundert Menschen in drei verschiedenen Ländern."
+BAD = {
+    "empty": [("A dog runs in the park.", ""), ("...", "Ein Hund läuft im Park.")],
+    "length": [("word " * 500, "wort " * 500)],
+    "overlap": [("This sentence is part of the test set.", "Dieser Satz gehört zur Testmenge.")],
+    "copy": [("You should see the old house near the river.", "You should see the old house near the river.")],
+    "boilerplate": [("Home | News | About us | Contact", "Start | Aktuelles | Über uns | Kontakt")],
+    "repetition": [("The cat sleeps on the sofa all day long here.", "Die Katze " * 9 + "schläft den ganzen Tag.")],
+    "script": [("The small boat is at the harbour.", "Маленькая лодка стоит в гавани.")],
+    "swapped": [(NAME, "The company now employs more than two hundred people in three different countries.")],
+    "language": [("The company now employs many people.", "L'entreprise emploie maintenant deux cents personnes.")],
+    "length_ratio": [("The old man is reading.", f"Der alte Mann liest. {NAME} Das steht heute in der Zeitung.")],
+    "numbers": [("The train leaves at 17:45 on platform 6.", "Der Zug fährt um 16:45 auf Gleis 9 ab.")],
+    "urls": [("Read more at https://example.org/en today.", "Lesen Sie heute mehr auf www.anders.de/heute.")],
+    "currencies": [("The ticket costs 20 € for children.", "Die Karte kostet 20 $ für Kinder.")],
+    "duplicate": [(GOOD[0][0].upper(), GOOD[0][1].upper() + " !")],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Holds noisy.tsv, in which the column `class` is the expected reason, and the results of cleaning the file."""
+    path = tmp_path_factory.mktemp("clean")
+    rows = [("good", pair) for pair in dict.fromkeys(GOOD)]
+    rows += [(name, pair) for name, bad in BAD.items() for pair in bad]
+    first, *rest = rows
+    random.Random(3).shuffle(rest)
+    write(path / "noisy.tsv", [pair for _, pair in (first, *rest)], [{"class": name} for name, _ in (first, *rest)])
+    write(path / "test.tsv", BAD["overlap"])
+    report = succeeds(
+        path / "noisy.tsv", "--exclude", path / "test.tsv", "--output", path / "out.tsv", "--dropped",
+        path / "dropped.jsonl", "--scores", path / "scores.parquet", "--report", path / "report.html",
+    )  # fmt: skip
+    (path / "stderr").write_text(report)
+    return path
+
+
+def test_each_kind_of_noise_has_its_reason(folder: Path) -> None:
+    reasons = {(source, target): others["reason"] for source, target, others in read(folder / "dropped.jsonl")}
+    for name, rows in BAD.items():
+        for source, target in rows:
+            assert reasons[" ".join(source.split()), " ".join(target.split())] == name
+
+
+def test_good_pairs_stay_and_no_pair_is_lost(folder: Path) -> None:
+    kept, dropped = read(folder / "out.tsv"), read(folder / "dropped.jsonl")
+    before = read(folder / "noisy.tsv")
+    assert sorted((row[0], row[1]) for row in (*kept, *dropped)) == sorted(
+        (" ".join(source.split()), " ".join(target.split())) for source, target, _ in before
+    )
+    lost = [row for row in dropped if row[2]["class"] == "good"]
+    assert len(lost) <= 0.01 * len(GOOD), lost
+    assert [row for row in before if row in kept] == kept  # in order, with the other columns
+    count = f"{len(before):,} pairs read, {len(dropped):,} dropped, {len(kept):,} kept"
+    assert count in (folder / "stderr").read_text()
+
+
+def test_the_scores_have_a_row_for_each_pair(folder: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = parquet.read_table(folder / "scores.parquet").to_pylist()
+    assert [row["line"] for row in rows] == list(range(1, len(read(folder / "noisy.tsv")) + 1))
+    reasons = [row["reason"] for row in rows if row["reason"]]
+    assert sorted(reasons) == sorted(others["reason"] for _, _, others in read(folder / "dropped.jsonl"))
+    long = next(row for row in rows if row["reason"] == "length")
+    assert long["length"] == 2499  # 500 words of four letters, and the spaces between the words
+
+
+@pytest.mark.parametrize("name", ["scores.parquet", "scores.tsv.gz"])
+def test_scores_are_applied_again_with_other_limits(name: str, folder: Path, tmp_path: Path) -> None:
+    if name.endswith("gz"):
+        flags = ("--exclude", folder / "test.tsv", "--output", tmp_path / "first.tsv", "--scores", tmp_path / name)
+        succeeds(folder / "noisy.tsv", *flags)
+    scores = (folder if name.endswith("parquet") else tmp_path) / name
+    succeeds(folder / "noisy.tsv", "--output", tmp_path / "same.tsv", "--from-scores", scores)
+    assert (tmp_path / "same.tsv").read_bytes() == (folder / "out.tsv").read_bytes()
+    flags = ("--output", tmp_path / "more.tsv", "--dropped", tmp_path / "dropped.tsv", "--from-scores", scores)
+    succeeds(folder / "noisy.tsv", *flags, "--max-characters", "40")
+    assert all(max(len(row[0]), len(row[1])) <= 40 for row in read(tmp_path / "more.tsv"))
+    assert len(read(tmp_path / "more.tsv")) + len(read(tmp_path / "dropped.tsv")) == len(read(folder / "noisy.tsv"))
+
+
+def test_scores_of_another_corpus_are_refused(folder: Path, tmp_path: Path) -> None:
+    write(tmp_path / "short.tsv", GOOD[:5])
+    write(tmp_path / "long.tsv", GOOD * 2)
+    for name, message in (("short.tsv", "rows, but the corpora have 5 pairs"), ("long.tsv", "fewer than the corpora")):
+        flags = ("--output", tmp_path / "o.tsv", "--from-scores", folder / "scores.parquet")
+        result = clean(tmp_path / name, *flags)
+        assert result.exit_code == 2 and message in " ".join(result.stderr.split()), result.output
+    assert not (tmp_path / "o.tsv").exists()
+
+
+def test_the_report_has_counts_histograms_and_examples(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    for text in ("Home | News | About us", "length_ratio", "Overlap", "<svg", "kept, next to the limit"):
+        assert text in page
+
+
+def test_workers_give_the_bytes_of_one_process(folder: Path, tmp_path: Path) -> None:
+    flags = ("--exclude", folder / "test.tsv", "--output", tmp_path / "o.tsv", "--workers", "3")
+    succeeds(folder / "noisy.tsv", *flags)
+    assert (tmp_path / "o.tsv").read_bytes() == (folder / "out.tsv").read_bytes()
+
+
+def test_a_killed_worker_leaves_no_file(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main_process, checked_scores = os.getpid(), cleaning.checked_scores
+
+    def killed(*arguments: object) -> object:
+        if os.getpid() != main_process:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return checked_scores(*arguments)
+
+    monkeypatch.setattr(cleaning, "checked_scores", killed)
+    monkeypatch.setattr(cleaning, "BLOCK", 1000)
+    flags = ("--output", tmp_path / "o.tsv", "--dropped", tmp_path / "d.tsv", "--scores", tmp_path / "s.tsv")
+    result = clean(folder / "noisy.tsv", *flags, "--workers", "2")
+    assert result.exit_code == 2 and "ended unexpectedly (SIGKILL)" in result.stderr, result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+KINDS = {
+    "short lines": [("Yes.", "Ja."), ("OK", "OK"), ("Help", "Hilfe"), ("Thanks!", "Danke!"), ("?", "?"), ("7", "7")],
+    "number words": [("I have 2 dogs and 3 cats.", "Ich habe zwei Hunde und drei Katzen."),
+                     ("It happened in the 1980s.", "Das geschah in den 80ern."),
+                     ("It costs 1,000.50 dollars now.", "Es kostet jetzt 1.000,5 Dollar."),
+                     ("We meet at 3 pm today.", "Wir treffen uns heute um 15 Uhr.")],
+    "names": [("Barack Obama", "Barack Obama"), ("Microsoft Windows Server", "Microsoft Windows Server"),
+              ("Johann Sebastian Bach and Antonio Vivaldi", "Johann Sebastian Bach und Antonio Vivaldi")],
+    "addresses": [("Write to info@example.org for help.", "Schreiben Sie an info@example.org um Hilfe."),
+                  ("See https://example.org/en/page for more.", "Mehr unter https://www.example.org/de/seite finden.")],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dropped_good(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, object]]:
+    """The pairs that are dropped from a corpus with all of KINDS, and their reasons."""
+    path = tmp_path_factory.mktemp("kinds")
+    write(path / "c.tsv", [*GOOD, *(pair for rows in KINDS.values() for pair in rows)])
+    succeeds(path / "c.tsv", "--output", path / "o.jsonl", "--dropped", path / "d.jsonl", "--preset", "crawl")
+    return [(source, target, others["reason"]) for source, target, others in read(path / "d.jsonl")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_classes_of_good_data_stay(kind: str, dropped_good: list[tuple[str, str, object]]) -> None:
+    assert [row for row in dropped_good if row[:2] in KINDS[kind]] == []
+
+
+CHINESE = ["我们", "他们", "今天", "明天", "在学校", "在家里", "看书", "吃饭", "学习中文", "很高兴", "认识你", "的朋友"]
+
+
+def test_languages_without_spaces_stay(tmp_path: Path) -> None:
+    generator = random.Random(1)
+    english = ["we", "they", "today", "tomorrow", "at school", "at home", "read books", "eat", "learn Chinese",
+               "are happy", "to know you", "friends"]  # fmt: skip
+    rows = []
+    for _ in range(400):
+        words = generator.sample(range(12), generator.randint(2, 9))
+        rows.append((" ".join(english[word] for word in words) + ".", "".join(CHINESE[word] for word in words) + "。"))
+    with CorpusWriter(str(tmp_path / "c"), ("en", "zh")) as writer:
+        writer.write(Pairs([row[0] for row in rows], [row[1] for row in rows], [{}] * 400))
+    flags = ("--duplicates", "none", "--dropped", tmp_path / "d.jsonl")
+    succeeds(tmp_path / "c", "--output", tmp_path / "o", *flags, languages=("en", "zh"))
+    assert len((tmp_path / "o.zh").read_text().split("\n")) - 1 >= 396, (tmp_path / "d.jsonl").read_text()
+
+
+def test_duplicates_of_one_side(tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [("a b", "x"), ("A b!", "y"), ("c", "x"), ("c d", "z"), ("a b", "x")])
+    flags = (tmp_path / "c.tsv", "--filters", "empty", "--output", tmp_path / "o.tsv")
+    for mode, kept in (("pair", "xyxz"), ("source", "xxz"), ("target", "xyz"), ("none", "xyxzx")):
+        succeeds(*flags, "--duplicates", mode)
+        assert "".join(row[1] for row in read(tmp_path / "o.tsv")) == kept, mode
+
+
+def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
+    (tmp_path / "questions.py").write_text(
+        "from dataclasses import dataclass\nimport numpy as np\nfrom nmtkit.config import Config, option\n"
+        "from nmtkit.corpora.filters import FILTERS, Filter\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass QuestionsConfig(Config):\n"
+        '    max_marks: int = option(0, "drop pairs with more question marks", min=0)\n\n\n'
+        '@FILTERS.register("questions", QuestionsConfig())\nclass Questions(Filter):\n'
+        "    def __init__(self, config, context):\n        super().__init__(config, context)\n"
+        "        self.highest = config.max_marks\n\n    def score(self, block):\n"
+        '        return np.array([line.count("?") for line in block.sides[0].lines], np.float32)\n'
+    )
+    write(tmp_path / "c.tsv", [("a?", "b"), ("a??", "b"), ("c", "d")])
+    flags = (tmp_path / "c.tsv", "--plugin", tmp_path / "questions.py", "--filters", "empty,questions")
+    succeeds(*flags, "--output", tmp_path / "o.tsv", "--dropped", tmp_path / "d.jsonl", "--max-marks", "1")
+    assert [row[0] for row in read(tmp_path / "o.tsv")] == ["a?", "c"]
+    assert json.loads((tmp_path / "d.jsonl").read_text()) == {"en": "a??", "de": "b", "reason": "questions"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--filters", "lenght"], "unknown filter 'lenght'; did you mean 'length'?"),
+        (["--filters", "empty,empty"], "--filters repeats empty"),
+        (["--filters", "empty", "--max-characters", "9"], "No such option"),
+        (["--from-scores", "s.txt"], "a file of scores ends in .parquet or .tsv"),
+        (["--from-scores", "s.tsv", "--sample", "100"], "--from-scores and --sample cannot be combined"),
+        (["--dropped", "{folder}/o.tsv"], "would overwrite a file that --output"),
+        (["--exclude", "nothing"], "no such file: nothing.en"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes_are_named(flags: list[str], message: str, folder: Path, tmp_path: Path) -> None:
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    result = clean(folder / "noisy.tsv", "--output", tmp_path / "o.tsv", *flags)
+    assert result.exit_code == 2 and message.lower() in " ".join(result.stderr.split()).lower(), result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
+    write(tmp_path / "c.tsv", [(target, source) for source, target in GOOD[:1200]])
+    result = clean(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "swapped,language")
+    assert result.exit_code == 2 or "swapped" in result.stderr

@@ -1,0 +1,52 @@
+"""Identification of whole blocks equals py3langid line by line."""
+
+import numpy as np
+import pytest
+
+from nmtkit.corpora.filters import FilterContext
+from nmtkit.corpora.language_identification import BatchIdentifier, columns_of
+from nmtkit.corpora.model_filters import Alignment, AlignmentConfig, logistic_regression
+from nmtkit.corpora.texts import TextBlock
+from nmtkit.demo.run import read_corpus
+
+LINES = ["", "...", "SCHÖN IST ES HIER", "héllo wörld", "🙂", "これは日本語の文です。", "Добрый день, мир", "x" * 150,
+         *(line for pair in read_corpus()["train"][:40] for line in pair)]  # fmt: skip
+
+
+def test_probabilities_equal_py3langid() -> None:
+    langid = pytest.importorskip("py3langid.langid")
+    plain = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    identifier = BatchIdentifier()
+    probabilities = identifier.probabilities(LINES)
+    for line, row in zip(LINES, probabilities, strict=True):
+        expected = dict(plain.rank(line))
+        np.testing.assert_allclose(row, [expected[name] for name in identifier.languages], atol=2e-5)
+
+
+def test_a_restricted_identifier_equals_py3langid_with_these_languages() -> None:
+    langid = pytest.importorskip("py3langid.langid")
+    plain = langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
+    plain.set_languages(["en", "de", "ru"])
+    identifier = BatchIdentifier().restricted({"en", "de", "ru"})
+    for line, row in zip(LINES, identifier.probabilities(LINES), strict=True):
+        expected = dict(plain.rank(line))
+        np.testing.assert_allclose(row, [expected[name] for name in identifier.languages], atol=2e-5)
+    assert columns_of(identifier.languages, "deu_Latn") == [identifier.languages.index("de")]
+
+
+def test_word_tables_find_pairs_that_are_not_translations() -> None:
+    pairs = read_corpus()["train"][:3000]
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    alignment = Alignment(AlignmentConfig(), FilterContext("en", "de"))
+    alignment.fit(TextBlock(sources, targets))
+    right = alignment.drops(alignment.score(TextBlock(sources, targets)))
+    wrong = alignment.drops(alignment.score(TextBlock(sources, [*targets[1000:], *targets[:1000]])))
+    assert right.mean() < 0.02
+    assert wrong.mean() > 0.6
+
+
+def test_logistic_regression_finds_the_weights_of_its_data() -> None:
+    generator = np.random.default_rng(1)
+    features = generator.normal(size=(20_000, 2))
+    labels = generator.random(20_000) < 1 / (1 + np.exp(-(0.5 + features @ [2.0, -1.0])))
+    np.testing.assert_allclose(logistic_regression(features, labels.astype(float)), [0.5, 2, -1], atol=0.08)
