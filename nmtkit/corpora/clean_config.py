@@ -29,7 +29,7 @@ CLEAN_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class CleanConfig(Config):
-    """Settings of the command itself. Each filter has a config class of its own."""
+    """Settings of the command itself. Each filter has a separate config class."""
 
     source_lang: str = option(
         ..., "source language, as in the names of files PREFIX.LANG or of columns", flag="-s/--source-lang",
