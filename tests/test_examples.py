@@ -487,6 +487,31 @@ def flop_of_an_update(tokens, vocabulary, layers, d, ff):
     return 6 * tokens * (encoder + decoder + d * vocabulary)
 
 
+def test_the_candidate_closest_to_the_reference_is_kept_and_low_scores_are_dropped(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES / "student")
+    import choose
+
+    rows = [
+        ("one", ["ein Hund", "eine Katze"], [-1.0, -3.0]),  # the reference is nearer to the second candidate
+        ("two", ["zwei Hunde", "drei"], [-0.5, -0.6]),
+        ("three", [" ", ""], [-0.1, -0.2]),  # no translation
+        ("four", ["", "vier Hunde"], [-0.1, -2.0]),
+    ]
+    lines = [
+        {"source": source, "hypotheses": [{"text": t, "score": s} for t, s in zip(texts, scores, strict=True)]}
+        for source, texts, scores in rows
+    ]
+    (tmp_path / "candidates").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "references").write_text("die Katze\nzwei Hunde\ndrei Hunde\nvier Hunde\n")
+    files = [str(tmp_path / name) for name in ("candidates", "references", "train.en", "train.de")]
+    choose.main(files)
+    assert (tmp_path / "train.en").read_text() == "one\ntwo\nfour\n"
+    assert (tmp_path / "train.de").read_text() == "eine Katze\nzwei Hunde\nvier Hunde\n"
+    choose.main([*files, "--keep", "0.6"])  # two of three pairs: the scores are -3, -0.5 and -2
+    assert (tmp_path / "train.de").read_text() == "zwei Hunde\nvier Hunde\n"
+    assert "2 pairs written; 1 dropped by score, 1 without a translation" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_dry_runs_stand_beside_the_papers_figures():
     command = [sys.executable, WMT14 / "dry_run.py"]
