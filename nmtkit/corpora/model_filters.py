@@ -25,7 +25,7 @@ MIN_LETTERS = 12  # fewer letters have no reliable language
 
 
 class Languages(NamedTuple):
-    """Probabilities of the lines of a side: of its own language, of the other language, and of the best other one.
+    """Probabilities of the lines of a side: of the side's language, of the opposite side's language, of a third one.
 
     `letters` is the number of letters on which the probabilities are based.
     """

@@ -95,7 +95,7 @@ class LengthRatio(Filter):
 
     Median and standard deviation come from the quartiles of the sample, which noise hardly changes. They are computed
     for classes of source length and for classes of target length; the larger distance counts. A truncated target is
-    unusual for its source, but not among the pairs of its own length, many of which are truncated, too.
+    unusual for its source, but not among the pairs of the same length, many of which are truncated, too.
     """
 
     unit = "standard deviations"
