@@ -1,8 +1,8 @@
-"""Beam search. With one hypothesis, it is greedy search. With several groups of hypotheses, it is diverse beam search.
+"""Beam search; with several groups of hypotheses, diverse beam search.
 
 `Scorer` computes the log probabilities of continuations, and `ConstraintProcessor` forbids some of them. `BeamSearch`
 keeps the best continuations as open hypotheses, until no open hypothesis can reach a better score than the finished
-hypotheses. Sampling and search with required phrases are subclasses.
+hypotheses. Greedy search, sampling and search with required phrases are subclasses.
 """
 
 import logging

@@ -92,6 +92,11 @@ class ConstraintProcessor:
         forbidden = [BOS] if options.unkpen is not None or options.replace_unknown else [BOS, UNK]
         self.forbidden, self.forbidden_at_first = torch.tensor(forbidden), torch.tensor([*forbidden, EOS])
 
+    @property
+    def reads_history(self) -> bool:
+        """Whether `apply` uses the tokens of its `history`, and not only their number."""
+        return bool(self.avoided.numel() or self.options.no_repeat_ngram)
+
     def apply(self, log_probs: Tensor, history: Tensor) -> Tensor:
         """Returns `log_probs` [N, V] with -inf where a continuation of `history` [B, R, L] is not allowed."""
         rows, length = history.shape[1:]

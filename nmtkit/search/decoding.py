@@ -16,6 +16,7 @@ from nmtkit.search.beam_search import BeamSearch
 from nmtkit.search.candidates import length_penalty
 from nmtkit.search.constrained_search import ConstrainedBeamSearch, lacking
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints, PieceEdges
+from nmtkit.search.greedy_search import GreedySearch, is_greedy
 from nmtkit.search.limited_search import Models, Search, limited_search
 from nmtkit.search.logits_processors import LogitsProcessor
 from nmtkit.search.options import SearchOptions
@@ -102,7 +103,8 @@ def beam_search(
     def unconstrained(models: Models, source: Packed, constraints: Sequence[Constraints], *_: Any) -> BatchHypotheses:
         if options.sampling:
             return Sampling(models, source, options, constraints, seeds or range(len(constraints)), processors).run()
-        return BeamSearch(models, source, options, constraints, processors).run()
+        kind = GreedySearch if is_greedy(options) else BeamSearch
+        return kind(models, source, options, constraints, processors).run()
 
     def constrained(
         models: Models, source: Packed, constraints: Sequence[Constraints], edges: PieceEdges | None

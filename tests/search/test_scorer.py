@@ -8,6 +8,7 @@ from torch import nn
 
 from nmtkit.layers.packed import Packed
 from nmtkit.layers.prepack import prepack
+from nmtkit.search import scorer as search_scorer
 from nmtkit.search.candidates import block_maxima, continuations
 from nmtkit.search.scorer import Scorer, log_softmax_
 
@@ -55,19 +56,25 @@ def test_an_ensemble_averages_the_probabilities_of_its_models(prepacked):
         torch.testing.assert_close(scorer.step(tokens).double().exp(), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("many", [True, False])
 @pytest.mark.parametrize("rows", [1, 16, 37])
-def test_logits_become_log_probabilities_with_their_normalizer(rows):
+def test_logits_become_log_probabilities_with_their_normalizer(rows, many, monkeypatch):
+    if many:
+        monkeypatch.setattr(search_scorer, "FEW_LOGITS", 0)
     torch.manual_seed(1)
     model, tokens = Fixed(6 * torch.randn(50, 8)), torch.randint(8, (rows,))
     with torch.no_grad():
         scorer = Scorer([model], Packed.from_lists([[1]]), rows)
         scores, normalizer = scorer.step_unnormalized(tokens)
         expected = scorer.logits(tokens)[0].double().log_softmax(1)
-        torch.testing.assert_close(scores.double() - normalizer.double()[:, None], expected, rtol=0, atol=5e-6)
+        assert (normalizer is not None) == many
+        subtracted = normalizer.double()[:, None] if many else 0.0
+        torch.testing.assert_close(scores.double() - subtracted, expected, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("logit", [math.nan, math.inf, 200.0, -200.0])
-def test_logits_whose_exponentials_overflow_or_vanish_are_normalized_with_care(logit):
+def test_logits_whose_exponentials_overflow_or_vanish_are_normalized_with_care(logit, monkeypatch):
+    monkeypatch.setattr(search_scorer, "FEW_LOGITS", 0)
     weight = torch.zeros(50, 8)
     weight[:, 3] = logit
     with torch.no_grad():
