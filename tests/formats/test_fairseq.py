@@ -159,7 +159,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "sentencepiece.bpe.model").rename(folder / "bpecodes"),
         "bpecodes belongs to fastBPE or subword-nmt",
     ),
-    "two tokenizers": (lambda folder: (folder / "b.model").write_bytes(b""), "b.model, sentencepiece.bpe.model; leave"),
+    "two tokenizers": (lambda folder: (folder / "b.model").write_bytes(b""), "b.model, sentencepiece.bpe.model; keep one"),
     "NaN": (lambda folder: change(folder, {FC1: torch.full((48,), torch.nan)}), "not finite"),
     "missing weights": (lambda folder: change(folder, {FC1: None}), f"has no weights {FC1}"),
     "more weights": (lambda folder: change(folder, {"adapter.weight": torch.ones(2)}), "has weights adapter.weight"),
@@ -214,7 +214,7 @@ def test_a_pickle_that_would_run_code_is_refused_by_the_name_of_what_it_calls(
     path = folder / "checkpoint_best.pt"
     torch.save(state_of(folder) | {"extra_state": hostile}, path, _use_new_zipfile_serialization=zipped)
     said = refused(folder)
-    assert f"asks for {name}, which is not part of a model" in said and not proof.exists()
+    assert f"needs {name}, which is not part of a model" in said and not proof.exists()
     torch.load(path, weights_only=False)
     assert proof.exists()  # it would have
 

@@ -193,7 +193,7 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     ),
     "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 40_000), "model.safetensors"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors"),
-    "code": (lambda folder: pickled(folder, {"a": print}), "asks for print, which is not part of a model"),
+    "code": (lambda folder: pickled(folder, {"a": print}), "needs print, which is not part of a model"),
 }
 
 
