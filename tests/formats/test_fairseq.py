@@ -159,7 +159,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "sentencepiece.bpe.model").rename(folder / "bpecodes"),
         "bpecodes belongs to fastBPE or subword-nmt",
     ),
-    "two tokenizers": (lambda folder: (folder / "b.model").write_bytes(b""), "b.model, sentencepiece.bpe.model; keep one"),
+    "two tokenizers": (lambda folder: (folder / "b.model").write_bytes(b""), "b.model, sentencepiece.bpe.model; keep"),
     "NaN": (lambda folder: change(folder, {FC1: torch.full((48,), torch.nan)}), "not finite"),
     "missing weights": (lambda folder: change(folder, {FC1: None}), f"has no weights {FC1}"),
     "more weights": (lambda folder: change(folder, {"adapter.weight": torch.ones(2)}), "has weights adapter.weight"),
