@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import TINY_CONFIGS
+from builders import TINY_CONFIGS, save_tiny_transformer
 from click.testing import CliRunner
 from torch import Tensor, nn
 
@@ -36,6 +36,7 @@ from nmtkit.testing import (
     check_transform,
 )
 from nmtkit.testing.checks import Check, Contract, title
+from nmtkit.testing.runs import dataset
 from nmtkit.training.callbacks import CALLBACKS, Callback
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric
@@ -46,10 +47,17 @@ from nmtkit.training.optimizers import OPTIMIZERS
 CHEAP = {"expected_reward": {"candidates_per_sentence": 2, "candidate_extra": 0}}
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with the tokenizer of the contract checks."""
+    return save_tiny_transformer(tmp_path_factory.mktemp("teacher") / "teacher.pt", dataset().tokenizer)
+
+
 @pytest.mark.parametrize("check", check_criterion.checks, ids=title)
 @pytest.mark.parametrize("name", CRITERIONS.names())
-def test_criterions_keep_to_the_contract(name: str, check: Check) -> None:
-    check(check_criterion.subject(name, **CHEAP.get(name, {})))
+def test_criterions_keep_to_the_contract(name: str, check: Check, teacher: Path) -> None:
+    settings = {"teacher": (teacher,)} if name == "kd_cross_entropy" else CHEAP.get(name, {})
+    check(check_criterion.subject(name, **settings))
 
 
 @pytest.mark.parametrize("check", check_optimizer.checks, ids=title)

@@ -66,7 +66,7 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
 
     \b
     nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
-                 --exclude data/test --scores scores.parquet --report cleaning.html
+                 --exclude data/test --scores scores.parquet --report page.html
     nmtkit clean -s en -t it OpenSubtitles.zip crawl.tsv.gz --output data/train \\
                  --from-scores scores.parquet --preset crawl
     """

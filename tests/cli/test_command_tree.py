@@ -178,9 +178,9 @@ def calls(path: Path) -> list[list[str]]:
 
 
 def as_the_reader_has_it(folder: Path, page: Path, arguments: list[str]) -> None:
-    """Fills the folder in which a page's command is given: examples/, and the TOML files it names.
+    """Fills the folder for a command of a page: examples/, and the files that the command names.
 
-    Of these, run.toml is what the page shows; others are of runs, or are left to the reader.
+    The contents of run.toml and of the plug-in questions.py are on the page. Other TOML files are empty.
     """
     (folder / "examples").symlink_to(ROOT / "examples")
     for name in arguments:
@@ -188,6 +188,9 @@ def as_the_reader_has_it(folder: Path, page: Path, arguments: list[str]) -> None
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shown = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
             (folder / name).write_text(shown[-1] if shown and name == "run.toml" else "", encoding="utf-8")
+        if name == "questions.py":
+            (shown,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+            (folder / name).write_text(shown, encoding="utf-8")
 
 
 EXAMPLES = [(path, arguments) for path in DOCUMENTS for arguments in calls(path) if arguments[1:] != ["…"]]

@@ -112,7 +112,10 @@ def test_generate_tells_that_a_checkpoint_has_no_shortlist(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("other", "message"),
-    [({"logits_processors": ("x",)}, "processors need all target pieces"), ({"score_reference": True}, "searched")],
+    [
+        ({"logits_processors": ("x",)}, "processors need all target pieces"),
+        ({"score_reference": True}, "there is no search"),
+    ],
     ids=["processors", "references"],
 )
 def test_a_shortlist_excludes_options_that_need_all_pieces(other: dict[str, Any], message: str) -> None:

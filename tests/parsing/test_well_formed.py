@@ -127,7 +127,7 @@ def test_the_processor_keeps_the_contract_of_logits_processors(both: Tokenizer, 
     """By the command, with the vocabulary of trees; with words alone, the plug-in says what it needs."""
     both.save(tmp_path / "tokenizer")
     plugin = ["check", "--plugin", str(Path(__file__).parents[2] / "examples/parsing/well_formed.py")]
-    kept = CliRunner().invoke(main, [*plugin, "--tokenizer-from", str(tmp_path / "tokenizer")])
+    kept = CliRunner().invoke(main, [*plugin, "well_formed_trees", "--tokenizer-from", str(tmp_path / "tokenizer")])
     assert kept.exit_code == 0 and kept.stdout.endswith("6 of 6 checks passed\n"), kept.output
-    other = CliRunner().invoke(main, plugin)
+    other = CliRunner().invoke(main, [*plugin, "well_formed_trees"])
     assert other.exit_code == 1 and "needs a target vocabulary of trees" in other.stdout

@@ -255,7 +255,7 @@ def test_patience_follows_the_subset_that_is_named(base: Path, domain_data: Path
         (["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "loss@other"], "loss@valid1"),
         (
             ["--valid-subset", "valid,valid1", "--best-checkpoint-metric", "odd@valid1"],
-            "higher (odd@valid1:max) or lower (odd@valid1:min)",
+            "give odd@valid1:max if higher is better, or odd@valid1:min",
         ),
     ],
 )

@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused_with_what_would(mirror_data: Path, monkeyp
         plain(batch)
 
     monkeypatch.setattr(one, "trial_pass", small)
-    with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) would") as caught:
+    with pytest.raises(ValueError, match=r"--max-tokens 400 does not fit .*; (\d+) fits") as caught:
         probe_memory(one, loader)
     assert 50 < int(str(caught.value).split()[-2]) <= 150
 
