@@ -177,7 +177,9 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Embeds token ids [T] at `position`, [T] or one position for all: T D. Positions are below `length`.
+        """Returns the embeddings [T, D] of token ids [T]. `position` is [T], or one position for all tokens.
+
+        Positions are below `length`.
 
         With `zero_first`, the token at position 0 has only the position encoding.
         """
@@ -362,8 +364,8 @@ class Transformer(Architecture):
     def supports_static_decoding(self) -> bool:
         """False if static decoding would bypass code of a subclass or a hook, which CUDA graphs do not call.
 
-        Hooks of torch itself are allowed, because FSDP has already gathered the parameters, and weight normalisation is
-        recorded.
+        Hooks of torch are allowed: FSDP's hooks have already gathered the parameters, and the graph records the hooks
+        of weight normalisation.
         """
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):

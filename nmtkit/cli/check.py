@@ -8,7 +8,7 @@ import click
 from nmtkit.cli.command import Command
 from nmtkit.plugins import load_plugins
 
-INDENT = 10  # indent in columns of a reason, which is on the line below the name of the check
+INDENT = 10  # a reason is on the line below the name of the check, indented by this number of columns
 
 
 @click.command(cls=Command)

@@ -51,7 +51,7 @@ JSONL_FIELDS = (
     *("quality", "terms"),
 )
 
-# share of lines with several sentences above which a warning is logged; test sets of WMT have a smaller share
+# A larger share of lines with several sentences causes a warning. Test sets of WMT have a smaller share.
 MANY_LINES = 0.2
 
 
@@ -88,7 +88,9 @@ class GenerateConfig(Config):
         False, "also retranslate the existing translations of a catalogue (PO, XLIFF), except final ones"
     )
     glossary_report: Path | None = option(
-        None, "write a tab-separated table with the result of each term of --glossary in each line", metavar="FILE"
+        None,
+        "write a tab-separated table with the result of each term of --glossary, for each input line",
+        metavar="FILE",
     )
     quality_report: Path | None = option(
         None, "write a tab-separated table with the estimated quality of each translation; see --quality",
@@ -115,7 +117,8 @@ class GenerateCommand(Command):
 
 
 def processor_presets(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset of each named logits processor. Raises ValueError for an unknown name or equal flags."""
+    """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and
+    for two processors with a flag of the same name."""
     with imports():
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
@@ -307,7 +310,7 @@ def generate(
     text: TextOptions,
     processors: Mapping[str, Any],
 ) -> None:
-    """Translates the subset of `data`, or a document, or the lines of files, by default of standard input."""
+    """Translates the subset of `data`, a document, the lines of files, or the lines of standard input."""
     with imports():
         import torch
 

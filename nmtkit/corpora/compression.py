@@ -87,7 +87,7 @@ def check_zstd_end(path: Path) -> None:
     with path.open("rb") as file:
         while position < size:
             file.seek(position)
-            start = file.read(18)  # reads the size of the largest frame header
+            start = file.read(18)  # 18 bytes: the largest frame header
             magic = int.from_bytes(start[:4], "little")
             if magic & ~0xF == ZSTD_SKIPPABLE_MAGIC:
                 position += 8 + int.from_bytes(start[4:8], "little")

@@ -28,7 +28,8 @@ log = logging.getLogger("nmtkit")
 def read_tmx(corpus: Corpus) -> Iterator[Row]:
     """Yields a pair for each translation unit that has both languages. Units are read one by one, in bounded memory.
 
-    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit are its other columns. Logs the
+    Inline codes in a segment (`bpt`, `ph`, …) are left out. The properties of a unit become the other columns of the
+    pair, next to the two texts. Logs the
     number of units without both languages. Raises ValueError if the file is not XML, or if no unit has both languages.
     """
     path = corpus.source
@@ -98,7 +99,7 @@ def _sides(codes: tuple[str, ...], languages: tuple[str | None, str | None]) -> 
     source, target = languages
     first = None if source is None else best_match(source, codes)
     second = None if target is None else best_match(target, codes)
-    if len(codes) == 2:  # a language that is not given is the language of the other text, or of the first text
+    if len(codes) == 2:  # without a source language, the source is the text that is not the target
         first = 0 if source is None and second != 0 else 1 if source is None else first
         second = 1 - first if target is None and first is not None else second
     return None if first is None or second is None or first == second else (codes[first], codes[second])

@@ -109,7 +109,7 @@ class CorpusWriter:
                         ", ".join(self._names))  # fmt: skip
 
     def write(self, pairs: Pairs) -> None:
-        """Appends pairs. Raises ValueError if a table would get different columns from the first pairs."""
+        """Appends pairs. Raises ValueError if a table would need other columns than for the first pairs."""
         if self._names is None and len(pairs):
             self._names = list(dict.fromkeys(name for others in pairs.extras for name in others))
             if self.format == "tsv":

@@ -115,7 +115,7 @@ class LineBytes:
     def with_control(self) -> Mask:
         low = np.count_nonzero(np.frombuffer(self.text, np.uint8) < 0x20)
         if low <= len(self.ends) and b"\x7f" not in self.text and b"\xc2" not in self.text:
-            # all bytes below 0x20 are line feeds, so the slow search is not needed
+            # here, every byte below 0x20 is a line feed, so the slow search is not needed
             return np.zeros(len(self.ends), np.bool_)
         return self.matches(_CONTROL)
 

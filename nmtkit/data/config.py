@@ -109,7 +109,7 @@ class PreprocessConfig(Config):
 
     weights: tuple[float, ...] = option(
         (),
-        "for each training corpus, how often an epoch contains each pair; 0.5 means half of the pairs, once",
+        "for each training corpus, how often an epoch contains each pair; with 0.5, half of the pairs",
         above=0,
         max=1_000,
         section="Several corpora",

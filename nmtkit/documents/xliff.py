@@ -210,7 +210,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """A source to translate. The target is a copy of the content of the element `content`, with translated `parts`."""
+    """A source to translate. The target is a copy of the children of the element `content`, with translated `parts`."""
 
     source: Node
     content: Node

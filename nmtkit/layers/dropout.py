@@ -99,7 +99,7 @@ def keep_scale(p: float, dtype: torch.dtype) -> float:
 def threshold(p: float, dtype: torch.dtype) -> tuple[float, float]:
     """Returns t with P(noise <= t) ≈ p for noise of this dtype, and the exact 1 / P(noise > t).
 
-    In ascending order, the numbers are minus infinity to -0 (`infinity` + 1 bit patterns), 0, which equals -0, and the
+    The bit patterns of the dtype are in ascending order: first minus infinity to -0, then 0 (equal to -0), then the
     positive numbers. NaN never compares as <= t, so NaN counts as kept.
     """
     patterns, infinity = PATTERNS[dtype]

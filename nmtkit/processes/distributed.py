@@ -201,8 +201,8 @@ class AsyncMax:
 class RefuseSharded(TorchDispatchMode):
     """Inside this context, an operation on a sharded tensor (FSDP) raises RuntimeError.
 
-    The operation runs only in this process. It would start a collective that the other processes do not join, or it
-    would see only a part of the tensor.
+    Only this process would run the operation. The operation would start a collective that the other processes do not
+    join, or it would see only a part of the tensor.
     """
 
     def __init__(self, caller: str) -> None:

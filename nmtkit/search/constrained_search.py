@@ -24,7 +24,9 @@ from nmtkit.search.segments import Hypothesis
 
 # B sentences, R hypotheses of each, V target vocabulary, C candidates of a sentence
 
-READINGS = 64  # maximum readings of a hypothesis: the most advanced readings are kept; rarely reached below 7 phrases
+READINGS = (
+    64  # maximum readings of a hypothesis; with more readings, which need about 7 phrases, the most advanced stay
+)
 
 # a bit for each complete phrase, the index of the phrase that has begun, and its tokens so far (() if none has begun)
 Reading = tuple[int, int, Phrase]
@@ -57,7 +59,7 @@ class PhraseAutomaton:
         self.number_of({(0, 0, ())}, False)
 
     def least(self, phrase: RequiredPhrase) -> int:
-        """Returns the length of the shortest alternative that can follow any token, even one that ends in a letter."""
+        """Returns the length of the shortest alternative that can also follow a token that ends in a letter."""
         joined = self.edges.begins if self.edges is not None and phrase.whole_words else ()
         free = [alternative for alternative in phrase.alternatives if not joined or not joined[alternative[0]]]
         return min(map(len, free or phrase.alternatives))

@@ -1,7 +1,7 @@
 """CTranslate2 as the engine of a search. It is faster than PyTorch for few sentences at a time.
 
-CTranslate2 searches like `BeamSearch` if only log probabilities are compared. Options that CTranslate2 does not
-support, or that have a different meaning there, raise an error. Its distributions leave out <unk>, so log probabilities
+Without a length penalty, CTranslate2 searches like `BeamSearch`. Options that CTranslate2 does not support, or that
+have a different meaning there, raise an error. The distributions of CTranslate2 leave out <unk>, so log probabilities
 of a trained model differ in the third decimal place. The package ctranslate2 is required.
 """
 
@@ -46,7 +46,7 @@ def check_options(options: SearchOptions) -> None:
 
 
 def exported(path: Path, precision: Precision) -> Path:
-    """Returns the folder of the checkpoint `path` as a CTranslate2 model, exporting the checkpoint if necessary.
+    """Returns the folder with the CTranslate2 model of the checkpoint `path`. Exports the checkpoint if necessary.
 
     The folder is next to the checkpoint, or in `cache_folder` if that folder is not writable. The name contains the
     checksum of the checkpoint, so a new checkpoint with the same name is exported again and replaces the old export.

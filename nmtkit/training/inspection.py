@@ -122,7 +122,7 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
     generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
     if "adapters" in contents:
-        result["merge them into the base"] = shlex.join(
+        result["merge the adapters into the base"] = shlex.join(
             ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
         )
     if "training" in contents:

@@ -203,7 +203,7 @@ class PlateauConfig(Config):
 
 @LR_SCHEDULERS.register("plateau", PlateauConfig())
 class Plateau(LRScheduler):
-    """Multiplies the learning rate by a factor when validations stop to improve."""
+    """Multiplies the learning rate by a factor when validations stop improving."""
 
     def __init__(self, config: PlateauConfig, run: RunInfo) -> None:
         self.config = config

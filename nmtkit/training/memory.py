@@ -75,7 +75,7 @@ def _fits(trainer: Trainer, loader: BatchLoader) -> bool:
             trial(trainer, loader, pairs)
         return True
     except torch.OutOfMemoryError:
-        pass  # only after this block, Python frees the exception and the tensors that its frames hold.
+        pass  # Python frees the exception, and the tensors that its frames hold, only after this block
     del spare
     trainer.engine.zero_grad()
     _empty_cache()
@@ -89,7 +89,7 @@ def largest_that_fits(attempt: Callable[[int], None], count: int) -> int:
             attempt(count)
             return count
         except torch.OutOfMemoryError:
-            pass  # only after this block, Python frees the exception and the tensors that its frames hold.
+            pass  # Python frees the exception, and the tensors that its frames hold, only after this block
         _empty_cache()
         count //= 2
     return 0

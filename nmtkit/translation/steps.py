@@ -235,7 +235,7 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary. The search requires their targets; the step reports the targets it finds."""
+    """Finds the terms of a glossary. The search puts their targets into the translation, and the step reports them."""
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
