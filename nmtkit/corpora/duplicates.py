@@ -23,7 +23,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class RowHash:
-    """A 64-bit hash function of sentences with one vocabulary. Every process and machine computes the same hash."""
+    """A 64-bit hash function for sentences of token ids. All processes and machines compute the same hashes."""
 
     def __init__(self, vocabulary: int, side: int) -> None:
         rng = np.random.default_rng((20_170_612, side))

@@ -39,9 +39,9 @@ def plural_rule(language: str | None) -> str:
 
 
 class Plurals:
-    """The plural forms that a Plural-Forms header declares: their count, and the numbers that use each form.
+    """The plural forms that the Plural-Forms header of a PO file declares.
 
-    `count` is None if the header has no valid rule.
+    `count` is the number of forms, or None if the header has no valid rule. `numbers` maps a form to the numbers that use it.
     """
 
     def __init__(self, header: str) -> None:

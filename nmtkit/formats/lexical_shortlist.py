@@ -95,9 +95,10 @@ def write_binary(path: Path, entries: LexicalEntries, tokenizer: Tokenizer) -> N
 
 
 def checksum(body: bytes) -> int:
-    """Returns the checksum of the bytes after the first two numbers. Half a 64-bit number at the end does not count.
+    """Returns the checksum of `body`: all bytes of a file after the first two numbers.
 
-    Source: `hashMem` in `src/common/hash.h` of Marian, which combines numbers like Boost.
+    The checksum covers whole 64-bit numbers only; up to 7 bytes at the end are ignored. Source: `hashMem` in
+    `src/common/hash.h` of Marian, which combines numbers like Boost.
     """
     seed = 0
     for value in np.frombuffer(body[: len(body) // 8 * 8], "<u8").tolist():

@@ -294,7 +294,7 @@ def _select_positions(tensor: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MemoryContext:
-    """The memory that the cross-attention of one layer reads in a step."""
+    """Context of one decoder layer in a search step: cross-attention reads the keys and values of the memory."""
 
     cache: MemoryCache
     layer: int

@@ -74,7 +74,7 @@ class EncodedRequests:
 
 
 class AsyncCopy:
-    """A copy of tensors to the host. Starting the copy does not wait for the device; `read` waits."""
+    """Copies tensors from the device to the host. The constructor starts the copy, and `read` waits for the end."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]

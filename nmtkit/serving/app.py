@@ -206,7 +206,10 @@ class Service:
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
     async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[Result]]:
-        """Returns a list for each text: the translation, then the alternatives. Raises Refusal for too much text."""
+        """Returns a list of results for each text: the translation, then the alternatives.
+
+        Raises Refusal for too much text.
+        """
         characters = self.check_characters(sum(len(piece.text) for piece in pieces))
         lines = [line for piece in pieces for line in piece.segments]
         if max(len(lines), len(pieces)) > self.config.batch_limit:

@@ -62,7 +62,7 @@ class GlossaryReport(Table):
 
 
 class QualityReport(Table):
-    """Reports quality: one row per line, for the best translation of the line."""
+    """Writes a table of quality estimates: a row for each line, about the best translation of the line."""
 
     NAMES = ("line", "score", "flags", "mean_probability", "min_probability", "length_ratio", "copied")
 

@@ -235,7 +235,10 @@ class Protection(Step):
 
 
 class GlossaryTerms(Step):
-    """Finds the terms of a glossary. The search puts their targets into the translation, and the step reports them."""
+    """Finds the source terms of a glossary in a segment, and reports which target terms the translation has.
+
+    Between the two methods, the search requires the target term of each source term in the translation.
+    """
 
     def __init__(self, glossary: Glossary) -> None:
         self.glossary = glossary
