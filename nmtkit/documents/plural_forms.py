@@ -41,7 +41,7 @@ def plural_rule(language: str | None) -> str:
 class Plurals:
     """The plural forms that the Plural-Forms header of a PO file declares.
 
-    `count` is the number of forms, or None if the header has no valid rule. `numbers` maps a form to the numbers that use it.
+    `count` is the number of forms, or None if the header has no valid rule. `numbers` maps each form to its numbers.
     """
 
     def __init__(self, header: str) -> None:

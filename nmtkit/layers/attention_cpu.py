@@ -125,7 +125,7 @@ def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
 
 
 def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
-    """Returns a mask to add to attention scores, of shape blocks 1 block keys: 0 where a query sees a key, else -inf."""
+    """Returns a mask to add to scores, of shape blocks 1 block keys: 0 where a query sees a key, else -inf."""
     assert spec.window is not None
     # rows after the last token count as a separate sentence, so that their softmax is finite
     segment_ids = _blocks(F.pad(layout.segment_ids, (0, -layout.tokens % block), value=-1)[:, None, None], block)
