@@ -142,7 +142,7 @@ class Mlflow(Tracker):
     def __init__(self, config: MlflowConfig) -> None:
         need("mlflow", "mlflow")
         self.config = config
-        self.run_id: str | None = None
+        self.run_id = ""  # before the run exists
 
     def start(self, run: RunState) -> None:
         from mlflow import MlflowClient
