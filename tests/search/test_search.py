@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from builders import tiny_transformer
+from builders import TINY_CONFIGS, tiny_model, tiny_transformer
 
 from nmtkit.architectures import Architecture
 from nmtkit.architectures.interface import PrefixState
@@ -159,19 +159,19 @@ def test_an_ensemble_of_a_model_with_itself_equals_the_model():
         assert [x.score for x in alone] == pytest.approx([x.score for x in ensemble], abs=1e-5)
 
 
-def test_an_ensemble_averages_probabilities():
-    models = [tiny_transformer(12, seed=seed, sharpness=2.0) for seed in (1, 2)]
-    source = random_sources(1, 12, 4)[0]
-    best = beam_search(models, Packed.from_lists([source]), SearchOptions())[0][0]
-    expected = 0.0
-    for place, token in enumerate([*best.tokens, EOS]):
-        probabilities = []
+@pytest.mark.parametrize("partner", TINY_CONFIGS)
+def test_an_ensemble_averages_probabilities(partner):
+    models = [tiny_transformer(12, sharpness=2.0), tiny_model(partner, 12, seed=2, sharpness=2.0)]
+    sources = random_sources(6, 12, 6)
+    for source, found in zip(sources, beam_search(models, Packed.from_lists(sources), SearchOptions()), strict=True):
+        tables = []
         for model in models:
             with torch.no_grad():
-                features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *best.tokens]]))
-                probabilities.append(model.output_projection(features).double().softmax(-1)[place, token].item())
-        expected += math.log(sum(probabilities) / 2)
-    assert best.log_probability == pytest.approx(expected, abs=1e-5)
+                features = model(Packed.from_lists([source]), Packed.from_lists([[BOS, *found[0].tokens]]))
+                tables.append(model.output_projection(features).double().softmax(-1))
+        mean = torch.stack(tables).mean(0).log()
+        expected = sum(mean[place, token].item() for place, token in enumerate([*found[0].tokens, EOS]))
+        assert found[0].log_probability == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_sentence_that_overflows_gets_an_empty_translation_and_its_neighbours_theirs():
