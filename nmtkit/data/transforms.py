@@ -3,15 +3,9 @@
 A registered factory is called as `factory(config, tokenizer)`. Training applies all transforms to each pair, again in
 every epoch. Validation applies no transforms. Tags at the beginning of a source sentence do not change, because
 a transform gets the sentence without the tags.
-
-Updates and micro-batches are planned from the lengths on disk, before transforms, so that the plan is the same for any
-number of processes. A micro-batch may therefore exceed --max-tokens. Losses are divided by the number of tokens that
-remain after the transforms.
 """
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +14,7 @@ import numpy.typing as npt
 
 from nmtkit.config import Config, option
 from nmtkit.data.subword_sampling import SubwordSampler
-from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Encoded, Tokenizer
+from nmtkit.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmtkit.registry import Registry
 
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
@@ -240,129 +234,132 @@ class BPEDropout(Transform):
         return np.array(self.source(source, generator), np.int64), np.array(self.target(target, generator), np.int64)
 
 
-# --- the pipeline -----------------------------------------------------------------------------------------------------
+# --- typing errors, lines of noise, ends without punctuation ----------------------------------------------------------
+# The transforms of OpusTrainer (github.com/hplt-project/OpusTrainer), with the rates of Mozilla's students as defaults.
+
+END_PUNCTUATION = tuple(".!?…,;:。！？、，；：؟؛۔।॥")
+REMOVED = "".join(END_PUNCTUATION) + " \u00a0\u202f"  # French has a space before some punctuation
+KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+NEIGHBOURS = {key: row[max(0, at - 1) : at] + row[at + 1 : at + 2] for row in KEYBOARD for at, key in enumerate(row)}
 
 
-class TransformPipeline:
-    """All transforms of a training run with their names, in order. Several threads may call one pipeline at once.
+@dataclass(frozen=True, kw_only=True)
+class TyposConfig(Config):
+    typos: float = option(0.05, "Share of source sentences with typing errors.", above=0, max=1)
+    typos_words: float = option(
+        0.1,
+        "Share of the words of such a sentence with a typing error. At least one word has an error.",
+        above=0,
+        max=1,
+    )
 
-    The random numbers of a transform depend only on (seed, epoch, pair, name of the transform). Raises ValueError for a
-    transform of text if decoding with the tokenizer does not return the encoded text.
+
+@TRANSFORMS.register("typos", TyposConfig())
+class Typos(Transform):
+    """Puts typing errors into a given share of the source sentences.
+
+    An error swaps two letters, leaves out or repeats a letter, replaces a letter by a neighbour on the keyboard, or
+    removes the space after the word.
     """
 
-    def __init__(self, transforms: Sequence[tuple[str, Transform]], tokenizer: Tokenizer, seed: int) -> None:
-        self.transforms = transforms
-        self.tokenizer = tokenizer
-        self.seed = seed
-        languages = frozenset(tokenizer.languages.values())
-        self.language_ids = languages, languages if tokenizer.joint else frozenset()
-        for name, transform in transforms:
-            if transform.level == "text":
-                tokenizer.check_lossless(f"--transforms {name}")
+    level = "text"
 
-    def __call__(
-        self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
-    ) -> tuple[Encoded, Encoded]:
-        """Applies the transforms to `pairs` in this epoch. Sentences end in eos, before and after."""
-        sides = []
-        languages = []  # the language tokens at the beginning of each sentence, for both sides
-        for side, known in zip((source, target), self.language_ids, strict=True):
-            taken, sentences = _without_prefixes([ids[:-1] for ids in side.split()], known)
-            languages.append(taken)
-            sides.append(sentences)
-        tags: list[Ids] = [ids[:0] for ids in sides[0]]
-        for name, transform in self.transforms:
-            new, sides[0] = _without_prefixes(sides[0], self.tokenizer.source_tags)
-            tags = list(map(_after, new, tags))
-            key = hashlib.blake2b(f"{self.seed} {epoch} {name}".encode(), digest_size=8).digest()
-            bits = np.random.Philox(key=0)
-            generator, state = np.random.Generator(bits), bits.state
-            state["state"]["key"][0] = int.from_bytes(key, "little")
-            before = sides if transform.level == "ids" else self._decoded(name, sides)
-            after = []
-            for pair, one, other in zip(pairs.tolist(), *before, strict=True):
-                state["state"]["key"][1] = pair
-                bits.state = state  # restart the generator for this pair
-                after.append(transform.transform(one, other, generator))
-            sides = self._checked(name, transform.level, after, before, sides)
-        heads = list(map(_after, languages[0], tags)), languages[1]
-        return self._joined(heads[0], sides[0]), self._joined(heads[1], sides[1])
+    def __init__(self, config: TyposConfig, tokenizer: Tokenizer) -> None:
+        self.share, self.words = config.typos, config.typos_words
 
-    def _decoded(self, name: str, sides: list[list[Ids]]) -> list[list[str]]:
-        if any((ids == UNK).any() for side in sides for ids in side):
-            raise ValueError(
-                f"--transforms {name} works on text, but <unk> has no text; name {name} before transforms that "
-                "make <unk>, such as word_blank"
-            )
-        decoders = self.tokenizer.decode_source, self.tokenizer.decode_target
-        return [[decode(ids.tolist()) for ids in side] for decode, side in zip(decoders, sides, strict=True)]
-
-    def _checked(
-        self, name: str, level: str, after: list[Any], before: list[list[Any]], ids: list[list[Ids]]
-    ) -> list[list[Ids]]:
-        """Checks and encodes the results of a transform. Returns the ids of both sides.
-
-        Raises ValueError for a result that a transform must not return.
-        """
-        tokenizer = self.tokenizer
-        encoders = tokenizer.encode_source, tokenizer.encode_target
-        result = []
-        for index, size in enumerate((tokenizer.source_size, tokenizer.target_size)):
-            made = []
-            for pair in after:
-                if not isinstance(pair, tuple) or len(pair) != 2:
-                    raise ValueError(
-                        f"--transforms {name} returned a {type(pair).__name__}, not a pair (source, target)"
-                    )
-                made.append(pair[index])
-            if level == "text":
-                changed = [row for row, text in enumerate(made) if _is_new_text(name, text, before[index][row])]
-                encoded = encoders[index]([made[row] for row in changed]).split()
-                made = list(ids[index])
-                for row, sentence in zip(changed, encoded, strict=True):
-                    made[row] = sentence[:-1]
-            else:
-                made = [_as_ids(name, sentence, size) for sentence in made]
-            result.append(made)
-        return result
-
-    def _joined(self, heads: list[Ids], sentences: list[Ids]) -> Encoded:
-        eos = np.array([EOS])
-        parts = [part for head, ids in zip(heads, sentences, strict=True) for part in (head, ids, eos)]
-        lengths = [len(head) + len(ids) + 1 for head, ids in zip(heads, sentences, strict=True)]
-        return Encoded(np.concatenate(parts).astype(np.int64), np.array(lengths, np.int64))
+    def transform(self, source: str, target: str, generator: np.random.Generator) -> tuple[str, str]:
+        words = source.split(" ")
+        if generator.random() >= self.share or not source:
+            return source, target
+        wrong = generator.random(len(words)) < self.words
+        wrong[generator.integers(len(words))] = True
+        ends = [" "] * (len(words) - 1) + [""]
+        for index in np.flatnonzero(wrong).tolist():
+            words[index], ends[index] = mistyped(words[index], ends[index], generator)
+        return "".join(word + end for word, end in zip(words, ends, strict=True)), target
 
 
-def _without_prefixes(sentences: list[Ids], prefixes: frozenset[int]) -> tuple[list[Ids], list[Ids]]:
-    """Splits each sentence into two parts: the leading ids that are in `prefixes`, and the rest. Returns both lists."""
-    if not prefixes:
-        return [ids[:0] for ids in sentences], sentences
-    counts = [next((i for i, id in enumerate(ids.tolist()) if id not in prefixes), len(ids)) for ids in sentences]
-    pairs = list(zip(sentences, counts, strict=True))
-    return [ids[:count] for ids, count in pairs], [ids[count:] for ids, count in pairs]
+def mistyped(word: str, end: str, generator: np.random.Generator) -> tuple[str, str]:
+    """Returns the word, and the text after the word, with one typing error. A word of one letter keeps the letter."""
+    kind, at = int(generator.integers(5)), int(generator.integers(max(1, len(word))))
+    letter = word[at : at + 1]
+    if kind == 0:
+        return word[:at] + word[at + 1 : at + 2] + letter + word[at + 2 :], end
+    if kind == 1 and len(word) > 1:
+        return word[:at] + word[at + 1 :], end
+    if kind == 2:
+        return word[:at] + letter + word[at:], end
+    if kind == 3 and letter.lower() in NEIGHBOURS:
+        keys = NEIGHBOURS[letter.lower()]
+        key = keys[int(generator.integers(len(keys)))]
+        return word[:at] + (key.upper() if letter.isupper() else key) + word[at + 1 :], end
+    return (word, "") if kind == 4 else (word, end)
 
 
-def _after(first: Ids, second: Ids) -> Ids:
-    """Concatenates two arrays of ids. `first` is often empty."""
-    return np.concatenate((first, second)) if len(first) else second
+# first and last letter: Latin, Latin with accents, Greek, Cyrillic, Hebrew, Hiragana, Chinese
+SCRIPTS = ("az", "ßö", "αω", "ая", "את", "ぁゖ", "一龥")
 
 
-def _is_new_text(name: str, text: Any, before: str) -> bool:
-    if not isinstance(text, str) or "\n" in text:
-        kind = "a text of several lines" if isinstance(text, str) else f"a {type(text).__name__}"
-        raise ValueError(
-            f"--transforms {name} works on text and returned {kind}; it must return a line of text for each side"
-        )
-    return text != before
+@dataclass(frozen=True, kw_only=True)
+class NoiseLinesConfig(Config):
+    noise_lines: float = option(
+        0.0005, "Share of pairs replaced by the same random letters on both sides.", above=0, max=1
+    )
 
 
-def _as_ids(name: str, sentence: Any, size: int) -> Ids:
-    ids = np.asarray(sentence)
-    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-        raise ValueError(f"--transforms {name} returned a {type(sentence).__name__} where a list of ids is expected")
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= size or np.isin(ids, (BOS, EOS)).any()):
-        raise ValueError(
-            f"--transforms {name} returned ids from {ids.min()} to {ids.max()}; they must be below {size}, the size of "
-            f"the vocabulary, without bos ({BOS}) and eos ({EOS})"
-        )
-    return ids.astype(np.int64)
+@TRANSFORMS.register("noise_lines", NoiseLinesConfig())
+class NoiseLines(Transform):
+    """Replaces a given share of the pairs by two to five random words, the same on both sides.
+
+    The model learns to copy text that it cannot translate. A word has one to four letters of one script.
+    """
+
+    level = "text"
+    scripts = (
+        (0x61, 0x7A),
+        (0xDF, 0xF6),
+        (0x3B1, 0x3C9),
+        (0x430, 0x44F),
+        (0x5D0, 0x5EA),
+        (0x3041, 0x3096),
+        (0x4E00, 0x9FA5),
+    )
+
+    def __init__(self, config: NoiseLinesConfig, tokenizer: Tokenizer) -> None:
+        self.share = config.noise_lines
+
+    def transform(self, source: str, target: str, generator: np.random.Generator) -> tuple[str, str]:
+        if generator.random() >= self.share:
+            return source, target
+        first, last = map(ord, SCRIPTS[int(generator.integers(len(SCRIPTS)))])
+        lengths = generator.integers(1, 5, int(generator.integers(2, 6))).tolist()
+        words = ["".join(map(chr, generator.integers(first, last + 1, length).tolist())) for length in lengths]
+        return (" ".join(words),) * 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndPunctuationConfig(Config):
+    end_punctuation: float = option(
+        0.2, "Share of pairs without the punctuation at the end, if both sides end in punctuation.", above=0, max=1
+    )
+
+
+@TRANSFORMS.register("end_punctuation", EndPunctuationConfig())
+class EndPunctuation(Transform):
+    """Removes the punctuation at the end of both sides of a given share of the pairs, if both sides have it.
+
+    Training on such pairs helps to translate titles and texts of buttons without adding a full stop.
+    """
+
+    level = "text"
+
+    def __init__(self, config: EndPunctuationConfig, tokenizer: Tokenizer) -> None:
+        self.share = config.end_punctuation
+
+    def transform(self, source: str, target: str, generator: np.random.Generator) -> tuple[str, str]:
+        if generator.random() >= self.share:
+            return source, target
+        if not (source.endswith(END_PUNCTUATION) and target.endswith(END_PUNCTUATION)):
+            return source, target
+        sides = source.rstrip(REMOVED), target.rstrip(REMOVED)
+        return sides if all(sides) else (source, target)

@@ -11,7 +11,7 @@ import torch
 
 from nmtkit.data.batching import BatchSampler, micro_batches
 from nmtkit.data.binarized import Split
-from nmtkit.data.transforms import TransformPipeline
+from nmtkit.data.transform_pipeline import TransformPipeline
 from nmtkit.layers.packed import IGNORE_INDEX, Batch, Layout, Packed
 from nmtkit.processes.threads import Prefetched
 

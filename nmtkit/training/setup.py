@@ -19,7 +19,8 @@ from nmtkit.criterions.contract import check_sum
 from nmtkit.data.batching import BatchSampler, check_all_sizes
 from nmtkit.data.binarized import Dataset, Split
 from nmtkit.data.tokenizer import Tokenizer
-from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
+from nmtkit.data.transform_pipeline import TransformPipeline
+from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.plugins import is_own
 from nmtkit.processes import distributed
 from nmtkit.training.checkpoints import CheckpointManager

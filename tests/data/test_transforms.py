@@ -1,6 +1,7 @@
 """Transforms of training pairs: against plain Python on lists of words, and as functions of (seed, epoch, pair)."""
 
 import hashlib
+import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,7 +13,8 @@ from parallel_text import parallel_lines
 from nmtkit.config import derive
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import EOS, Encoded, Tokenizer
-from nmtkit.data.transforms import TRANSFORMS, Transform, TransformPipeline
+from nmtkit.data.transform_pipeline import TransformPipeline
+from nmtkit.data.transforms import TRANSFORMS, Transform
 
 SOURCE, TARGET = parallel_lines(60)
 PAIRS = np.arange(100, 160)
@@ -127,6 +129,72 @@ def test_text_that_stays_keeps_its_pieces(joint_tokenizer: Tokenizer) -> None:
     assert 15 < sum(same) < 45
 
 
+def by_type(before: str, after: str) -> str:
+    """Names the single typing error that turns one word into another."""
+    if sorted(before) == sorted(after) and before != after:
+        at = next(i for i in range(len(before)) if before[i] != after[i])
+        return "swap" if before[:at] + before[at + 1] + before[at] + before[at + 2 :] == after else "?"
+    if any(before[:at] + before[at + 1 :] == after for at in range(len(before))):
+        return "missing"
+    if any(before[:at] + before[at] + before[at:] == after for at in range(len(before))):
+        return "repeated"
+    rows = "qwertyuiop asdfghjkl zxcvbnm"
+    changed = [(a.lower(), b.lower()) for a, b in zip(before, after, strict=False) if a != b]
+    near = len(before) == len(after) and len(changed) == 1
+    return "neighbour" if near and ("".join(changed[0]) in rows or "".join(changed[0])[::-1] in rows) else "?"
+
+
+def test_typos_change_a_share_of_the_sources_by_single_errors_of_each_kind(joint_tokenizer: Tokenizer) -> None:
+    lines = ["Der kleine Hund sieht Maria"] * 60
+    once = pipeline(joint_tokenizer, "typos", typos=0.5, typos_words=0.001)  # nearly always one word
+    kinds: dict[str, int] = {}
+    changed = 0
+    for epoch in range(20):
+        sources, targets = transformed(once, epoch, lines, lines)
+        assert targets == lines
+        for line in sources:
+            if line == lines[0]:
+                continue
+            changed += 1
+            words, wrong = lines[0].split(), line.split()
+            if len(wrong) == 4:
+                kind = "space" if line.replace(" ", "") == lines[0].replace(" ", "") else "two errors"
+            else:
+                kind = " ".join(by_type(a, b) for a, b in zip(words, wrong, strict=True) if a != b)
+            kinds[kind] = kinds.get(kind, 0) + 1
+    assert 400 < changed < 600  # of 1,200, less the errors that change nothing, such as a swap at the end of a word
+    single = {kind: count for kind, count in kinds.items() if " " not in kind}
+    assert set(single) == {"swap", "missing", "repeated", "neighbour", "space"} and min(single.values()) > 40
+    assert sum(single.values()) > 0.9 * changed
+
+
+def test_lines_of_noise_are_the_same_on_both_sides_and_of_one_script(joint_tokenizer: Tokenizer) -> None:
+    transforms = pipeline(joint_tokenizer, "noise_lines", noise_lines=0.5)
+    noise = [
+        (source, target)
+        for epoch in range(5)
+        for before, source, target in zip(SOURCE, *transformed(transforms, epoch), strict=True)
+        if source != before
+    ]
+    assert 110 < len(noise) < 190 and all(source == target for source, target in noise)
+    scripts = set()
+    for source, _ in noise:
+        assert 2 <= len(source.split()) <= 5 and all(len(word) <= 4 for word in source.split())
+        names = {unicodedata.name(letter).split()[0] for letter in source.replace(" ", "")}
+        assert len(names) == 1
+        scripts |= names
+    assert scripts == {"LATIN", "GREEK", "CYRILLIC", "HEBREW", "HIRAGANA", "CJK"}
+
+
+def test_the_end_punctuation_of_both_sides_is_removed_from_a_share_of_the_pairs(joint_tokenizer: Tokenizer) -> None:
+    transforms = pipeline(joint_tokenizer, "end_punctuation", end_punctuation=0.5)
+    sources, targets = transformed(transforms, source=["Ein Hund."] * 60, target=["a dog ?!"] * 60)
+    pairs = list(zip(sources, targets, strict=True))
+    assert set(pairs) == {("Ein Hund.", "a dog ?!"), ("Ein Hund", "a dog")} and 15 < pairs.count(pairs[0]) < 45
+    for source, target in (("Ein Hund", "a dog."), ("Ein Hund.", "a dog"), ("...", "..."), ("", "")):
+        assert transformed(transforms, source=[source] * 60, target=[target] * 60) == ([source] * 60, [target] * 60)
+
+
 # --- tags -------------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +220,7 @@ def test_a_share_of_pairs_gets_the_tag(joint_tokenizer: Tokenizer) -> None:
 
 # --- what the random numbers follow from ------------------------------------------------------------------------------
 
-ALL = ("casing", "word_dropout", "word_blank", "word_shuffle", "bpe_dropout")
+ALL = ("casing", "typos", "end_punctuation", "noise_lines", "word_dropout", "word_blank", "word_shuffle", "bpe_dropout")
 
 
 def test_a_pair_is_transformed_alike_alone_in_any_batch_and_on_any_thread(joint_tokenizer: Tokenizer) -> None:

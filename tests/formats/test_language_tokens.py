@@ -11,7 +11,8 @@ from make_huggingface import FOLDER
 from nmtkit.cli import main
 from nmtkit.config import derive
 from nmtkit.data.binarized import Dataset
-from nmtkit.data.transforms import TRANSFORMS, TransformPipeline
+from nmtkit.data.transform_pipeline import TransformPipeline
+from nmtkit.data.transforms import TRANSFORMS
 
 pytest.importorskip("safetensors")
 

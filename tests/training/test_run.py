@@ -74,7 +74,7 @@ OTHERWISE = {"ema_decay": 0.9, "clip_norm": 0.1, "word_shuffle": 2}
 
 
 OTHER_NAMES = {"optimizer": "adafactor", "lr-scheduler": "plateau", "criterion": "r_drop"}
-OTHER_NAMES["transforms"] = "casing,bpe_dropout,word_dropout,word_blank,word_shuffle"
+OTHER_NAMES["transforms"] = "casing,typos,bpe_dropout,word_dropout,word_blank,word_shuffle"
 
 
 @pytest.mark.parametrize(
