@@ -6,6 +6,7 @@ Every builder is deterministic: the same arguments return the same weights.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,9 @@ from nmtkit import checkpoint
 from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.architectures.transformer import Transformer
 from nmtkit.config import Config, derive, option
+from nmtkit.data.spm_model import renumbered
 from nmtkit.data.spm_training import train_model
-from nmtkit.data.tokenizer import BOS, Tokenizer
+from nmtkit.data.tokenizer import BOS, Encoded, Tokenizer
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
 
@@ -138,9 +140,16 @@ REAL_LINES = [
 ]
 
 
-def save_transformer(path: Path, *, tags: Sequence[str] = (), **changes: object) -> Path:
-    """Writes the checkpoint of a Transformer of random, sharp weights. Its tokenizer knows `REAL_LINES` and `tags`."""
+def save_transformer(path: Path, *, tags: Sequence[str] = (), languages: Sequence[str] = (), **changes: object) -> Path:
+    """Writes the checkpoint of a Transformer of random, sharp weights. Its tokenizer knows `REAL_LINES` and `tags`.
+
+    With `languages`, the tokenizer ends with their tokens, such as __de__, as in M2M-100.
+    """
     tokenizer = Tokenizer(train_model(REAL_LINES, 400, tags=tags))
+    if languages:
+        tokens = [f"__{code}__" for code in languages]
+        pieces = [*tokenizer.source_pieces(range(tokenizer.source_size)), *tokens]
+        tokenizer = Tokenizer(renumbered(tokenizer.source_model, pieces, control=tokens))
     small = {"encoder_layers": 2, "d_model": 32, "d_ff": 48, "heads": 4, **changes}
     model = tiny_transformer(vocabulary_of(tokenizer), sharpness=2.0, **small)
     with torch.no_grad():
@@ -156,12 +165,24 @@ def fragments() -> list[str]:
 
 
 def save_ending_transformer(path: Path, **changes: Any) -> Path:
-    """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end."""
+    """Writes that of `save_transformer`, taught for 2 s to copy the first words of `fragments`: translations end.
+
+    With `languages`, all pairs of different languages are taught; language i copies words from word i on.
+    """
     model, tokenizer = from_checkpoint(save_transformer(path, **changes))
-    lines = fragments()
-    copies = [" ".join(line.split()[: 1 + number % 5]) for number, line in enumerate(lines)]
-    targets = [ids.tolist() for ids in tokenizer.encode_target(copies).split()]
-    source = Packed.from_lists([ids.tolist() for ids in tokenizer.encode_source(lines).split()], "cpu")
+    pairs = list(permutations(range(len(tokenizer.languages)), 2)) or [(0, 0)]
+    lines = fragments() * len(pairs)
+    chosen = [pairs[number % len(pairs)] for number in range(len(lines))]
+    starts = [target for _, target in chosen]
+    copies = [
+        " ".join(line.split()[start : start + 1 + number % 5])
+        for number, (line, start) in enumerate(zip(lines, starts, strict=True))
+    ]
+    tokens = list(tokenizer.languages.values())
+    begins = [[[token] for token in (tokens[i], tokens[j])] if tokens else [[], []] for i, j in chosen]
+    targets = [[*it[1], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_target(copies)), strict=True)]
+    sources = [[*it[0], *ids] for it, ids in zip(begins, ids_of(tokenizer.encode_source(lines)), strict=True)]
+    source = Packed.from_lists(sources, "cpu")
     inputs = Packed.from_lists([[BOS, *ids[:-1]] for ids in targets], "cpu")
     wanted = torch.tensor([token for ids in targets for token in ids])
     optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
@@ -173,6 +194,10 @@ def save_ending_transformer(path: Path, **changes: Any) -> Path:
     contents = checkpoint.load(path)
     checkpoint.save(path, contents | {"model": model.state_dict()})
     return path
+
+
+def ids_of(encoded: Encoded) -> list[list[int]]:
+    return [ids.tolist() for ids in encoded.split()]
 
 
 MIRRORED_WORDS = ["bado", "kelu", "miro", "sate", "vonu", "pika", "zulo", "tera", "gano", "feli"]

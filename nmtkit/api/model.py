@@ -20,6 +20,7 @@ from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
 from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.pivot import PivotTranslator
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import Translator, batch_ends
 
@@ -90,6 +91,7 @@ class Model:
         *,
         nbest: int | None = None,
         source_tag: str | None = None,
+        pivot: str | None = None,
         **options: Any,
     ) -> Any:
         """Translates texts: a text to one translation, a list to a list, any other iterable to an iterator.
@@ -108,6 +110,10 @@ class Model:
         A text is one line; a newline at the end of the text is ignored. A `Request` can be given instead of a text: it
         also has a prefix of the translation, and phrases that the translation must or must not contain. The iterator
         reads thousands of lines before it yields the first translation, because it sorts the lines by length.
+
+        With `pivot`, a model of several languages translates from `source_lang` into this language, and from there into
+        `target_lang`. Scores, n-best lists and constraints belong to the second step. A `Translation` also has `pivot`,
+        the text in the pivot language.
 
         `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
         text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`). Raises ValueError
@@ -131,7 +137,12 @@ class Model:
         alone = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if alone else source)
         requests = (_request(line, index) for index, line in enumerate(lines))
-        found = self._translator.stream(requests, self._translator.pipeline(search, text, source_tag))
+        if pivot is not None:
+            if source_tag is not None:
+                raise ValueError("pivot and source_tag cannot be combined: give the tag in the text")
+            found = PivotTranslator(self._translator, self._translator, pivot, search, text).stream(requests)
+        else:
+            found = self._translator.stream(requests, self._translator.pipeline(search, text, source_tag))
         results = found if nbest is not None else (translation.text for translation in found)
         if alone:
             (result,) = results

@@ -1,20 +1,19 @@
 """`nmtkit generate`: translates lines or a document, and writes the translations in input order."""
 
 import dataclasses
-import json
 import logging
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.cli.generate_output import counted, write
 from nmtkit.config import (
     COMMAND_LINE,
     Config,
@@ -45,12 +44,6 @@ logger = logging.getLogger("nmtkit")
 # Option that names a file with one line for each input line -> field of the request that receives the line.
 LINE_FILES = {"prefix": "prefix", "constraints": "required", "avoid": "avoided", "reference": "reference"}
 
-# Fields of a hypothesis in --format jsonl; a field without a value is left out.
-JSONL_FIELDS = (
-    *("text", "pieces", "score", "log_probability", "alignment", "utility", "token_log_probabilities"),
-    *("quality", "terms"),
-)
-
 # A larger share of lines with several sentences causes a warning. Test sets of WMT have a smaller share.
 MANY_LINES = 0.2
 
@@ -70,6 +63,15 @@ class GenerateConfig(Config):
     reference: Path | None = option(None, "file of translations for --score-reference; none: the references of DATA")
     source_tag: str | None = option(
         None, "symbol of the vocabulary to put before every line, such as <2de>", metavar="TAG"
+    )
+    pivot: str | None = option(
+        None,
+        "translate in two steps, through this language: source to pivot, then pivot to target; scores and --nbest "
+        "belong to the second step",
+        metavar="CODE",
+    )
+    pivot_path: Path | None = option(
+        None, "checkpoint of the first step, into the language of --pivot; none: --path", metavar="FILE"
     )
     format: Literal["text", "jsonl"] = option(
         "text",
@@ -174,7 +176,13 @@ def command(
     format = document_format(config, inputs)
     check_combination(config, search, devices, facts_of(format, inputs), data is not None)
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
-    sources = [*paths, *map(Path, plugins), text.glossary, *(getattr(config, name) for name in LINE_FILES)]
+    sources = [
+        *paths,
+        config.pivot_path,
+        *map(Path, plugins),
+        text.glossary,
+        *(getattr(config, name) for name in LINE_FILES),
+    ]
     check_outputs(reports, [*inputs, config.output])
     check_outputs({"--output": config.output, **reports}, sources)  # --output may overwrite --input
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
@@ -318,6 +326,7 @@ def generate(
         from nmtkit.translation import inputs
         from nmtkit.translation.line_reports import GlossaryReport, QualityReport
         from nmtkit.translation.parallel import distribute, process_group, rank_device, worker_processes
+        from nmtkit.translation.pivot import PivotTranslator
         from nmtkit.translation.translator import WINDOW, Translator
 
     document, files = (source, ()) if isinstance(source, Document) else (None, source)
@@ -330,9 +339,12 @@ def generate(
         openmp.start()
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
-        translator = Translator.load(
-            paths, device, devices.precision, devices.engine, config.workers, **dataclasses.asdict(options)
-        )
+
+        def load(paths: Sequence[Path]) -> Translator:
+            settings = dataclasses.asdict(options)
+            return Translator.load(paths, device, devices.precision, devices.engine, config.workers, **settings)
+
+        translator = load(paths)
         translator.processor_configs = dict(processors)
         dataset = None if data is None else open_dataset(data, translator, paths[0])
         if dataset is not None:
@@ -343,12 +355,22 @@ def generate(
             )
         line_files = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
-        prompts = at_terminal and ranks == 1 and not (dataset or document or files or line_files or config.output)
+        prompts = (
+            at_terminal
+            and ranks == 1
+            and not (dataset or document or files or line_files or config.output or config.pivot)
+        )
         if prompts and config.format == "text" and not text.active:
             search = dataclasses.replace(search, alignment="hard")  # the prompt shows alignments
-        pipeline = translator.pipeline(search, text, config.source_tag)
-        decoder = distribute(translator.batch_decoder(pipeline.search))
-        if decoder is None:  # rank 0 writes the translations
+        pivot = None
+        if config.pivot is not None:
+            if ranks > 1:
+                raise ValueError("--pivot runs in one process or with --workers; leave torchrun out")
+            first = translator if config.pivot_path is None else load((config.pivot_path,))
+            pivot = PivotTranslator(first, translator, config.pivot, search, text)
+        pipeline = pivot.pipelines[1] if pivot else translator.pipeline(search, text, config.source_tag)
+        decoder = None if pivot else distribute(translator.batch_decoder(pipeline.search))
+        if decoder is None and pivot is None:  # rank 0 writes the translations
             return
         translations: Iterator[Translation]
         if prompts:
@@ -363,14 +385,22 @@ def generate(
                 requests = inputs.segment_requests(document.segments, WINDOW * ranks)
             else:
                 stream = None if files else standard_input()
-                languages = None if config.input_format else languages_of_input(search, paths[0])
+                read_by = config.pivot_path or paths[0]
+                languages = None if config.input_format else languages_of_input(search, read_by)
                 requests = inputs.text_requests(files, stream, WINDOW * ranks, languages)
                 if text.split_sentences is None and not search.score_reference:
                     requests = noticing_sentences(requests)
-            if own_processes:
-                decoder = stack.enter_context(worker_processes(translator, pipeline.search, config.workers))
             requests = inputs.with_fields(requests, line_files)
-            translations = counted(translator.run(requests, pipeline, decoder, max(ranks, config.workers)))
+            steps = [(translator, pipeline)] if pivot is None else pivot.steps
+            decoders = [
+                stack.enter_context(worker_processes(model, of_step.search, config.workers)) if own_processes else None
+                for model, of_step in steps
+            ]
+            if pivot is not None:
+                translations = counted(pivot.run(requests, decoders, config.workers))
+            else:
+                found = translator.run(requests, pipeline, decoders[0] or decoder, max(ranks, config.workers))
+                translations = counted(found)
         out = stack.enter_context(atomic_write(config.output) if config.output else nullcontext(sys.stdout.buffer))
         report = None
         if text.glossary is not None:
@@ -397,44 +427,3 @@ def open_dataset(folder: Path, translator: "Translator", checkpoint: Path) -> "D
             "--input"
         )
     return dataset
-
-
-def write(translations: Iterable["Translation"], format: str, scores: bool, out: BinaryIO) -> None:
-    """Writes and flushes a line for each translation. With `scores`, the line is the score instead of the text."""
-    for translation in translations:
-        if format == "jsonl":
-            line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
-        else:
-            line = f"{translation.hypotheses[0].score:.6f}" if scores else translation.text
-        out.write(line.encode() + b"\n")
-        out.flush()
-
-
-def counted(translations: Iterable["Translation"]) -> Iterator["Translation"]:
-    """Yields translations, and shows their count in a terminal."""
-    with ExitStack() as stack:
-        show = stderr.is_terminal and not sys.stdout.isatty()
-        status = stack.enter_context(stderr.status("Translating")) if show else None
-        for count, translation in enumerate(translations, 1):
-            yield translation
-            if status is not None and count % 100 == 0:
-                status.update(f"{count:,} lines translated")
-
-
-def as_object(translation: "Translation") -> dict[str, Any]:
-    """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
-
-    JSON has no infinity: infinite scores of a hypothesis are null.
-    """
-    hypotheses = [
-        {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}
-        for hypothesis in translation.hypotheses
-    ]
-    return {"id": translation.id, "source": translation.source, "hypotheses": hypotheses}
-
-
-def finite(value: Any) -> Any:
-    """Returns a value, or a list of values, with None for each number that is not finite."""
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

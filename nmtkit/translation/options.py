@@ -15,6 +15,12 @@ GLOSSARY_RULE = FlagRule(
     reason="the terms become required phrases of a beam search",
 )
 
+PIVOT_RULE = FlagRule(
+    "--pivot",
+    excludes=("--score-reference", "--alignment", "--glossary", "--source-tag"),
+    reason="the last step reads the translation into the pivot language, not the source",
+)
+
 
 # Rules for the flags of `nmtkit generate`. They include the rules for search options.
 GENERATE_RULES = (
@@ -43,6 +49,8 @@ GENERATE_RULES = (
         reason="terms are required, in any order",
     ),
     FlagRule("--glossary-report", needs=("--glossary",)),
+    PIVOT_RULE,
+    FlagRule("--pivot-path", needs=("--pivot",)),
     FlagRule("--quality", needs=("--format jsonl", "--quality-report")),
     FlagRule(
         "--split-sentences",

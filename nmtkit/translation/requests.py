@@ -20,11 +20,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Translation:
-    """A line and its translations, best first; `id` counts lines from 0."""
+    """A line and its translations, best first; `id` counts lines from 0.
+
+    `pivot` is the text that the second step of a translation through a pivot language has read.
+    """
 
     id: int
     source: str
     hypotheses: list[Hypothesis]
+    pivot: str | None = None
 
     @property
     def text(self) -> str:

@@ -108,6 +108,13 @@ class Translator:
         prepared = [prepare(model, device, precision, trainable) for model, _ in loaded]
         return Translator(prepared, tokenizer, TranslatorOptions(**options))
 
+    def sibling(self) -> "Translator":
+        """Returns a translator with the same models, engine and logits processors. On a GPU it has its own slots."""
+        sibling = Translator(self.models, self.tokenizer, self.options)
+        sibling.engine, sibling.processor_configs = self.engine, self.processor_configs
+        sibling.made_processors = self.made_processors
+        return sibling
+
     def pipeline(
         self,
         search: SearchOptions,
@@ -211,21 +218,22 @@ class Translator:
         pipeline: Pipeline,
         decoder: BatchDecoder | None = None,
         processes: int = 1,
+        first: int = 0,
     ) -> Iterator[Translation]:
         """Yields the translations of windows of requests. The segments of a window are sorted by length and batched.
 
         An empty window means that no further request has arrived yet. The method then yields the translations that are
         ready. `decoder` has `processes` processes, which get equal work. The default decoder is the decoder of this
-        process.
+        process. `first` is the id of the first request, counted from 0.
         """
         waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
         under_way: dict[int, list[TextSegment]] = {}  # number of a batch that is being decoded -> leaves
 
         def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
-            first = 0
+            id = first
             for window in windows:
-                lines = pipeline.segments(window, first)
-                first += len(window)
+                lines = pipeline.segments(window, id)
+                id += len(window)
                 yield lines, self.batches(lines, processes) or [[]]
 
         def batches(prepared: Iterable[tuple[list[TextSegment], list[list[TextSegment]]]]) -> Iterator[SegmentBatch]:

@@ -1,0 +1,97 @@
+"""Translates through a third language: from the source into the pivot language, and from there into the target."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from nmtkit.corpora.languages import subtags
+from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchDecoder
+from nmtkit.translation.options import PIVOT_RULE, TextOptions
+from nmtkit.translation.pipeline import Pipeline
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.translator import WINDOW, Translator
+
+# Options that the first step takes over. It returns one translation, without samples, and never <unk>.
+OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "shortlist")
+
+
+class PivotTranslator:
+    """Translates in two steps. The best translation of `first` into the pivot language is the source of `second`.
+
+    Scores, n-best lists, samples, constraints and quality belong to the second step. Both steps change the text as
+    `text` says, so that tags, protected text and capitals pass through the pivot language.
+
+    Raises ValueError for a pivot language that is also the source or the target language, or that a model does not
+    have, and for options that refer to the source.
+    """
+
+    def __init__(
+        self, first: Translator, second: Translator, pivot: str, search: SearchOptions, text: TextOptions | None = None
+    ) -> None:
+        text = text or TextOptions()
+        check(pivot, search, text)
+        reads_pivot = "--source-lang" in second.tokenizer.language_flags()
+        for translator, names_pivot in ((first, True), (second, reads_pivot)):
+            languages = translator.tokenizer.languages
+            if names_pivot and languages and pivot not in languages:
+                known = ", ".join(sorted(languages))
+                raise ValueError(f"--pivot {pivot}: the model does not have this language; known: {known}")
+        self.first, self.second = first.sibling(), second.sibling()
+        self.second.background = False  # two threads must not record CUDA graphs at the same time
+        kept = {name: getattr(search, name) for name in OF_BOTH_STEPS}
+        into_pivot = pivot if first.tokenizer.languages else None
+        from_pivot = pivot if reads_pivot else None
+        searches = (
+            SearchOptions(**kept, source_lang=search.source_lang, target_lang=into_pivot),
+            dataclasses.replace(search, source_lang=from_pivot),
+        )
+        later = text if text.split_sentences is None else dataclasses.replace(text, split_sentences=subtags(pivot)[0])
+        self.pipelines = self.first.pipeline(searches[0], text), self.second.pipeline(searches[1], later)
+
+    @property
+    def steps(self) -> list[tuple[Translator, Pipeline]]:
+        """The translator and the text pipeline of both steps."""
+        return list(zip((self.first, self.second), self.pipelines, strict=True))
+
+    def stream(self, lines: Iterable[str | Request]) -> Iterator[Translation]:
+        """Yields the translations of `lines` in order, like `Translator.stream`."""
+        requests = (Request(line) if isinstance(line, str) else line for line in lines)
+        return self.run(iter(lambda: list(islice(requests, WINDOW)), []))
+
+    def run(
+        self,
+        windows: Iterable[Sequence[Request]],
+        decoders: Sequence[BatchDecoder | None] = (None, None),
+        processes: int = 1,
+    ) -> Iterator[Translation]:
+        """Yields the translations of windows of requests, like `Translator.run`. `decoders` are those of both steps."""
+        sources: deque[tuple[str, str]] = deque()  # source and pivot text of the lines in the second step
+
+        def in_pivot_language() -> Iterator[list[Request]]:
+            line = 0
+            for window in windows:
+                found = self.first.run([window], self.pipelines[0], decoders[0], processes, line)
+                texts = [translation.text for translation in found]
+                line += len(window)
+                sources.extend(zip((request.source for request in window), texts, strict=True))
+                pairs = zip(window, texts, strict=True)
+                yield [dataclasses.replace(request, source=text, ids=None) for request, text in pairs]
+
+        for translation in self.second.run(in_pivot_language(), self.pipelines[1], decoders[1], processes):
+            source, text = sources.popleft()
+            yield dataclasses.replace(translation, source=source, pivot=text)
+
+
+def check(pivot: str, search: SearchOptions, text: TextOptions) -> None:
+    """Raises ValueError if the pivot language is the source or target language, or an option refers to the source."""
+    for flag, code in (("--source-lang", search.source_lang), ("--target-lang", search.target_lang)):
+        if code == pivot:
+            raise ValueError(
+                f"--pivot {pivot} equals {flag}: the pivot is a third language; to translate directly, leave it out"
+            )
+    used = {"--score-reference": search.score_reference, "--alignment": search.alignment, "--glossary": text.glossary}
+    for flag, value in used.items():
+        if value:
+            raise ValueError(f"--pivot and {flag} cannot be combined: {PIVOT_RULE.reason}")

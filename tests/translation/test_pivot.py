@@ -1,0 +1,145 @@
+"""Translation through a pivot language equals two translations, one after the other."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import REAL_LINES, save_ending_transformer, save_transformer
+from click.testing import CliRunner
+
+import nmtkit
+from nmtkit.cli import main
+from nmtkit.search.options import SearchOptions
+from nmtkit.translation.options import TextOptions
+from nmtkit.translation.pivot import PivotTranslator
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import Translator
+
+SHORT = {"max_len_a": 0.0, "max_len_b": 6}
+LINES = [*REAL_LINES, "", "right to life"]
+IN, OUT = {"source_lang": "it", "target_lang": "en"}, {"source_lang": "en", "target_lang": "de"}
+THROUGH = {"source_lang": "it", "target_lang": "de", "pivot": "en"}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_ending_transformer(tmp_path_factory.mktemp("model") / "model.pt", languages=("en", "it", "de"))
+
+
+def run(*arguments: object, stdin: str = "") -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, [str(each) for each in arguments], input=stdin)
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+def generated(path: Path, *flags: str, lines: list[str] = LINES) -> list[str]:
+    short = ["--max-len-a", "0", "--max-len-b", "6"]
+    code, out, err = run("generate", "--path", path, *short, *flags, stdin="\n".join(lines) + "\n")
+    assert code == 0, err
+    return out.split("\n")[:-1]
+
+
+def test_both_steps_equal_two_commands(path: Path) -> None:
+    model = nmtkit.load(path)
+    english = model.translate(LINES, **SHORT, **IN)
+    expected = model.translate(english, **SHORT, **OUT)
+    assert len(set(expected)) > 3
+    assert expected != model.translate(LINES, source_lang="it", target_lang="de", **SHORT)
+    assert model.translate(LINES, **SHORT, **THROUGH) == expected
+    flags = ["--source-lang", "it", "--target-lang", "de", "--pivot", "en"]
+    assert generated(path, *flags) == expected
+    assert generated(path, *flags, "--workers", "2") == expected
+    assert generated(path, *flags, "--pivot-path", str(path)) == expected
+
+
+def test_scores_and_n_best_lists_are_those_of_the_second_step(path: Path) -> None:
+    model = nmtkit.load(path)
+    english = model.translate(LINES, **SHORT, **IN)
+    second = model.translate(english, nbest=3, **SHORT, **OUT)
+    through = model.translate(LINES, nbest=3, **SHORT, **THROUGH)
+    for one, other, source, pivot in zip(through, second, LINES, english, strict=True):
+        assert [(each.text, each.score) for each in one.hypotheses] == [
+            (each.text, each.score) for each in other.hypotheses
+        ]
+        assert (one.source, one.pivot) == (source, pivot)
+    flags = ["--source-lang", "it", "--target-lang", "de", "--pivot", "en", "--nbest", "3", "--format", "jsonl"]
+    objects = [json.loads(line) for line in generated(path, *flags)]
+    assert [each["pivot"] for each in objects] == english
+    assert [each["source"] for each in objects] == LINES
+
+
+def test_prefixes_begin_the_translation_of_the_second_step(path: Path) -> None:
+    model = nmtkit.load(path)
+    (english,) = model.translate(["All are equal"], **SHORT, **IN)
+    expected = model.translate(Request(english, prefix="right"), **SHORT, **OUT)
+    assert model.translate(Request("All are equal", prefix="right"), **SHORT, **THROUGH) == expected
+    assert expected.startswith("right")
+
+
+def test_windows_are_numbered_and_empty_windows_pass_through(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    translator = Translator.load(path, max_source_len=9)
+    search = SearchOptions(**SHORT, source_lang="it", target_lang="de")
+    steps = PivotTranslator(translator, translator, "en", search)
+    windows = [[Request("right")], [], [Request("to"), Request(" ".join(["equal"] * 20))]]
+    found = list(steps.run(windows))
+    assert [each.id for each in found] == [0, 1, 2]
+    assert "line 3 has" in caplog.text and "line 2 has" not in caplog.text
+
+
+def test_two_models_of_one_pair_each(tmp_path: Path) -> None:
+    first, second = save_transformer(tmp_path / "it-en.pt"), save_transformer(tmp_path / "en-de.pt", d_model=16)
+    expected = generated(second, lines=generated(first))
+    assert len(set(expected)) > 3
+    assert generated(second, "--pivot", "en", "--pivot-path", str(first)) == expected
+
+
+def test_tags_pass_through_both_steps(path: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<p>All are <b>equal</b> before the law.</p>\n<p>right</p>\n")
+    flags = ["--input", page, "--source-lang", "it", "--target-lang", "de", "--pivot", "en"]
+    code, out, err = run("generate", "--path", path, "--max-len-a", "0", "--max-len-b", "6", *flags)
+    assert code == 0, err
+    model, text = nmtkit.load(path), {"markup": "html", **SHORT}
+    english = model.translate(["All are <b>equal</b> before the law.", "right"], **text, **IN)
+    german = model.translate(english, **text, **OUT)
+    assert out == f"<p>{german[0]}</p>\n<p>{german[1]}</p>\n"
+
+
+def test_sentences_are_split_by_the_rules_of_each_language(path: Path) -> None:
+    pytest.importorskip("sentencex")
+    translator = Translator.load(path)
+    search = SearchOptions(source_lang="it", target_lang="de")
+    steps = PivotTranslator(translator, translator, "en", search, TextOptions(split_sentences="it"))
+    assert [pipeline.text.split_sentences for pipeline in steps.pipelines] == ["it", "en"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pivot", "it"], "--pivot it equals --source-lang: the pivot is a third language"),
+        (["--pivot", "de"], "--pivot de equals --target-lang"),
+        (["--pivot", "xx"], "--pivot xx: the model does not have this language; known: de, en, it"),
+        (["--pivot-path", "other.pt"], "--pivot-path does nothing without --pivot"),
+        (["--pivot", "en", "--alignment", "hard", "--format", "jsonl"], "--pivot and --alignment cannot be combined"),
+        (["--pivot", "en", "--source-tag", "<x>"], "--pivot and --source-tag cannot be combined"),
+    ],
+    ids=["source", "target", "unknown", "path-alone", "alignment", "tag"],
+)
+def test_a_pivot_that_cannot_be_is_refused(path: Path, flags: list[str], message: str) -> None:
+    code, _, err = run(
+        "generate", "--path", path, "--source-lang", "it", "--target-lang", "de", *flags, stdin="right\n"
+    )
+    assert code == 2 and message in err, err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pivot": "de"}, "--pivot de equals --target-lang"),
+        ({"pivot": "en", "nbest": 1, "alignment": "hard"}, "--pivot and --alignment cannot be combined"),
+        ({"pivot": "en", "source_tag": "<x>"}, "pivot and source_tag cannot be combined"),
+    ],
+    ids=["target", "alignment", "tag"],
+)
+def test_python_refuses_the_same(path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        nmtkit.load(path).translate("right", source_lang="it", target_lang="de", **options)
