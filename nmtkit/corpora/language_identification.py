@@ -19,7 +19,7 @@ from nmtkit.corpora.languages import subtags
 
 Probabilities = npt.NDArray[np.float32]  # [lines, languages]
 MAX_BYTES = 200  # bytes of a line that are read
-BUFFER = 1 << 10  # features whose weights are read at once
+BUFFER = 1 << 13  # features whose weights are read at once
 
 
 class Identifier(Protocol):
@@ -70,21 +70,12 @@ class BatchIdentifier:
         scores = np.tile(self._prior, (len(lines), 1))
         rows, features = keys // len(self._weights), keys % len(self._weights)
         weights = np.log1p(counts.astype(np.float32))
-        bounds = np.searchsorted(rows, np.arange(len(lines) + 1)).tolist()
-        buffer = np.empty((BUFFER, len(self._prior)), np.float32)  # stays in the cache of the processor
-        row = 0
-        while row < len(lines):
-            offset = bounds[row]
-            last = max(row + 1, int(np.searchsorted(bounds, offset + BUFFER, side="right")) - 1)
-            if bounds[last] - offset > BUFFER:
-                buffer = np.empty((bounds[last] - offset, len(self._prior)), np.float32)
-            gathered = np.take(
-                self._weights, features[offset : bounds[last]], 0, buffer[: bounds[last] - offset], "clip"
-            )
-            for index in range(row, last):
-                first, end = bounds[index], bounds[index + 1]
-                scores[index] += weights[first:end] @ gathered[first - offset : end - offset]
-            row = last
+        for start in range(0, len(keys), BUFFER):  # so few features that their weights stay in the cache
+            part = slice(start, start + BUFFER)
+            weighted = np.take(self._weights, features[part], 0, mode="clip")
+            weighted *= weights[part, None]
+            first = np.flatnonzero(np.diff(rows[part], prepend=-1))
+            scores[rows[part][first]] += np.add.reduceat(weighted, first, 0)
         without = np.ones(len(lines), np.bool_)
         without[rows] = False
         scores[without] = 0  # a line without features has no language

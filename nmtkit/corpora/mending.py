@@ -15,7 +15,8 @@ from nmtkit.corpora.texts import CODE_POINTS, Side
 MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
 
 # A lead byte of UTF-8 and its next byte, read as Windows-1252 or Latin-1.
-_MOJIBAKE = re.compile("[\u00c2-\u00f4][\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]|ï¿½")
+_CONTINUATION = "[\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
+_MOJIBAKE = re.compile(f"[\u00c2-\u00f4]{_CONTINUATION}")
 _ENTITY = re.compile(r"&(?:#[0-9]{2,6}|#[xX][0-9a-fA-F]{2,5}|[a-zA-Z][a-zA-Z0-9]{1,30});")
 # Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
 _INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff]")
@@ -45,11 +46,12 @@ def _kinds() -> npt.NDArray[np.uint8]:
             + ENTITIES * (sign == "&")
             + CHARACTERS * (_INVISIBLE.match(sign) is not None)
             + SPACES * (sign not in " \n" and _SPACE.match(sign) is not None)
+            + CONTINUATION * (re.match(_CONTINUATION, sign) is not None)
         )
     return kinds
 
 
-ENCODING, ENTITIES, CHARACTERS, SPACES = 1, 2, 4, 8
+ENCODING, ENTITIES, CHARACTERS, SPACES, CONTINUATION = 1, 2, 4, 8, 16
 
 
 class Mender:
@@ -66,6 +68,9 @@ class Mender:
         side = Side(lines)
         codes = side.codes
         kinds = _kinds()[codes]
+        # The first character of a wrong encoding counts only before its second character.
+        kinds[:-1] &= np.where(kinds[1:] & CONTINUATION, 0xFF, 0xFF - ENCODING).astype(np.uint8)
+        kinds &= 0xFF - CONTINUATION
         space, end = codes == 32, codes == 10
         # two spaces, a space before or after a line feed, or a space at the very beginning
         kinds[1:] |= np.where((space[1:] & (space[:-1] | end[:-1])) | (end[1:] & space[:-1]), SPACES, 0).astype(

@@ -11,18 +11,27 @@ from nmtkit.config import Config, option
 from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
 from nmtkit.corpora.pairs import pairs
 from nmtkit.corpora.scripts import script_counts
-from nmtkit.corpora.texts import Mask, Scores, Side, TextBlock, letters_and_digits
+from nmtkit.corpora.texts import (
+    BLANK,
+    CURRENCY,
+    CURRENCY_SIGNS,
+    DIGIT,
+    LETTER,
+    SEPARATOR,
+    Mask,
+    Scores,
+    Side,
+    TextBlock,
+)
 
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
-_SIGN = re.compile(r"[$€£¥₹₽₩₺₴₪฿]")
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
-# Each pattern begins with a literal character, for which `re` searches fast. The text is in lower case.
+# Each pattern begins with a literal character, for which `re` searches fast. The text is case-folded.
 _BOILERPLATE = [re.compile(pattern) for pattern in (
     r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^\n>]*>",
     r"javascript:", r"function\s*\(\w*\)\s*\{", "©", r"\(c\)\s*(?:19|20)\d\d", r"all rights reserved\b",
 )]  # fmt: skip
-_SEPARATORS = np.array([ord(sign) for sign in "|»›·•"], np.uint32)
 _MENU = re.compile(r"[^|»›·•]{2,30}(?: [|»›·•] [^|»›·•]{2,30}){3,}")
 
 
@@ -53,8 +62,8 @@ class Empty(Filter):
         self.lowest = config.min_characters
 
     def score(self, block: TextBlock) -> Scores:
-        sides = [side.sums((side.codes != 32) & (side.codes != 10) & (side.codes != 0xA0)) for side in block.sides]
-        words = [side.sums(letters_and_digits()[side.codes]) for side in block.sides]
+        sides = [side.sums(side.kinds & BLANK == 0) for side in block.sides]
+        words = [side.sums(side.kinds & LETTER) for side in block.sides]
         lost = (np.minimum(*words) == 0) & (np.maximum(*words) >= 5)
         return np.where(lost, 0, np.minimum(*sides)).astype(np.float32)
 
@@ -225,9 +234,11 @@ class Numbers(Filter):
     highest = 0.5
 
     def score(self, block: TextBlock) -> Scores:
-        first, second = (side.sets(_NUMBER, _digits) for side in block.sides)
-        rows = [row for row in first.keys() & second.keys()
-                if first[row] != second[row] and self._differ(first[row], second[row], block, row)]  # fmt: skip
+        rows = []
+        for row in np.flatnonzero(block.sides[0].has(DIGIT) & block.sides[1].has(DIGIT)).tolist():
+            first, second = (set(map(_digits, _NUMBER.findall(side.lines[row]))) for side in block.sides)
+            if first != second and self._differ(first, second, block, row):
+                rows.append(row)
         return _marked(rows, len(block))
 
     @staticmethod
@@ -300,7 +311,9 @@ class Currencies(Filter):
 
     @staticmethod
     def _currencies(side: Side) -> dict[int, set[str]]:
-        result = side.sets(_SIGN, str)
+        result: dict[int, set[str]] = {}
+        for row in np.flatnonzero(side.has(CURRENCY)).tolist():
+            result[row] = {sign for sign in CURRENCY_SIGNS if sign in side.lines[row]}
         for code, sign in _CURRENCIES.items():
             if code in side.text:
                 for row in side.rows_with(re.compile(rf"{code}\b")):
@@ -332,8 +345,8 @@ class Repetition(Filter):
     def score(self, block: TextBlock) -> Scores:
         scores = np.zeros(len(block), np.float32)
         for side in block.sides:
-            for row, words in enumerate(side.words):
-                if len(words) >= 8 and len(set(words)) < 0.8 * len(words):
+            for row, (words, distinct_words) in enumerate(zip(side.words, side.word_sets, strict=True)):
+                if len(words) >= 8 and len(distinct_words) < 0.8 * len(words):
                     count = len(words) - 2
                     distinct = len(set(zip(words, words[1:], words[2:], strict=False)))
                     scores[row] = max(scores[row], 1 - distinct / count)
@@ -354,8 +367,8 @@ class Boilerplate(Filter):
     def score(self, block: TextBlock) -> Scores:
         rows: list[int] = []
         for side in block.sides:
-            rows += [row for pattern in _BOILERPLATE for row in side.lower.rows_with(pattern)]
-            many = np.flatnonzero(side.sums(np.isin(side.codes, _SEPARATORS)) >= 3)
+            rows += [row for pattern in _BOILERPLATE for row in side.folded.rows_with(pattern)]
+            many = np.flatnonzero(side.sums(side.kinds & SEPARATOR) >= 3 * SEPARATOR)
             rows += [row for row in many.tolist() if _MENU.search(side.lines[row])]
         return _marked(rows, len(block))
 

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -25,13 +25,21 @@ def _hash() -> RowHash:
     return RowHash(CODE_POINTS, 0)
 
 
+LETTER, DIGIT, CURRENCY, SEPARATOR, BLANK = 1, 2, 4, 8, 16  # kinds of characters
+CURRENCY_SIGNS = "$€£¥₹₽₩₺₴₪฿"
+SEPARATORS = "|»›·•"  # between the items of a menu
+
+
 @cache
-def letters_and_digits() -> Mask:
-    """Returns for each code point whether it is a letter, a mark of a letter, or a digit."""
-    table = np.zeros(CODE_POINTS, np.bool_)
+def _kinds() -> npt.NDArray[np.uint8]:
+    """Returns the sum of the kinds of each code point. LETTER includes marks of letters, and digits."""
+    table = np.zeros(CODE_POINTS, np.uint8)
     for code in range(LAST_LETTER + 1):
         sign = chr(code)
-        table[code] = sign.isalnum() or (not sign.isascii() and unicodedata.category(sign)[0] == "M")
+        letter = sign.isalnum() or (not sign.isascii() and unicodedata.category(sign)[0] == "M")
+        table[code] = LETTER * letter + DIGIT * sign.isdecimal()
+    for kind, signs in ((CURRENCY, CURRENCY_SIGNS), (SEPARATOR, SEPARATORS), (BLANK, " \n\xa0")):
+        table[[ord(sign) for sign in signs]] |= kind
     return table
 
 
@@ -53,6 +61,17 @@ class Side:
     def codes(self) -> npt.NDArray[np.uint32]:
         """The code points of the text."""
         return np.frombuffer(self.text.encode("utf-32-le"), np.uint32)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """The sum of the kinds of each code point of the text, such as LETTER."""
+        return _kinds()[self.codes]
+
+    def has(self, kind: int) -> Mask:
+        """Returns whether each line has a character of the kind."""
+        result = np.zeros(len(self.lines), np.bool_)
+        result[np.searchsorted(self.ends, np.flatnonzero(self.kinds & kind), side="right")] = True
+        return result
 
     @cached_property
     def ends(self) -> Counts:
@@ -80,15 +99,6 @@ class Side:
         rows = np.searchsorted(self.ends, np.array(positions), side="right")
         return rows[np.append(True, rows[1:] != rows[:-1])].tolist()
 
-    def sets(self, pattern: re.Pattern[str], key: Callable[[str], str]) -> dict[int, set[str]]:
-        """Returns `key` of all matches of each line that has a match, by index of the line."""
-        result: dict[int, set[str]] = {}
-        matches = list(pattern.finditer(self.text))
-        rows = np.searchsorted(self.ends, np.array([match.start() for match in matches], np.int64), side="right")
-        for row, match in zip(rows.tolist(), matches, strict=True):
-            result.setdefault(row, set()).add(key(match[0]))
-        return result
-
     @cached_property
     def words(self) -> list[list[str]]:
         return [line.split() for line in self.lines]
@@ -98,15 +108,15 @@ class Side:
         return [set(words) for words in self.words]
 
     @cached_property
-    def lower(self) -> "Side":
-        """The lines in lower case."""
-        return Side(self.text.lower().split("\n")[:-1])
+    def folded(self) -> "Side":
+        """The lines without differences of case."""
+        return Side(self.text.casefold().split("\n")[:-1])
 
     @cached_property
     def keys(self) -> Keys:
         """A 64-bit hash of each line, without case, punctuation and spaces. A line of punctuation stays as it is."""
-        folded = Side(self.text.casefold().split("\n")[:-1])
-        kept = letters_and_digits()[folded.codes]
+        folded = self.folded
+        kept = folded.kinds & LETTER > 0
         empty = np.flatnonzero(folded.sums(kept) == 0)
         for row in empty.tolist():  # at least the line feed is left
             kept[folded.starts[row] : folded.ends[row]] = True

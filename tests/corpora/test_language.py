@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from nmtkit.corpora import language_identification
 from nmtkit.corpora.filters import FilterContext
 from nmtkit.corpora.language_identification import BatchIdentifier, columns_of
 from nmtkit.corpora.model_filters import Alignment, AlignmentConfig, logistic_regression
@@ -32,6 +33,13 @@ def test_a_restricted_identifier_equals_py3langid_with_these_languages() -> None
         expected = dict(plain.rank(line))
         np.testing.assert_allclose(row, [expected[name] for name in identifier.languages], atol=2e-5)
     assert columns_of(identifier.languages, "deu_Latn") == [identifier.languages.index("de")]
+
+
+def test_the_size_of_the_buffer_does_not_change_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    identifier = BatchIdentifier().restricted({"en", "de", "fr"})
+    whole = identifier.probabilities(LINES)
+    monkeypatch.setattr(language_identification, "BUFFER", 7)  # the features of a line are in several buffers
+    np.testing.assert_allclose(identifier.probabilities(LINES), whole, atol=1e-5)
 
 
 def test_word_tables_find_pairs_that_are_not_translations() -> None:
