@@ -80,13 +80,13 @@ def test_the_page_asks_for_nothing_from_elsewhere(attention):
 # --- in a browser ---------------------------------------------------------------------------------------------------
 
 
-def dump(folder, text, address=""):
+def dump(folder, text, address="", *flags):
     """The page's elements after its script has run, in a browser that can reach no other machine."""
     path = folder / "page.html"
     path.write_text(text, encoding="utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command += [f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"]
+    command += [f"--user-data-dir={folder / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom", *flags]
     return subprocess.run([*command, path.as_uri() + address], capture_output=True, text=True, timeout=120).stdout
 
 
@@ -152,6 +152,21 @@ def test_pointing_at_a_token_follows_it_and_leaving_lets_go(attention, tmp_path)
     assert report["followed"] >= 2 and report["lines"] > 0
     assert report["after"] == ""
     assert report["title"] == "Encoder self-attention, layer 2, head 1"
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("hover", "verbs", "other"),
+    [(1, ["Tap", "tap"], ["Point", "Click"]), (2, ["Point", "Click"], ["Tap"])],
+    ids=["touch", "mouse"],
+)
+def test_the_introduction_names_what_the_reader_can_do(hover, verbs, other, attention, tmp_path):
+    """`hover` is Chromium's number of a device that cannot (1) or can (2) point at elements."""
+    script = 'document.body.dataset.shown = document.querySelector("p").innerText;'
+    text = page(attention, "Attention").replace("</body>", f"<script>{script}</script></body>")
+    flag = f"--blink-settings=primaryHoverType={hover},availableHoverTypes={hover}"
+    (shown,) = re.findall(r'data-shown="([^"]*)"', dump(tmp_path, text, "", flag))
+    assert all(verb in shown for verb in verbs) and not any(verb in shown for verb in other)
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
