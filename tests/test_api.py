@@ -23,6 +23,7 @@ from nmtkit.cli import main
 from nmtkit.config import derive
 from nmtkit.layers.packed import Packed
 from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.training.comparison import summarize
 
 LINES = ["the dog runs .", "two men sleep in the park .", "", "a cat !"]
 
@@ -356,6 +357,25 @@ def test_training_makes_the_checkpoints_of_the_command(mirror_data: Path, tmp_pa
     (valid,) = [record for record in result.log if record["kind"] == "valid"]
     assert result.best is not None and result.scores["loss"] == pytest.approx(valid["loss"], rel=1e-5)
     assert isinstance(nmtkit.load(result.best, device="cpu").translate("bado kelu"), str)
+
+
+def test_a_run_logs_validation_sentences_with_separators_of_lines(mirror_data: Path, tmp_path: Path) -> None:
+    """Only a newline ends a line. U+2028, U+2029 and U+0085 end a line for `str.splitlines`."""
+    odd = "bado\u2028kelu\u2029bado\x85kelu"
+    for side in ("xx", "yy"):
+        (tmp_path / f"valid.{side}").write_text(f"{odd}\n" * 3, encoding="utf-8")
+    flags = ["-s", "xx", "-t", "yy", "--trainpref", str(mirror_data.parent / "train"), "--workers", "1"]
+    flags += ["--validpref", str(tmp_path / "valid"), "--destdir", str(tmp_path / "data-bin"), "--vocab-size", "320"]
+    main(["preprocess", *flags], standalone_mode=False)
+    settings = SHORT | {"save_dir": tmp_path / "run", "metrics": "bleu"}
+    for updates in (4, 6):  # the second call resumes the run, which reads the log
+        result = nmtkit.train(settings | {"max_update": updates}, tmp_path / "data-bin")
+    valid = [record for record in result.log if record["kind"] == "valid"]
+    assert [record["update"] for record in valid] == [4, 6]
+    assert {pair["source"] for record in valid for pair in record["followed"]} == {odd}
+    assert summarize(tmp_path / "run").update == 6
+    translations = (tmp_path / "run" / "validation" / "update_00000006.txt").read_bytes()
+    assert translations.count(b"\n") == 3
 
 
 def test_the_same_call_resumes_and_a_config_file_is_a_setting(mirror_data: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ const state = {
   from: "", to: "",
   items: [],  // sentences of the page in order: {before, text, mirror, output, shown, words}
   after: "",  // white space after the last sentence
+  isOver: false,  // whether the text is longer than the server accepts
   translations: null,  // Translations between the chosen languages
   chosen: new Map(),  // sentence -> translation that the user has chosen
   apiKey: "",  // in memory only
@@ -164,7 +165,7 @@ function read() {
   mirror.lastChild.textContent = `${found.after}\u200b`;  // gives an empty last line its height
   output.lastChild.textContent = found.after;
   const count = characters(source.value), limit = state.settings.charLimit ?? -1;
-  const over = limit >= 0 && count > limit;
+  const over = state.isOver = limit >= 0 && count > limit;
   $("count").textContent = !count && !over ? "" : count.toLocaleString("en") + (limit >= 0 ? ` / ${limit.toLocaleString("en")}` : "");
   $("count").classList.toggle("over", over);
   $("count").title = over ? "Longer than this server accepts" : "";
@@ -238,12 +239,14 @@ const isPending = item => !isKnown(item) && !state.translations?.refused.has(ite
 const everythingFailed = () => state.items.length > 0 && state.items.every(item => state.translations?.refused.has(item.text));
 
 function buttons() {
-  const total = state.items.length, done = state.items.filter(isKnown).length, pending = state.items.filter(isPending).length;
-  $("copy").disabled = $("download").disabled = !done || pending > 0;
+  const total = state.items.length, done = state.items.filter(isKnown).length, missing = state.items.filter(isPending).length;
+  const pending = state.isOver ? 0 : missing;
+  $("copy").disabled = $("download").disabled = !done || missing > 0;
   $("hint").textContent = done ? hints().join(" ") : "";
   $("pending").textContent = pending && total > 3 ? `${done.toLocaleString("en")} of ${total.toLocaleString("en")} sentences` : "";
   $("progress").hidden = !pending;
   document.body.classList.toggle("many-failed", state.items.filter(item => state.translations?.refused.has(item.text)).length > MANY);
+  output.classList.toggle("over", state.isOver);
   output.setAttribute("aria-busy", String(pending > 0));
 }
 

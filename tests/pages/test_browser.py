@@ -103,3 +103,25 @@ def test_a_text_is_copied_and_downloaded_only_when_all_of_it_is_translated(addre
         "a part failed": [True, True],
         "all failed": [False, False],
     }
+
+
+def test_a_text_over_the_limit_waits_for_nothing(address: str, tmp_path: Path) -> None:
+    script = """
+        await pause(500);
+        type("All is well. ".repeat(500));
+        await pause(1000);
+        const bars = [...document.querySelectorAll(".pending")].map(bar => getComputedStyle(bar).backgroundImage);
+        const get = id => document.getElementById(id);
+        tell({
+            notice: get("notice").textContent, progress: get("progress").hidden, count: get("pending").textContent,
+            busy: get("output").getAttribute("aria-busy"), bars: [...new Set(bars)], copy: get("copy").disabled,
+        });
+    """
+    assert told(address, tmp_path, script) == {
+        "notice": "The text has 6,500 characters, but this server accepts 5,000. Shorten it, or translate it in parts.",
+        "progress": True,
+        "count": "",
+        "busy": "false",
+        "bars": ["none"],
+        "copy": True,
+    }
