@@ -112,23 +112,19 @@ def test_composite_optimizers_and_transforms_make_the_same_updates_on_two_proces
     assert_alike(tmp_path / "one", tmp_path / "two")
 
 
-TRANSFORMER = "--criterion r_drop --pre-norm --optimizer sgd"
-EXPERTS = "--arch transformer_moe_tiny --experts 4 --d-model 16 --heads 2"
-
-
 @pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
-    ("model", "parallel"),
+    "model",
     [
-        (TRANSFORMER, "ddp"),
-        (TRANSFORMER, "fsdp"),
-        (EXPERTS, "ddp"),
-        (EXPERTS, "fsdp"),
-        ("--arch moe_small --d-model 16 --d-hidden 32 --d-expert 16", "fsdp"),
-        ("--arch gnmt_small --d-model 16", "fsdp"),
-        ("--arch convs2s_small", "ddp"),
-        ("--arch bytenet_small --d-model 16", "fsdp"),
-        ("--arch deep_att_small --d-model 16", "ddp"),
+        "--criterion r_drop --pre-norm --optimizer sgd",
+        "--decoder-self-attention ssru --decoder-ffn none",
+        "--arch transformer_moe_tiny --experts 4 --d-model 16 --heads 2",
+        "--arch moe_small --d-model 16 --d-hidden 32 --d-expert 16",
+        "--arch gnmt_small --d-model 16",
+        "--arch convs2s_small",
+        "--arch bytenet_small --d-model 16",
+        "--arch deep_att_small --d-model 16",
     ],
 )
 def test_every_architecture_trains_on_two_processes(

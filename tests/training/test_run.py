@@ -19,6 +19,7 @@ from nmtkit.cli import main
 from nmtkit.processes import distributed, folder_lock
 from nmtkit.training import health, setup
 from nmtkit.training.config import JobConfig, JobTemplate
+from nmtkit.training.loader import BatchLoader
 from nmtkit.training.progress import Lines
 from nmtkit.training.run import Run
 from nmtkit.training.stopping import StopReason
@@ -464,6 +465,20 @@ def test_a_run_that_fails_to_start_does_not_keep_its_folder(
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(("share", "warns"), [(0.5, True), (0.1, False)])
+def test_processes_without_work_are_told(
+    share: float, warns: bool, mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(BatchLoader, "idle_share", lambda loader: share)
+    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)  # which a command has set
+    train(mirror_data, tmp_path / "run", max_update=1)
+    idle = [message for message in warned(caplog) if "processes are idle" in message]
+    assert len(idle) == warns
+    if warns:
+        assert "idle 50 % of the time" in idle[0] and "give --max-tokens" in idle[0]
 
 
 def test_a_healthy_run_has_no_warning_of_its_losses(
