@@ -38,6 +38,7 @@ class Architecture(nn.Module, ABC):
     max_source_positions: int | None = None  # longest possible source in tokens; None: no limit
     max_target_positions: int | None = None
     shortlist: dict[str, Tensor] | None = None  # entry of the checkpoint, the state of a `search.shortlist.Shortlist`
+    reads_source: bool = True  # False for a language model: the features depend only on the target
 
     @property
     def find_unused_parameters(self) -> bool:

@@ -18,7 +18,7 @@ from nmtkit.architectures.interface import (
     Vocabulary,
     layer_index,
 )
-from nmtkit.architectures.transformer_config import BASE, BIG, TransformerConfig
+from nmtkit.architectures.transformer_config import BASE, BIG, LANGUAGE_MODEL, TransformerConfig
 from nmtkit.layers import compute_dtype, hooks_of, is_unmodified, stacked_linear
 from nmtkit.layers.attention import AttentionContext, PackedContext, RecurrentContext
 from nmtkit.layers.attention_reference import AttentionSpec, HeadSplit
@@ -26,7 +26,8 @@ from nmtkit.layers.dropout import Dropout, add_and_norm
 from nmtkit.layers.feed_forward import FeedForward
 from nmtkit.layers.fixed_state import SSRU, AverageAttention
 from nmtkit.layers.kv_cache import KVCache, MemoryCache
-from nmtkit.layers.packed import Packed
+from nmtkit.layers.output_columns import fp32_logits
+from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
 from nmtkit.layers.recurrent_cache import RecurrentCache, StaticRecurrentCache
@@ -77,14 +78,19 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Self-attention over the tokens so far, or a replacement; attention over the source; a feed-forward network."""
+    """Self-attention over the tokens so far, or a replacement; attention over the source; a feed-forward network.
+
+    A language model has no attention over the source.
+    """
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         self.self_attention = decoder_self_attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
-        self.cross_attention = CrossAttention(config)
-        self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
+        self.cross_attention: CrossAttention | None = None
+        if config.reads_source:
+            self.cross_attention = CrossAttention(config)
+            self.cross_attention_norm = nn.LayerNorm(config.d_model, config.norm_eps)
         self.feed_forward: nn.Module | None = None
         if config.decoder_ffn == "all":
             inner = config.d_ff, config.activation, config.activation_dropout
@@ -93,7 +99,8 @@ class DecoderLayer(Layer):
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         x = self.residual(x, self.self_attention_norm, self.self_attention, context)
-        x = self.residual(x, self.cross_attention_norm, self.cross_attention, context)
+        if self.cross_attention is not None:
+            x = self.residual(x, self.cross_attention_norm, self.cross_attention, context)
         return x if self.feed_forward is None else self.residual(x, self.feed_forward_norm, self.feed_forward)
 
 
@@ -218,8 +225,15 @@ class Embedding(nn.Module):
 @ARCHITECTURES.register(
     "transformer_tiny", replace(BASE, encoder_layers=4, decoder_layers=4, d_model=128, d_ff=256, heads=4)
 )
+@ARCHITECTURES.register("transformer_lm", LANGUAGE_MODEL)
+@ARCHITECTURES.register(
+    "transformer_lm_big", replace(LANGUAGE_MODEL, decoder_layers=12, d_model=1024, d_ff=4096, heads=16)
+)
+@ARCHITECTURES.register(
+    "transformer_lm_tiny", replace(LANGUAGE_MODEL, decoder_layers=4, d_model=128, d_ff=256, heads=4)
+)
 class Transformer(Architecture):
-    """The model of figure 1.
+    """The model of figure 1. Without encoder layers, the decoder alone is a language model of the target side.
 
     With a joint vocabulary and `share_embeddings`, both embeddings and the output projection share one matrix (section
     3.4). Otherwise only the target embedding and the output projection share a matrix. Without `tie_output`, the output
@@ -232,10 +246,12 @@ class Transformer(Architecture):
     def __init__(self, config: TransformerConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
+        self.reads_source = config.reads_source
         target = nn.Embedding(vocabulary.target, config.d_model)
-        shared = config.share_embeddings and vocabulary.joint
-        source = target if shared else nn.Embedding(vocabulary.source, config.d_model)
-        self.source_embedding = Embedding(config, source)
+        if config.reads_source:
+            shared = config.share_embeddings and vocabulary.joint
+            source = target if shared else nn.Embedding(vocabulary.source, config.d_model)
+            self.source_embedding = Embedding(config, source)
         self.target_embedding = Embedding(config, target, zero_first=config.zero_bos)
         encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         numbers = config.decoder_tied_layers or range(config.decoder_layers)
@@ -243,7 +259,8 @@ class Transformer(Architecture):
         decoder = nn.ModuleList(layers[number] for number in numbers)
         self.encoder, self.decoder = cast(Sequence[EncoderLayer], encoder), cast(Sequence[DecoderLayer], decoder)
         # the output of a pre-norm stack is a sum that is not normalised
-        self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
+        norm = config.pre_norm and config.reads_source
+        self.encoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.d_model, config.norm_eps) if config.pre_norm else nn.Identity()
         self.output_projection = nn.Linear(config.d_model, vocabulary.target, bias=config.output_bias)
         if config.tie_output:
@@ -287,6 +304,8 @@ class Transformer(Architecture):
     def forward_with_attention(
         self, source: Packed, target_input: Packed, layer: int | None
     ) -> tuple[Tensor, Tensor | None]:
+        if not self.reads_source:
+            return super().forward_with_attention(source, target_input, layer)
         memory, layout = self.encode(source), target_input.layout
         weights: dict[str, list[Tensor]] = {"cross": []}
         contexts = [PackedContext(layout, memory)] * len(self.decoder)
@@ -296,6 +315,8 @@ class Transformer(Architecture):
 
     def _encode(self, source: Packed, context: PackedContext) -> Packed:
         layout = source.layout
+        if not self.reads_source:
+            return self._empty_memory(layout.sentences)
         x = self._pad(self.source_embedding(source.values, layout.position_ids, layout.max_length))
         for index, layer in enumerate(self.encoder):
             x = self._run(layer, index, x, context)
@@ -342,11 +363,23 @@ class Transformer(Architecture):
         kinds = {"encoder": encoder["self"], "decoder": decoder["self"], "cross": decoder["cross"]}
         return {kind: layers for kind, layers in kinds.items() if layers}  # a recurrent decoder has no self-attention
 
+    def _empty_memory(self, sentences: int) -> Packed:
+        """Returns the memory of a language model: one position of width 0 for each sentence."""
+        values = self.target_embedding.tokens.weight.new_zeros(sentences, 0)
+        lengths = torch.ones(sentences, dtype=torch.int64, device=values.device)
+        return Packed(values, Layout(lengths, 1, sentences))
+
+    def _no_keys(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns zeros S H K and S H Kv: the unused keys and values of the memory of a language model."""
+        size = len(memory), self.config.heads
+        return memory.new_zeros(*size, self.config.key_width), memory.new_zeros(*size, self.config.value_width)
+
     # --- search -------------------------------------------------------------------------------------------------------
 
     def start(self, memory: Packed, beams: int) -> MemoryCache:
         config, attentions = self.config, [layer.cross_attention for layer in self.decoder]
-        projections, dtype = [attention.project for attention in attentions], kv_cache_dtype(attentions[0].q_proj)
+        projections = [self._no_keys if attention is None else attention.project for attention in attentions]
+        dtype = kv_cache_dtype(self.output_projection if attentions[0] is None else attentions[0].q_proj)
         if config.decoder_self_attention != "attention":
             return RecurrentCache(memory, beams, projections, heads=config.heads, width=config.d_model, dtype=dtype)
         return KVCache(memory, beams, projections, heads=config.heads, window=config.window, dtype=dtype)
@@ -370,7 +403,8 @@ class Transformer(Architecture):
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):
             return False
-        if any(type(layer.cross_attention).project is not CrossAttention.project for layer in self.decoder):
+        attentions = [layer.cross_attention for layer in self.decoder if layer.cross_attention is not None]
+        if any(type(attention).project is not CrossAttention.project for attention in attentions):
             return False
         hooks = (hook for module in self.modules() for hook in hooks_of(module))
         return all(getattr(hook, "__module__", "").startswith("torch.") for hook in hooks)
@@ -391,7 +425,9 @@ class Transformer(Architecture):
         )
 
         def project(memory: Tensor) -> Tensor:
-            return torch.cat([attention.kv_proj(memory) for attention in attentions], 1)
+            if not self.reads_source:
+                return torch.cat([part.flatten(1) for part in self._no_keys(memory)] * len(attentions), 1)
+            return torch.cat([attention.kv_proj(memory) for attention in attentions if attention is not None], 1)
 
         if self.config.decoder_self_attention != "attention":
             return StaticRecurrentCache(project, sizes, self.config.d_model)
@@ -403,18 +439,3 @@ class Transformer(Architecture):
         for layer, context in zip(self.decoder, state.advance(position, lengths), strict=True):
             x = layer(x, context)
         return fp32_logits(self.output_projection, self.decoder_norm(x))
-
-
-def fp32_logits(projection: nn.Module, features: Tensor) -> Tensor:
-    """Returns the logits [N, V] of features [N, D] in fp32.
-
-    A GPU sums products of bf16 numbers in fp32. The sums are not rounded to bf16, because rounding would change a logit
-    between 8 and 16 by up to 0.03, which can exceed the difference between two candidates.
-    """
-    if features.is_cuda and features.dtype == torch.bfloat16 and is_unmodified(projection, nn.Linear):
-        weight, bias = cast(Tensor, projection.weight), projection.bias
-        if weight.dtype == torch.bfloat16:
-            logits = torch.mm(features, weight.t(), out_dtype=torch.float32)
-            return logits if bias is None else logits.add_(cast(Tensor, bias))
-    logits = projection(features)
-    return logits.float()

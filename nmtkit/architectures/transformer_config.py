@@ -10,7 +10,13 @@ from nmtkit.config import Config, option
 class TransformerConfig(Config):
     """The hyperparameters in the columns of Table 3, and options from later work."""
 
-    encoder_layers: int = option(6, "layers of the encoder (N in Table 3)", min=1, max=1_000)
+    encoder_layers: int = option(
+        6,
+        "layers of the encoder (N in Table 3); 0: a language model of the target side, without encoder and "
+        "cross-attention",
+        min=0,
+        max=1_000,
+    )
     decoder_layers: int = option(6, "layers of the decoder", min=1, max=1_000)
     d_model: int = option(512, "width of every sub-layer's output (section 3.1)", min=1, max=65_536)
     d_ff: int = option(2048, "inner width of the feed-forward networks (section 3.3)", min=1, max=1_048_576)
@@ -72,6 +78,8 @@ class TransformerConfig(Config):
             )
         if self.position_offset and self.positions == "learned":
             raise ValueError("--position-offset is for sinusoidal positions; learned positions start at 0")
+        if not self.encoder_layers and self.encoder_layerdrop:
+            raise ValueError("--encoder-layerdrop does nothing without an encoder (--encoder-layers 0)")
         for flag, changed, kind in (
             ("--no-average-ffn", not self.average_ffn, "average"),
             ("--no-average-gate", not self.average_gate, "average"),
@@ -86,6 +94,11 @@ class TransformerConfig(Config):
             )
 
     @property
+    def reads_source(self) -> bool:
+        """Whether the model has an encoder. A model without an encoder is a language model of the target side."""
+        return self.encoder_layers > 0
+
+    @property
     def key_width(self) -> int:
         return self.d_key or self.d_model // self.heads
 
@@ -96,3 +109,5 @@ class TransformerConfig(Config):
 
 BASE = TransformerConfig()
 BIG = replace(BASE, d_model=1024, d_ff=4096, heads=16, dropout=0.3)
+# Language models are trained with norms before the sub-layers (Baevski and Auli 2019, section 4.1).
+LANGUAGE_MODEL = replace(BASE, encoder_layers=0, pre_norm=True)

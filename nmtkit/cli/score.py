@@ -1,4 +1,4 @@
-"""`nmtkit score`: scores translations and prints the scores with their signatures."""
+"""`nmtkit score`: scores translations and prints the scores with their signatures, or perplexities of texts."""
 
 import json
 import re
@@ -11,20 +11,38 @@ import click
 from nmtkit.cli.command import Command, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
+from nmtkit.plugins import load_plugins
 from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
 
 if TYPE_CHECKING:
     from nmtkit.scoring.metrics import Score
     from nmtkit.scoring.significance import Comparison
+    from nmtkit.translation.likelihood import Likelihood
 
 
 SCORE_RULES = (
     FlagRule("--data", excludes=("--ref",), reason="both provide references"),
+    FlagRule(
+        "--path",
+        excludes=(
+            "--ref",
+            "--data",
+            "--metric",
+            "--tokenize",
+            "--lowercase",
+            "--confidence",
+            "--comet-model",
+            "--test",
+        ),
+        reason="a model gives the probability of a text without a reference",
+    ),
+    FlagRule("--source-lang", needs=("--path",)),
+    FlagRule("--plugin", needs=("--path",)),
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
     FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
-    FlagRule("--target-lang", needs=("--metric tokenized-bleu", "--metric bleu without --tokenize")),
-    FlagRule("--src", needs=("--metric comet",)),
+    FlagRule("--target-lang", needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--path")),
+    FlagRule("--src", needs=("--metric comet", "--path")),
     FlagRule("--comet-model", needs=("--metric comet",)),
     FlagRule("--test", needs=("several --sys",)),
     FlagRule("--samples", needs=("--confidence", "several --sys")),
@@ -43,7 +61,18 @@ class ScoreConfig(Config):
 
     data: Path | None = option(None, "dataset with the references, instead of --ref", metavar="FOLDER")
     gen_subset: str = option("test", "subset of --data", metavar="NAME")
-    src: Path | None = option(None, "source text for comet, or a corpus such as a .tsv; --data includes it")
+    src: Path | None = option(
+        None, "source text for comet and for --path, or a corpus such as a .tsv; --data includes it"
+    )
+    path: Path | None = option(
+        None,
+        "checkpoint of a language model, or of a translation model with --src: print the perplexity of the texts "
+        "instead of metrics",
+        metavar="FILE",
+    )
+    source_lang: str | None = option(
+        None, "source language for a multilingual model of --path", flag="-s/--source-lang", metavar="CODE"
+    )
     target_lang: str | None = option(
         None,
         "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data includes it",
@@ -100,13 +129,17 @@ class ScoreConfig(Config):
     help="Translations, as lines or as JSON Lines of generate; repeat the flag to compare systems with the first.  "
     "[default: standard input]",
 )
-def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: Any) -> None:
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first (--path); repeatable."
+)
+def command(references: tuple[Path, ...], systems: tuple[Path, ...], plugins: tuple[str, ...], **flags: Any) -> None:
     """Score translations with sacreBLEU, and test whether systems differ.
 
     \b
     nmtkit generate data-bin --path averaged.pt | nmtkit score --data data-bin
     nmtkit score --sys output.de --ref reference-1.de --ref reference-2.de
     nmtkit score --sys baseline.de --sys better.de --ref reference.de
+    nmtkit score --path lm.pt --sys text.de
     """
     config = derive(ScoreConfig, on_command_line(flags), COMMAND_LINE)
     conditions = given_flags() | ({"several --sys"} if len(systems) > 1 else set())
@@ -114,7 +147,11 @@ def command(references: tuple[Path, ...], systems: tuple[Path, ...], **flags: An
     if "bleu" in config.metric and config.tokenize == "auto":
         values.add("--metric bleu without --tokenize")
     check_flags(SCORE_RULES, conditions, conditions | values)
-    score(references, systems, config)
+    if config.path is not None:
+        load_plugins(plugins)
+        score_likelihoods(config.path, systems, config)
+    else:
+        score(references, systems, config)
 
 
 command.params += flags(ScoreConfig)
@@ -154,6 +191,61 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         bootstrap = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
         scores = metrics.score(hypotheses, texts.references, config.metric, settings, bootstrap=bootstrap)
         show_scores(scores, config.width, as_json)
+
+
+def score_likelihoods(path: Path, systems: tuple[Path, ...], config: ScoreConfig) -> None:
+    """Prints the perplexity of each file of `systems`, or of standard input, under the model of a checkpoint."""
+    from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines, read_side, translations_of
+    from nmtkit.translation.likelihood import Perplexity, is_language_model, likelihoods
+    from nmtkit.translation.translator import Translator
+
+    translator = Translator.load(path)
+    if is_language_model(translator) and config.src is not None:
+        raise ValueError(f"{path} is a language model, which reads no source; leave out --src")
+    if not is_language_model(translator) and config.src is None:
+        raise ValueError(f"{path} is a translation model; give the source text with --src FILE")
+    sources = None if config.src is None else read_side(config.src, 0, config.target_lang)
+    texts = {str(name): translations_of(read_lines(name), name) for name in systems}
+    if not systems:
+        name = Path("standard input")
+        texts[str(name)] = translations_of(lines_of(standard_input().read(), name), name)
+    languages = config.source_lang, config.target_lang
+    results = {}
+    for title, lines in texts.items():
+        if sources is not None:
+            check_equal_counts({str(config.src): sources, title: lines})
+        results[title] = list(likelihoods(translator, sources, lines, *languages))
+    if config.sentence_level:
+        show_likelihoods(next(iter(results.values())), config.format == "json")
+        return
+    totals = {title: Perplexity.of(each) for title, each in results.items()}
+    if config.format == "json":
+        fields = [
+            {
+                "system": title,
+                "perplexity": total.value,
+                "log_probability": total.log_probability,
+                "pieces": total.pieces,
+                "lines": total.lines,
+            }
+            for title, total in totals.items()
+        ]
+        show_json(fields)
+        return
+    for title, total in totals.items():
+        click.echo(
+            f"perplexity {total.value:.{max(2, config.width)}f}  {total.pieces:,} pieces with eos in {total.lines:,} "
+            f"lines, log probability {total.log_probability:.{max(2, config.width)}f}  {title}"
+        )
+
+
+def show_likelihoods(likelihoods: list["Likelihood"], as_json: bool) -> None:
+    """Writes the log probability and the number of pieces of each line, separated by a tab."""
+    if as_json:
+        show_json([{"log_probability": each.log_probability, "pieces": each.pieces} for each in likelihoods])
+        return
+    for each in likelihoods:
+        click.echo(f"{each.log_probability:.6f}\t{each.pieces}")
 
 
 def plain(score: "Score") -> dict[str, Any]:

@@ -219,7 +219,9 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
     languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
     generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
-    steps = [average, generate] if count > 1 else [generate]
+    score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
+    use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score
+    steps = [average, use] if count > 1 else [use]
     return [
         f"curves and translations: {folder / 'report.html'}",
         f"training is finished: {end.reason} after update {end.updates:,}",

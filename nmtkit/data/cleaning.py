@@ -124,6 +124,8 @@ def text_masks(source: LineBytes, target: LineBytes, config: PreprocessConfig) -
     """Returns a mask of lines for each reason that depends on the text."""
     sizes = source.ends - source.starts - 1, target.ends - target.starts - 1
     equal = sizes[0] == sizes[1]
+    if config.source_lang == config.target_lang and not config.drop_equal:  # the text of a language model
+        equal = np.zeros_like(equal)
     for row in np.flatnonzero(equal).tolist():
         equal[row] = source.line(row) == target.line(row)
     return {

@@ -90,6 +90,7 @@ def _fill(spec: Any, model: Transformer) -> None:
     for layer, theirs in zip(model.decoder, spec.decoder.layer, strict=True):
         assert isinstance(layer.self_attention, SelfAttention) and layer.feed_forward is not None
         _attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
+        assert layer.cross_attention is not None
         _attention(theirs.attention, layer.cross_attention, layer.cross_attention_norm)
         _feed_forward(theirs.ffn, layer.feed_forward, layer.feed_forward_norm)
     _linear(spec.decoder.projection, model.output_projection)

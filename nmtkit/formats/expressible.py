@@ -29,6 +29,11 @@ def check_expressible(
             f"{source} is a {type(model).__name__}, which {program} does not support: export a Transformer, or give "
             "--format safetensors"
         )
+    if not model.reads_source:
+        raise ValueError(
+            f"{source} is a language model, which {program} does not support: export a model with an encoder, or give "
+            "--format safetensors"
+        )
     config = model.config
     width = config.d_model // config.heads  # default width of a head
     refused, wanted = [], []

@@ -228,6 +228,8 @@ class JobTemplate:
             table: Component(name=component.name, config=derive(component.config, changes, COMMAND_LINE))
             for (table, component), changes in zip(self.components.items(), parts, strict=True)
         }
+        if not getattr(components["architecture"].config, "reads_source", True):
+            components = _without_translations(components)
         return JobConfig(run=run, components=components, plugins=self.plugins, data=data or self.data)
 
 
@@ -235,6 +237,23 @@ def _architecture_of(path: Path) -> Component:
     contents = checkpoint.read(path, mmap=True)
     name = contents["architecture"]
     return Component(name=name, config=derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}"))
+
+
+def _without_translations(components: dict[str, Component]) -> dict[str, Component]:
+    """Returns the components of the job of a language model: without the default metrics, which score translations.
+
+    Raises ValueError if other metrics score translations.
+    """
+    metrics = {table: component for table, component in components.items() if kind_of(table) == "metrics"}
+    if tuple(component.name for component in metrics.values()) == DEFAULTS["metrics"]:
+        return {table: component for table, component in components.items() if table not in metrics}
+    for component in metrics.values():
+        if METRICS[component.name].factory(component.config).translates:
+            raise ValueError(
+                f"--metrics {component.name} scores translations, and a language model does not translate; leave it "
+                "out: validations report the perplexity"
+            )
+    return components
 
 
 def table_of(kind: str, name: str) -> str:

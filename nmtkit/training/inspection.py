@@ -121,6 +121,9 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
     known = [language if language in tokenizer.languages else None for language in trained]
     generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
+    if contents["config"].get("encoder_layers") == 0:
+        score = ["nmtkit", "score", "--path", str(path), *plugins]
+        result = {"perplexity of a text": shlex.join(score) + " < text.txt"}
     if "adapters" in contents:
         result["merge the adapters into the base"] = shlex.join(
             ["nmtkit", "average-checkpoints", str(path), "--output", str(path.with_name("merged.pt"))]
