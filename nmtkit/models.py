@@ -71,6 +71,7 @@ def from_checkpoint(path: Path) -> tuple[Architecture, Tokenizer]:
         model = build(name, config, vocabulary_of(tokenizer))
     load_weights(model, contents["model"], f"{path} does not match architecture {name!r}")
     model.shortlist = contents.get("shortlist")
+    model.directions = directions_of(contents)
     return model.eval(), tokenizer
 
 
@@ -80,6 +81,11 @@ def tokenizer_of(contents: checkpoint.Checkpoint, path: Path) -> Tokenizer:
         return Tokenizer.from_state(contents["tokenizer"])
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"{path} has no valid tokenizer: {error}") from error
+
+
+def directions_of(contents: checkpoint.Checkpoint) -> frozenset[tuple[str, str]]:
+    """Returns the pairs of a source and a target language that a multilingual model was trained on, if recorded."""
+    return frozenset((pair[0], pair[1]) for pair in contents.get("run", {}).get("directions") or ())
 
 
 def languages_of(path: Path) -> tuple[str, str] | None:

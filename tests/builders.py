@@ -171,8 +171,8 @@ def save_ending_transformer(path: Path, **changes: Any) -> Path:
     """
     model, tokenizer = from_checkpoint(save_transformer(path, **changes))
     pairs = list(permutations(range(len(tokenizer.languages)), 2)) or [(0, 0)]
-    lines = fragments() * len(pairs)
-    chosen = [pairs[number % len(pairs)] for number in range(len(lines))]
+    lines = fragments()
+    chosen = [pairs[(number + number // 6) % len(pairs)] for number in range(len(lines))]
     starts = [target for _, target in chosen]
     copies = [
         " ".join(line.split()[start : start + 1 + number % 5])
@@ -187,7 +187,7 @@ def save_ending_transformer(path: Path, **changes: Any) -> Path:
     wanted = torch.tensor([token for ids in targets for token in ids])
     optimizer = torch.optim.Adam(model.train().parameters(), lr=0.005)
     torch.manual_seed(1)
-    for _ in range(200):
+    for _ in range(60 if tokens else 200):
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model.output_projection(model(source, inputs)), wanted).backward()
         optimizer.step()

@@ -39,6 +39,7 @@ class Architecture(nn.Module, ABC):
     max_target_positions: int | None = None
     shortlist: dict[str, Tensor] | None = None  # entry of the checkpoint, the state of a `search.shortlist.Shortlist`
     reads_source: bool = True  # False for a language model: the features depend only on the target
+    directions: frozenset[tuple[str, str]] = frozenset()  # trained language pairs of a multilingual model, if recorded
 
     @property
     def find_unused_parameters(self) -> bool:

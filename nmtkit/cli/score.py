@@ -41,7 +41,11 @@ SCORE_RULES = (
     FlagRule("--gen-subset", needs=("--data",)),
     FlagRule("--tokenize", needs=("--metric bleu",)),
     FlagRule("--lowercase", needs=("--metric bleu", "--metric chrf", "--metric chrf++")),
-    FlagRule("--target-lang", needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--path")),
+    FlagRule(
+        "--target-lang",
+        needs=("--metric tokenized-bleu", "--metric bleu without --tokenize", "--metric off-target", "--path"),
+    ),
+    FlagRule("--languages", needs=("--metric off-target",)),
     FlagRule("--src", needs=("--metric comet", "--path")),
     FlagRule("--comet-model", needs=("--metric comet",)),
     FlagRule("--test", needs=("several --sys",)),
@@ -75,15 +79,21 @@ class ScoreConfig(Config):
     )
     target_lang: str | None = option(
         None,
-        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu; --data includes it",
+        "language of the translations: chooses the tokenizers of bleu and tokenized-bleu, and off-target expects it; "
+        "--data includes it",
         flag="-t/--target-lang",
         metavar="CODE",
     )
     metric: tuple[str, ...] = option(
         DEFAULT_METRICS,
         "bleu, chrf, chrf++, ter, comet, or tokenized-bleu (BLEU of papers around 2017, with Moses tokens and split "
-        "compounds, not comparable with bleu)",
+        "compounds, not comparable with bleu), or off-target (percentage of lines in a wrong language)",
         metavar="NAME,…",
+    )
+    languages: tuple[str, ...] = option(
+        (),
+        "languages among which off-target identifies the language of a line, such as those of the model; none: all",
+        metavar="CODE,…",
     )
     tokenize: str = option(
         "auto",
@@ -167,6 +177,7 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
         tokenize=config.tokenize,
         lowercase=config.lowercase,
         target_lang=config.target_lang or texts.target_lang,
+        languages=config.languages,
         sources=None if texts.sources is None else tuple(texts.sources),
         comet_model=config.comet_model,
     )

@@ -11,7 +11,7 @@ from typing import Any
 from nmtkit.scoring.tokenizers import bleu_tokenizer, missing_extra, warn_if_unsegmented
 
 DEFAULT_METRICS = ("bleu", "chrf", "ter")
-KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "tokenized-bleu")
+KNOWN_METRICS = ("bleu", "chrf", "chrf++", "ter", "comet", "tokenized-bleu", "off-target")
 DEFAULT_COMET_MODEL = "Unbabel/wmt22-comet-da"
 
 
@@ -21,7 +21,8 @@ class Settings:
 
     tokenize: str = "auto"  # sacreBLEU's tokenizer for bleu; "auto" chooses by target_lang
     lowercase: bool = False  # affects bleu and chrf; ter always ignores case, as in TERCOM
-    target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu
+    target_lang: str | None = None  # language code; chooses the tokenizers of bleu and tokenized-bleu; off-target
+    languages: tuple[str, ...] = ()  # codes among which off-target identifies languages; empty: all known languages
     sources: tuple[str, ...] | None = None  # source sentences; comet needs them
     comet_model: str = DEFAULT_COMET_MODEL
 
@@ -31,7 +32,7 @@ class Score:
     """A score with its signature and, if computed, a confidence interval."""
 
     name: str  # name in sacreBLEU: BLEU, chrF2, chrF2++, TER
-    value: float  # a percentage; a lower TER is better
+    value: float  # a percentage; a lower TER and a lower off-target share are better
     signature: str
     details: str = ""  # BLEU: precisions, brevity penalty, lengths
     mean: float | None = None  # mean score of the bootstrap resamples
@@ -143,4 +144,8 @@ def _build(name: str, settings: Settings, sentence_level: bool) -> Any:
 
     if name == "tokenized-bleu":
         return TokenizedBLEU(settings.target_lang, effective_order=sentence_level)
+    if name == "off-target":
+        from nmtkit.scoring.off_target import OffTarget
+
+        return OffTarget(settings.target_lang, settings.languages)
     return Comet(settings.comet_model, settings.sources)

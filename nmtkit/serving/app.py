@@ -32,7 +32,7 @@ from nmtkit.serving.interface import (
     TranslateFileFields,
     validated,
 )
-from nmtkit.serving.languages import name_of
+from nmtkit.serving.languages import described, name_of
 from nmtkit.serving.metrics import Metrics
 from nmtkit.serving.pool import Pool
 from nmtkit.serving.protocol import UnambiguousRequests
@@ -305,7 +305,7 @@ class Service:
         pairs = self.pool.pairs
         if pair in pairs:
             return
-        known = ", ".join(f"{source} to {target}" for source, target in pairs)
+        known = described(pairs)
         if pair[0] == "auto" and self.detector is None:
             raise Refusal(400, f"source auto needs a language detector, which is not installed; served: {known}")
         for code, side in zip(pair, (0, 1), strict=True):

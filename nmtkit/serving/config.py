@@ -59,6 +59,12 @@ class ServeConfig(Config):
         "split lines into sentences by the rules of the source language of each pair, and join the translations with "
         "the same white space",
     )
+    pivot: str | None = option(
+        None,
+        "also serve pairs without a trained model, by translating into this language first, and from there into the "
+        "target language",
+        metavar="CODE",
+    )
     disable_web_ui: bool = option(False, "do not serve the translator page at /; the HTTP interface and /docs remain")
     public_url: str | None = option(
         None,

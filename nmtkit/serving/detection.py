@@ -4,10 +4,11 @@ On English and German captions cut to three words, py3langid is more accurate th
 lingua, and four times as fast. The models of lingua take 96 MB. py3langid needs no network.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
+
+from nmtkit.corpora.languages import subtags
 
 
 class Detector:
@@ -18,9 +19,9 @@ class Detector:
 
         self.identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         known = set(self.identifier.nb_classes)
-        self.codes: dict[str, str] = {}  # py3langid's code -> served code, such as pt -> pt-BR, en -> en_XX
+        self.codes: dict[str, str] = {}  # py3langid's code -> served code, such as pt -> pt-BR, en -> eng_Latn
         for code in sorted(codes):
-            language = re.split("[-_]", code)[0]
+            language = subtags(code)[0]
             if language in known:
                 self.codes.setdefault(language, code)
         if self.codes:

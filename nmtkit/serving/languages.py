@@ -1,4 +1,10 @@
-"""English names of languages for /languages."""
+"""Names of languages for /languages, and lists of language pairs for messages."""
+
+from collections.abc import Sequence
+
+from nmtkit.corpora.languages import subtags
+
+MAX_LISTED = 20  # a longer list of pairs is shortened in messages
 
 NAMES = {
     "af": "Afrikaans", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian", "bg": "Bulgarian",
@@ -20,5 +26,16 @@ NAMES = {
 
 
 def name_of(code: str) -> str:
-    """Returns the name of a language, or the code itself if the name is unknown."""
-    return NAMES.get(code, code)
+    """Returns the name of a language, such as English for en, English (eng_Latn) for eng_Latn, and qaa for qaa."""
+    if code in NAMES:
+        return NAMES[code]
+    name = NAMES.get(subtags(code)[0])
+    return code if name is None else f"{name} ({code})"
+
+
+def described(pairs: Sequence[tuple[str, str]]) -> str:
+    """Returns a list of language pairs for a message. Of many pairs, only the languages are listed."""
+    if len(pairs) <= MAX_LISTED:
+        return ", ".join(f"{source} to {target}" for source, target in pairs)
+    codes = sorted({code for pair in pairs for code in pair})
+    return f"{len(pairs):,} pairs of {', '.join(codes)}"

@@ -3,19 +3,23 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nmtkit import checkpoint
 from nmtkit.config import changed_flags, derive
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Packed
-from nmtkit.models import languages_of
+from nmtkit.models import directions_of, languages_of, tokenizer_of
 from nmtkit.plugins import load_plugins
 from nmtkit.search import ctranslate2
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import CPU_MAX_TOKENS
+from nmtkit.serving.languages import described
 from nmtkit.text.sentences import is_language
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 from nmtkit.translation.parallel import rank_device
@@ -25,6 +29,8 @@ Pair = tuple[str, str]
 
 # a worker splits a batch above GUESS times the limit, because the server only estimates the tokens of a batch
 GUESS = 2
+
+logger = logging.getLogger("nmtkit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +45,7 @@ class Job:
     text: TextOptions
     split_sentences: bool
     workers: int | None
+    pivot: str | None = None
 
     @staticmethod
     def from_message(message: Mapping[str, Any]) -> "Job":
@@ -51,6 +58,7 @@ class Job:
             text=derive(TextOptions, message["text"], "serve"),
             split_sentences=message["split_sentences"],
             workers=message["workers"],
+            pivot=message.get("pivot"),
         )
 
     @property
@@ -67,11 +75,16 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class ServedModel:
-    """The model of a language pair, with the settings of the search and of the text."""
+    """The model of a language pair, with the settings of the search and of the text.
+
+    If the pair is translated through a pivot language, `first` translates into the pivot language, and this model
+    translates the result.
+    """
 
     translator: Translator
     search: SearchOptions
     text: TextOptions
+    first: "ServedModel | None" = None
 
     @functools.cached_property
     def aligns(self) -> bool:
@@ -98,11 +111,30 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
     """Returns the checkpoints of each language pair. Several checkpoints of one pair form an ensemble."""
     result: dict[Pair, tuple[Path, ...]] = {}
     for pair, path in paths:
-        key = pair or languages_of(Path(path))
-        if key is None:
-            raise ValueError(f"{path} does not name its languages; name them with --path en-de={path}")
-        result[key] = (*result.get(key, ()), Path(path))
+        for key in [pair] if pair else pairs_of(Path(path)):
+            result[key] = (*result.get(key, ()), Path(path))
     return result
+
+
+def pairs_of(path: Path) -> list[Pair]:
+    """Returns the language pairs of a checkpoint: all pairs of different languages of a multilingual model.
+
+    Trained pairs come first. If the checkpoint records its directions, only their languages count. Raises ValueError
+    for a checkpoint that does not name its languages.
+    """
+    contents = checkpoint.load(path, mmap=True)
+    trained = directions_of(contents)
+    tokenizer = tokenizer_of(contents, path)
+    if trained:
+        sources, targets = (sorted({pair[side] for pair in trained}) for side in (0, 1))
+    elif (pair := languages_of(path)) is not None:
+        return [pair]
+    elif tokenizer.languages and not tokenizer.has_target_languages_only:
+        sources = targets = sorted(tokenizer.languages)
+    else:
+        raise ValueError(f"{path} does not name its languages; name them with --path en-de={path}")
+    every = [(source, target) for source in sources for target in targets if source != target]
+    return sorted(every, key=lambda pair: pair not in trained)
 
 
 def load_models(job: Job) -> tuple[Models, Prepare]:
@@ -120,28 +152,73 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
     with_engine = job.devices.engine == "ctranslate2"
     if with_engine:
         ctranslate2.check_options(job.search)
-        for paths in groups.values():
+        for paths in set(groups.values()):
             ctranslate2.exported(paths[0], "int8" if precision == "int8" else "fp32")
     loaded: dict[tuple[Path, ...], Translator] = {}
     models: Models = {}
     for pair, paths in groups.items():
-        if paths not in loaded:
+        new = paths not in loaded
+        if new:
             loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
-        first = loaded[paths]
-        translator = Translator(first.models, first.tokenizer, first.options)  # each pair needs its own slots on a GPU
-        search = with_languages(job.search, first.tokenizer, pair)
+        search = with_languages(job.search, loaded[paths].tokenizer, pair)
         if with_engine:
             ctranslate2.check_options(search)
-        models[pair] = ServedModel(translator, search, text_options(job, pair))
-        models[pair].check()
+        models[pair] = ServedModel(loaded[paths], search, text_options(job, pair))
+        if new:
+            models[pair].check()
+    if job.pivot is not None:
+        models |= through_pivot(models, job.pivot)
+    log_untrained(models)
 
     def prepare() -> None:
-        for pair, paths in groups.items():
-            translator = models[pair].translator
+        for paths, translator in loaded.items():
             if with_engine:
                 translator.engine = ctranslate2_engine(paths, translator.tokenizer, device, precision, 1)
 
     return models, prepare
+
+
+def through_pivot(models: Models, pivot: str) -> Models:
+    """Returns models for the pairs that no model is known to be trained on, by way of a pivot language.
+
+    A checkpoint of several languages without recorded directions, such as an imported one, is trained on no pair as far
+    as nmtkit knows. Raises ValueError if no pair can be translated through the pivot language.
+    """
+    result: Models = {}
+    into = [pair[0] for pair in models if pair[1] == pivot]
+    out_of = [pair[1] for pair in models if pair[0] == pivot]
+    for source, target in itertools.product(into, out_of):
+        direct = models.get((source, target))
+        if source != target and (direct is None or not is_trained(direct, (source, target))):
+            second = models[pivot, target]
+            result[source, target] = dataclasses.replace(second, first=models[source, pivot])
+    if not result:
+        raise ValueError(
+            f"--pivot {pivot} has no effect: no pair without a trained model has models into {pivot} and out of {pivot}"
+        )
+    return result
+
+
+def is_trained(model: ServedModel, pair: Pair) -> bool:
+    """Returns whether a model of one pair, or a model whose checkpoint records this direction, translates the pair."""
+    translator = model.translator
+    return pair in translator.directions if translator.directions else not translator.tokenizer.languages
+
+
+def log_untrained(models: Models) -> None:
+    """Logs the pairs that a model translates without training on them (zero-shot), once."""
+    pairs = [
+        pair
+        for pair, model in models.items()
+        if model.first is None and model.translator.directions and pair not in model.translator.directions
+    ]
+    for pair in pairs:
+        models[pair].translator.noticed.add(pair)
+    if pairs:
+        logger.warning(
+            "%d of %d pairs were not in the training data (zero-shot): %s. Measure them, or translate them through a "
+            "language that the model knows well with --pivot", len(pairs), len(models), described(pairs),
+        )  # fmt: skip
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nmtkit.config import to_dict
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import ModelPath, ServeConfig, read_api_keys
+from nmtkit.serving.languages import described
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def run(
         "text": to_dict(text),
         "split_sentences": config.split_sentences,
         "workers": config.workers,
+        "pivot": config.pivot,
         "log_level": logger.getEffectiveLevel(),
     }
     files = [Path(path.path) for path in paths]
@@ -94,7 +96,7 @@ async def serve(
             loop.add_signal_handler(number, stop)
         loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
         watching = loop.create_task(keep_up_to_date(files, reload_requested, config, service))
-        pairs = ", ".join(f"{source} to {target}" for source, target in pool.pairs)
+        pairs = described(pool.pairs)
         address = listener.getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         workers = f"{len(pool.workers)} worker{'s' * (len(pool.workers) > 1)}"

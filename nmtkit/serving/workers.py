@@ -70,6 +70,8 @@ def answer_to(models: Models, task: Task, between_batches: Callable[[], None] = 
 
 def translate(model: ServedModel, task: Task, between_batches: Callable[[], None]) -> list[list[Result]]:
     """Returns the translations of each line of a task. The translations are the same as in `nmtkit generate`."""
+    if model.first is not None:
+        task = through_pivot(model.first, task, between_batches)
     translator = model.translator
     pipeline = pipeline_of(model, task)
     # alternatives need a search by PyTorch without shared slots
@@ -77,6 +79,13 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
     return [list(map(result_of, line.hypotheses)) for line in translator.run([requests_of(task)], pipeline, decoder)]
+
+
+def through_pivot(first: ServedModel, task: Task, between_batches: Callable[[], None]) -> Task:
+    """Returns a task with the texts in the pivot language. Word links would not refer to the source, so it has none."""
+    own_results = {"alternatives": 0, "alignment": False, "quality": False}
+    lines = translate(first, {**task, **own_results}, between_batches)
+    return {**task, "alignment": False, "texts": [line[0]["text"] for line in lines]}
 
 
 def pipeline_of(model: ServedModel, task: Task) -> Pipeline:
@@ -137,7 +146,7 @@ def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
 
 
 def work_on_gpu(connection: socket.socket, models: Models) -> None:
-    """Translates tasks as they arrive. Each model has its own thread, which fills the slots of the model's search."""
+    """Translates tasks as they arrive. Each model has a thread, which fills the slots of its search for all pairs."""
     sending = threading.Lock()
 
     def answer(message: dict[str, Any]) -> None:
@@ -146,17 +155,19 @@ def work_on_gpu(connection: socket.socket, models: Models) -> None:
 
     inboxes: dict[Pair, queue.SimpleQueue[Any]] = {}
     threads = []
-    for pair, model in models.items():
-        inboxes[pair] = queue.SimpleQueue()
-        slots = SlotWorker(model, inboxes[pair], answer)
-        threads.append(threading.Thread(target=slots.run_or_end_the_process, name="-".join(pair)))
+    for translator in {id(model.translator): model.translator for model in models.values()}.values():
+        own = {pair: model for pair, model in models.items() if model.translator is translator}
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        inboxes |= dict.fromkeys(own, inbox)
+        slots = SlotWorker(own, inbox, answer)
+        threads.append(threading.Thread(target=slots.run_or_end_the_process, name="-".join(next(iter(own)))))
         threads[-1].start()
     while (task := receive(connection)) is not None:
         if tuple(task["pair"]) not in inboxes:
             answer(answer_to(models, task))
         else:
             inboxes[tuple(task["pair"])].put(task)
-    for inbox in inboxes.values():
+    for inbox in {id(inbox): inbox for inbox in inboxes.values()}.values():
         inbox.put(None)
     for thread in threads:
         thread.join()
@@ -164,33 +175,45 @@ def work_on_gpu(connection: socket.socket, models: Models) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _UnderWay:
-    """A task whose segments are in the search."""
+    """A task whose segments are in the search, and the text pipeline of its language pair."""
 
     id: int
     segments: list[TextSegment]
+    pipeline: Pipeline
 
 
 class SlotWorker:
-    """Gives the segments of arriving tasks to the decoder of a model, and answers each task when it is complete."""
+    """Gives the segments of arriving tasks to the decoder of a model, and answers each task when it is complete.
+
+    `models` are the language pairs that one translator serves. All pairs share the slots of its search.
+    """
 
     def __init__(
-        self, model: ServedModel, inbox: "queue.SimpleQueue[Any]", answer: Callable[[dict[str, Any]], None]
+        self, models: Models, inbox: "queue.SimpleQueue[Any]", answer: Callable[[dict[str, Any]], None]
     ) -> None:
-        self.model, self.inbox, self.answer = model, inbox, answer
-        self.pipeline = model.translator.pipeline(model.search, model.text)
+        self.models, self.inbox, self.answer = models, inbox, answer
+        self.translator = next(iter(models.values())).translator
+        self.pipelines: dict[Pair, Pipeline] = {}  # of the pairs in the tasks so far
+        self.pipeline = self.pipeline_of(next(iter(models)))
         self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
+
+    def pipeline_of(self, pair: Pair) -> Pipeline:
+        if pair not in self.pipelines:
+            model = self.models[pair]
+            self.pipelines[pair] = self.translator.pipeline(model.search, model.text)
+        return self.pipelines[pair]
 
     def run_or_end_the_process(self) -> None:
         try:
-            self.run(self.model.translator.batch_decoder(self.pipeline.search))
+            self.run(self.translator.batch_decoder(self.pipeline.search))
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # the server then starts a new process and translates the lines again
 
     def run(self, decoder: BatchDecoder) -> None:
         """Translates tasks until the inbox contains None."""
-        if self.model.translator.continuous is not None:
-            self.model.translator.continuous.asks_between_steps = True
+        if self.translator.continuous is not None:
+            self.translator.continuous.asks_between_steps = True
         for number, results in decoder(self.batches()):
             if number not in self.under_way:
                 continue
@@ -198,7 +221,7 @@ class SlotWorker:
             leaves = (leaf for segment in task.segments for leaf in segment.leaves())
             for leaf, hypotheses in zip(leaves, results, strict=True):
                 leaf.hypotheses = hypotheses
-            lines = map(self.pipeline.translation, task.segments)
+            lines = map(task.pipeline.translation, task.segments)
             self.answer({"id": task.id, "lines": [list(map(result_of, line.hypotheses)) for line in lines]})
 
     def batches(self) -> Iterator[SegmentBatch]:
@@ -214,15 +237,16 @@ class SlotWorker:
             if task is None:
                 return
             pair = tuple(task["pair"])
-            if needs_own_search(task):
-                self.answer(answer_to({pair: self.model}, task))
+            if needs_own_search(task) or self.models[pair].first is not None:
+                self.answer(answer_to(self.models, task))
                 continue
+            pipeline = self.pipeline_of(pair)
             try:
-                segments = self.pipeline.segments(requests_of(task))
+                segments = pipeline.segments(requests_of(task))
             except Exception:
                 logger.error("a batch failed:\n%s", traceback.format_exc())
                 self.answer({"id": task["id"], "error": FAILED})
                 continue
-            self.under_way[number] = _UnderWay(task["id"], segments)
+            self.under_way[number] = _UnderWay(task["id"], segments, pipeline)
             yield [leaf.input for segment in segments for leaf in segment.leaves()]
             number += 1

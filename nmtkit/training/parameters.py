@@ -17,6 +17,7 @@ from nmtkit.architectures import ARCHITECTURES, Architecture, Vocabulary
 from nmtkit.config import derive
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers import adapters
+from nmtkit.training.new_pieces import Group, check_relative, groups_of, means
 from nmtkit.training.optimizers import ParameterGroups
 from nmtkit.training.run_config import RunConfig
 
@@ -108,13 +109,14 @@ def decay_rule(rule: str) -> tuple[str, float]:
 
 
 def start_from(
-    model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, path: Path
+    model: Architecture, architecture: str, config: Any, tokenizer: Tokenizer, path: Path, relative: str | None = None
 ) -> dict[Side, int]:
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
-    Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces keep their initial
-    embeddings. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used. Returns
-    the number of known pieces in each vocabulary. Raises ValueError for a model with different shapes.
+    Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces start from means
+    of old embeddings (`new_pieces.py`), tokens of new languages from the language `relative` if it is given. If
+    embeddings are separate in the checkpoint and joint in the model, target embeddings are used. Returns the number of
+    known pieces in each vocabulary. Raises ValueError for a model with different shapes.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -124,7 +126,13 @@ def start_from(
     old_config = derive(ARCHITECTURES[name].preset, contents["config"], f"{path}: {name}")
     old_sides = vocabulary_axes(name, old_config, models.vocabulary_of(old_tokenizer))
     sides = vocabulary_axes(architecture, config, models.vocabulary_of(tokenizer))
+    if relative is not None:
+        check_relative(tokenizer, old_tokenizer, relative)
     pieces, old_pieces = pieces_of(tokenizer), pieces_of(old_tokenizer)
+    kept = {side: set(old_pieces[side]) for side in old_pieces}
+    if tokenizer.joint:  # a shared matrix gets rows of both old vocabularies
+        kept = dict.fromkeys(kept, kept["source"] | kept["target"])
+    groups: dict[tuple[Side, Side], list[Group]] = {}
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             if key not in contents["model"]:
@@ -137,8 +145,15 @@ def start_from(
             if not axes:
                 tensor.copy_(old)
             for axis, side in axes.items():
-                rows, old_rows = same_pieces(pieces[side], old_pieces[old_sides[key][axis]])
+                old_side = old_sides[key][axis]
+                rows, old_rows = same_pieces(pieces[side], old_pieces[old_side])
                 tensor.index_copy_(axis, rows.to(tensor.device), old.index_select(axis, old_rows).to(tensor))
+                new = [row for row, piece in enumerate(pieces[side]) if piece not in kept[old_side]]
+                if new:
+                    if (side, old_side) not in groups:
+                        groups[side, old_side] = groups_of(tokenizer, old_tokenizer, side, old_side, relative)
+                    initial = means(old, axis, [groups[side, old_side][row] for row in new])
+                    tensor.index_copy_(axis, torch.tensor(new, device=tensor.device), initial.to(tensor))
     return {side: len(same_pieces(pieces[side], old_pieces[side])[0]) for side in pieces}
 
 

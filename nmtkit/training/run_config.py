@@ -18,6 +18,7 @@ RUN_RULES = (
         excludes=("--freeze", "--encoder-embed-path", "--decoder-embed-path"),
         reason="with adapters, all other weights are frozen",
     ),
+    FlagRule("--new-language-from", needs=("--finetune-from",)),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
 
@@ -59,8 +60,15 @@ class RunConfig(Config):
 
     finetune_from: Path | None = option(
         None,
-        "Checkpoint with initial weights and, without --arch, the architecture. New pieces get random weights.",
+        "Checkpoint with initial weights and, without --arch, the architecture. New pieces start from the mean "
+        "of the old pieces that spell them, or of all old pieces.",
         section="Weights",
+    )
+    new_language_from: str | None = option(
+        None,
+        "The token of a new language starts from the token of this language; none: from the mean of all language "
+        "tokens.",
+        metavar="CODE",
     )
     encoder_embed_path: Path | None = option(
         None, "Text file with initial embeddings of source pieces, in the format of GloVe."

@@ -66,13 +66,14 @@ class PivotTranslator:
         decoders: Sequence[BatchDecoder | None] = (None, None),
         processes: int = 1,
     ) -> Iterator[Translation]:
-        """Yields the translations of windows of requests, like `Translator.run`. `decoders` are those of both steps."""
+        """Yields the translations of windows of requests, like `Translator.run`. Each step has a decoder."""
         sources: deque[tuple[str, str]] = deque()  # source and pivot text of the lines in the second step
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0
             for window in windows:
-                found = self.first.run([window], self.pipelines[0], decoders[0], processes, line)
+                lines = [Request(request.source, request.ids) for request in window]  # without constraints
+                found = self.first.run([lines], self.pipelines[0], decoders[0], processes, line)
                 texts = [translation.text for translation in found]
                 line += len(window)
                 sources.extend(zip((request.source for request in window), texts, strict=True))

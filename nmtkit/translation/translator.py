@@ -1,6 +1,7 @@
 """Translates lines: sorts windows of requests into batches of segments, and returns the translations in order."""
 
 import contextlib
+import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,8 @@ STEP_COST = 8
 PREFETCHED = 1  # number of windows that are encoded in advance while a GPU decodes
 TOKENS_PER_SLOT = 64  # a GPU search has `max_tokens` / TOKENS_PER_SLOT slots
 
+logger = logging.getLogger("nmtkit")
+
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Engine = Literal["torch", "ctranslate2"]
 
@@ -69,6 +72,8 @@ class Translator:
         # on a GPU, background threads encode lines and decode tokens while this thread launches kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
+        self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
+        self.noticed: set[tuple[str, str]] = set()  # other language pairs, if a warning has named them
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
         self.made_processors: dict[str, LogitsProcessor] = {}
 
@@ -112,7 +117,7 @@ class Translator:
         """Returns a translator with the same models, engine and logits processors. On a GPU it has its own slots."""
         sibling = Translator(self.models, self.tokenizer, self.options)
         sibling.engine, sibling.processor_configs = self.engine, self.processor_configs
-        sibling.made_processors = self.made_processors
+        sibling.made_processors, sibling.noticed = self.made_processors, self.noticed
         return sibling
 
     def pipeline(
@@ -130,7 +135,19 @@ class Translator:
             raise ValueError(f"--shortlist is for CPUs; leave it out on {self.device.type}")
         if search.shortlist and self.shortlist is None:
             raise ValueError("the checkpoint has no shortlist; add one with nmtkit shortlist DATA --path FILE")
+        self.notice_untrained(search)
         return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
+
+    def notice_untrained(self, search: SearchOptions) -> None:
+        """Warns, once, of a language pair that the model was not trained on (zero-shot)."""
+        pair = search.source_lang or "", search.target_lang or ""
+        if not self.directions or "" in pair or pair in self.directions or pair in self.noticed:
+            return
+        self.noticed.add(pair)
+        logger.warning(
+            "the model was not trained on %s to %s (zero-shot); check the translations, or translate through a "
+            "language that the model knows well with --pivot", *pair,
+        )  # fmt: skip
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
         """Returns the translations of `lines`, in their order; `options` are fields of SearchOptions."""
@@ -149,7 +166,8 @@ class Translator:
         """
         if self.engine is not None:
             return self.engine.decoder(self.models, options)
-        search = replace(options, quality=False)  # quality reports do not affect the search
+        # quality reports do not affect the search, and the languages are tokens of each segment
+        search = replace(options, quality=False, source_lang=None, target_lang=None)
         if self.device.type == "cuda" and supports(self.models, search):
             if self.continuous is None or self.continuous.options != search:
                 self.continuous = None  # frees the memory of the old slots before new slots are made

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from builders import REAL_LINES, save_transformer, tiny_model, tiny_tokenizer
+from builders import REAL_LINES, save_ending_transformer, save_transformer, tiny_model, tiny_tokenizer
 
 from nmtkit import checkpoint
 from nmtkit.cli.serve import command
@@ -94,7 +94,9 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     found = texts_of(answer_to(models, task(LINES)))
     assert found == generated(path, text) != generated(path, TextOptions())
     assert "equal" in found[0] and any(word in found[6].lower() for word in ("liberty", "spirit"))
-    assert [texts_of(answer) for answer in slot_answers(unpacked(path, text), [task(LINES)], False).values()] == [found]
+    assert [
+        texts_of(answer) for answer in slot_answers({PAIR: unpacked(path, text)}, [task(LINES)], False).values()
+    ] == [found]
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
         load_models(job((PAIR, path), text=to_dict(text)))
@@ -215,13 +217,73 @@ def unpacked(path, text):
     return ServedModel(Translator([model], tokenizer), SearchOptions(**SHORT), text)
 
 
-def slot_answers(model, tasks, continuous):
+@pytest.fixture(scope="module")
+def multilingual(tmp_path_factory):
+    """A checkpoint of en, it and de that was trained from and into en."""
+    file = save_ending_transformer(tmp_path_factory.mktemp("many") / "many.pt", languages=("en", "it", "de"))
+    run = {"directions": [["en", "it"], ["it", "en"], ["en", "de"], ["de", "en"], ["it", "it"]], "languages": None}
+    checkpoint.save(file, checkpoint.load(file) | {"run": run})
+    return file
+
+
+def test_all_pairs_of_a_multilingual_checkpoint_are_served(multilingual, caplog):
+    models, _ = load_models(job((None, multilingual)))
+    trained = {("en", "it"), ("it", "en"), ("en", "de"), ("de", "en")}
+    assert set(models) == trained | {("it", "de"), ("de", "it")} and set(list(models)[:4]) == trained
+    assert len({id(model.translator) for model in models.values()}) == 1
+    assert "2 of 6 pairs were not in the training data (zero-shot): de to it, it to de" in caplog.text
+    translator = Translator.load(multilingual)
+    for source, target in models:
+        (found,) = texts_of(answer_to(models, task([REAL_LINES[6]], pair=(source, target))))
+        expected = translator.translate([REAL_LINES[6]], **SHORT, source_lang=source, target_lang=target)
+        assert found == expected[0].text
+    assert caplog.text.count("zero-shot") == 3  # one for the server, and one for each pair of `translator`
+
+
+def test_untrained_pairs_go_through_the_pivot_language(multilingual, caplog):
+    models, _ = load_models(job((None, multilingual), pivot="en"))
+    assert "zero-shot" not in caplog.text
+    assert {pair for pair, model in models.items() if model.first is not None} == {("it", "de"), ("de", "it")}
+    translator = Translator.load(multilingual)
+    english = [each.text for each in translator.translate(LINES, **SHORT, source_lang="it", target_lang="en")]
+    german = [each.text for each in translator.translate(english, **SHORT, source_lang="en", target_lang="de")]
+    assert len(set(german)) > 3
+    assert texts_of(answer_to(models, task(LINES, pair=("it", "de")))) == german
+    answer = answer_to(models, task(LINES[:4], pair=("it", "de"), alternatives=1, alignment=True, quality=True))
+    assert [sorted(line[0]) for line in answer["lines"]] == [["quality", "text"]] * 4
+    assert all(len(line) == 2 for line in answer["lines"])
+    assert [line[0]["text"] for line in answer["lines"]] == german[:4]
+    page = answer_to(models, task(["<b>All</b> are equal"], pair=("it", "de"), html=True))
+    assert "error" not in page
+
+
+def test_two_models_make_a_pair_through_the_pivot_language(path):
+    models, _ = load_models(job((("it", "en"), path), (("en", "de"), path), pivot="en"))
+    assert list(models) == [("it", "en"), ("en", "de"), ("it", "de")]
+    once = generated(path, TextOptions())
+    assert texts_of(answer_to(models, task(LINES, pair=("it", "de")))) == generated(path, TextOptions(), once)
+    with pytest.raises(ValueError, match="--pivot fr has no effect: no pair without a trained model"):
+        load_models(job((("it", "en"), path), pivot="fr"))
+
+
+def test_imported_models_serve_every_pair_of_their_languages(tmp_path):
+    pytest.importorskip("safetensors")
+    checkpoint.save(tmp_path / "mbart.pt", huggingface.load(IMPORTED / "mbart_50"))
+    codes = Translator.load(tmp_path / "mbart.pt").tokenizer.languages
+    models, _ = load_models(job((None, tmp_path / "mbart.pt")))
+    assert len(models) == len(codes) * (len(codes) - 1) and ("en_XX", "de_DE") in models
+    checkpoint.save(tmp_path / "marian.pt", huggingface.load(IMPORTED / "marian_languages"))
+    with pytest.raises(ValueError, match="does not name its languages; name them with --path en-de="):
+        load_models(job((None, tmp_path / "marian.pt")))
+
+
+def slot_answers(models, tasks, continuous):
     """Returns the answers of a SlotWorker to `tasks`, by id."""
     inbox, answers = queue.SimpleQueue(), {}
-    worker = SlotWorker(model, inbox, lambda answer: answers.update({answer["id"]: answer}))
+    worker = SlotWorker(models, inbox, lambda answer: answers.update({answer["id"]: answer}))
     for item in [*tasks, None]:
         inbox.put(item)
-    translator = model.translator
+    translator = worker.translator
     if continuous:
         translator.continuous = ContinuousBatching(
             translator.models,
@@ -247,8 +309,22 @@ def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous)
         task(LINES[:2], id=103, alternatives=2), task(LINES[:2], id=104, alignment=True), task(LINES, id=105),
         task(LINES[:2], id=106, quality=True),
     ]  # fmt: skip
-    answers = slot_answers(models[PAIR], tasks, continuous)
+    answers = slot_answers(models, tasks, continuous)
     assert sorted(answers) == sorted(each["id"] for each in tasks)
+    assert all(answers[each["id"]] == answer_to(models, each) for each in tasks)
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_all_pairs_of_a_model_share_the_slots(multilingual, continuous):
+    loaded, tokenizer = from_checkpoint(multilingual)
+    translator = Translator([loaded], tokenizer)
+    models = {
+        pair: ServedModel(translator, SearchOptions(**SHORT, source_lang=pair[0], target_lang=pair[1]), TextOptions())
+        for pair in (("en", "it"), ("it", "en"), ("en", "de"))
+    }
+    models["it", "de"] = dataclasses.replace(models["en", "de"], first=models["it", "en"])
+    tasks = [task(LINES[id % 5 : id % 5 + 2], id=id, pair=pair) for id, pair in enumerate([*models, *models])]
+    answers = slot_answers(models, tasks, continuous)
     assert all(answers[each["id"]] == answer_to(models, each) for each in tasks)
 
 
@@ -261,5 +337,5 @@ def test_a_task_that_fails_is_answered_and_the_slots_go_on(path, monkeypatch):
         return segments(self, requests, first_id)
 
     monkeypatch.setattr(Pipeline, "segments", poisoned)
-    answers = slot_answers(model, [task(["poison"], id=1), task(LINES[:1], id=2)], True)
+    answers = slot_answers({PAIR: model}, [task(["poison"], id=1), task(LINES[:1], id=2)], True)
     assert "error" in answers[1] and texts_of(answers[2]) == generated(path, TextOptions(), LINES[:1])
