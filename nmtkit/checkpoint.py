@@ -123,6 +123,8 @@ def _merged(contents: Checkpoint, path: Path, mmap: bool) -> Checkpoint:
         raise ValueError(f"{path}: {error}") from error
     left_out = ("adapters", "training", "checksum")
     merged = {name: value for name, value in contents.items() if name not in left_out} | {"model": model}
+    if "shortlist" in whole:
+        merged.setdefault("shortlist", whole["shortlist"])
     return merged | {"checksum": checksum(merged)}
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "Train a model on a binarized dataset.",
     "average-checkpoints": "Average the weights of several checkpoints.",
     "shortlist": "Learn which target pieces a search has to consider.",
+    "distill": "Store the probabilities of a teacher for a student.",
     "generate": "Translate a subset of a dataset, files, or standard input.",
     "serve": "Translate over HTTP, with the interface of LibreTranslate.",
     "score": "Compute BLEU, chrF, TER and more; test if systems differ.",

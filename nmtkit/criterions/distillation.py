@@ -1,10 +1,11 @@
-"""Word-level knowledge distillation (Kim and Rush 2016, section 3.1)."""
+"""Word-level distillation (Kim and Rush 2016, section 3.1), with a running teacher or with stored probabilities."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,9 @@ from nmtkit.architectures import Architecture
 from nmtkit.config import option
 from nmtkit.criterions.cross_entropy import CrossEntropy, CrossEntropyConfig
 from nmtkit.criterions.interface import CRITERIONS, Loss
+from nmtkit.data.batching import micro_batches
+from nmtkit.data.binarized import Split
+from nmtkit.data.teacher_file import TeacherFile
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.packed import IGNORE_INDEX, Batch
 from nmtkit.models import from_checkpoint
@@ -29,6 +33,9 @@ class DistillationConfig(CrossEntropyConfig):
         "Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
         repeatable=True,
     )
+    teacher_probabilities: Path | None = option(
+        None, "Folder of nmtkit distill with the probabilities of a teacher, instead of --teacher.", metavar="FOLDER"
+    )
     teacher_weight: float = option(
         0.5, "Weight of the cross-entropy with the teacher; the target has the rest.", min=0, max=1
     )
@@ -41,15 +48,22 @@ class DistillationConfig(CrossEntropyConfig):
 class Distillation(CrossEntropy):
     """(1 - w) times the cross-entropy of the target, plus w times the cross-entropy with the teacher's distribution.
 
-    The teacher reads the same source and the same target as the student, without dropout. Teacher and student must have
-    the same tokenizer. Validation computes only the cross-entropy of the target.
+    The teacher reads the same source and the same target as the student, without dropout. Stored probabilities belong
+    to the source without --transforms. Teacher and student must have the same tokenizer. Validation computes only the
+    cross-entropy of the target.
     """
 
     def __init__(self, config: DistillationConfig, tokenizer: Tokenizer) -> None:
         super().__init__(config, tokenizer)
         self.weight, self.candidates = config.teacher_weight, config.teacher_candidates
-        if not config.teacher:
-            raise ValueError("--criterion kd_cross_entropy needs --teacher, the checkpoint of a trained model")
+        if bool(config.teacher) == (config.teacher_probabilities is not None):
+            raise ValueError(
+                "--criterion kd_cross_entropy needs either --teacher, the checkpoint of a trained model, or "
+                "--teacher-probabilities, a folder of nmtkit distill"
+            )
+        self.stored: TeacherFile | None = None
+        if config.teacher_probabilities is not None:
+            self.stored = TeacherFile.open(config.teacher_probabilities, tokenizer.fingerprint)
         teachers = nn.ModuleList(load_teacher(path, tokenizer) for path in config.teacher)
         self.teachers = cast(Sequence[Architecture], teachers)
 
@@ -63,13 +77,11 @@ class Distillation(CrossEntropy):
         if not self.training:
             return super().compute_loss(model, batch)
         features = model(batch.source, batch.target_input)
-        with torch.no_grad():
-            expected = [teacher(batch.source, batch.target_input) for teacher in self.teachers]
+        distribution = self.running(batch) if self.stored is None else self.read(self.stored, batch)
         sums = features.new_zeros(2, dtype=torch.float32)
         for start in range(0, len(features), CHUNK):
             chunk = slice(start, start + CHUNK)
-            target, states = batch.target_output[chunk], [state[chunk] for state in expected]
-            ids, probabilities = self.teacher_distribution(states)
+            target, (ids, probabilities) = batch.target_output[chunk], distribution(chunk)
             # recomputes the logits in the backward pass instead of keeping them
             sums = sums + checkpoint(
                 losses, model.output_projection, features[chunk], target, ids, probabilities, use_reentrant=False
@@ -79,16 +91,60 @@ class Distillation(CrossEntropy):
         return Loss(total, {"nll": nll.detach(), "teacher": divergence.detach()})
 
     @torch.no_grad()
-    def teacher_distribution(self, states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the candidates of the teachers and their probabilities, both [T, C]. `states` are features T D."""
-        mean = torch.stack(
-            [
-                teacher.output_projection(state).float().softmax(-1)
-                for teacher, state in zip(self.teachers, states, strict=True)
-            ]
-        ).mean(0)
-        probabilities, ids = mean.topk(min(self.candidates, mean.shape[-1]), -1)
-        return ids, probabilities / probabilities.sum(-1, keepdim=True)
+    def running(self, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
+        """Runs the teachers. Returns a function of tokens, which returns candidates and their probabilities, T C."""
+        states = [teacher(batch.source, batch.target_input) for teacher in self.teachers]
+
+        def distribution(tokens: slice) -> tuple[Tensor, Tensor]:
+            rows = [state[tokens] for state in states]
+            ids, probabilities = most_probable(self.teachers, rows, self.candidates)
+            return ids, probabilities / probabilities.sum(-1, keepdim=True)
+
+        return distribution
+
+    def read(self, stored: TeacherFile, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
+        """Does the same as `running` with stored probabilities."""
+        target = batch.target_output.cpu().numpy()
+        rows = stored.read(batch.pairs.tolist(), target, target != IGNORE_INDEX)
+        ids, log_probabilities = (torch.from_numpy(part[:, : self.candidates]) for part in rows)
+        device = batch.target_output.device
+        ids, probabilities = ids.to(device), log_probabilities.to(device).softmax(-1)
+        return lambda tokens: (ids[tokens], probabilities[tokens])
+
+
+@torch.no_grad()
+def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
+    """Returns the most probable pieces of the mean of the teachers and their probabilities, both T C.
+
+    `states` are the features T D of each teacher.
+    """
+    outputs = [teacher.output_projection(state) for teacher, state in zip(teachers, states, strict=True)]
+    mean = torch.stack([output.float().softmax(-1) for output in outputs]).mean(0)
+    probabilities, ids = mean.topk(min(number, mean.shape[-1]), -1)
+    return ids, probabilities
+
+
+@torch.inference_mode()
+def teacher_rows(
+    teachers: Sequence[Architecture], split: Split, pairs: range, stored: TeacherFile, max_tokens: int
+) -> Any:
+    """Returns the rows of a file of `stored`: targets, and ids and log probabilities of the teachers, for `pairs`."""
+    device = next(teachers[0].parameters()).device
+    lengths = stored.lengths[pairs.start : pairs.stop]
+    rows = np.empty(int(lengths.sum()), stored.dtype)
+    parts = micro_batches(np.arange(pairs.start, pairs.stop), split.source.lengths, split.target.lengths, max_tokens)
+    for part in parts:
+        batch = split.batch(part).to(device)
+        states = [teacher(batch.source, batch.target_input) for teacher in teachers]
+        results = [
+            most_probable(teachers, [state[start : start + CHUNK] for state in states], stored.candidates)
+            for start in range(0, batch.target_tokens, CHUNK)
+        ]
+        ids, probabilities = (torch.cat(each).cpu() for each in zip(*results, strict=True))
+        where = np.concatenate([np.r_[stored.rows_of(pair)[1]] for pair in part.tolist()])
+        rows["target"][where], rows["ids"][where] = batch.target_output.cpu().numpy(), ids.numpy()
+        rows["log_probabilities"][where] = probabilities.clamp_min(1e-30).log().numpy()
+    return rows
 
 
 def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, probabilities: Tensor) -> Tensor:
@@ -105,7 +161,7 @@ def load_teacher(path: Path, tokenizer: Tokenizer) -> Architecture:
     model, other = from_checkpoint(path)
     if other.fingerprint != tokenizer.fingerprint:
         raise ValueError(
-            f"--teacher {path} has a different tokenizer than the dataset; make the dataset with preprocess "
+            f"{path} has a different tokenizer than the dataset; make the dataset with preprocess "
             f"--tokenizer-from {path}"
         )
     return model.requires_grad_(False)

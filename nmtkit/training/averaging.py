@@ -155,7 +155,8 @@ def check_files(paths: list[Path], output: Path) -> None:
 
 
 def average(paths: list[Path]) -> Checkpoint:
-    """Returns a complete checkpoint, without training state, with the mean of the weights. Sums are in fp32.
+    """Returns a complete checkpoint, without training state, with the mean of the weights. Sums are in fp32. The
+    shortlist is the one of the first file that has a shortlist.
 
     Files are mapped one at a time, so that the memory holds only the sums and parts of a single file.
 
@@ -165,7 +166,7 @@ def average(paths: list[Path]) -> Checkpoint:
     first = checkpoint.load(paths[0], mmap=True)
     owner = checkpoint.tied_to(first["model"])
     sums: dict[str, Tensor] = {}  # tied weights are summed only once
-    newest = -1
+    newest, shortlist = -1, None
     for path in paths:
         member = checkpoint.load(path, mmap=True)
         check_same_model(first, member, paths[0], path)
@@ -179,7 +180,7 @@ def average(paths: list[Path]) -> Checkpoint:
                 sums[name] += tensor
             else:
                 sums[name] = tensor.to(torch.float32, copy=True)  # a copy, because the mapped file must not change
-        newest = max(newest, member["update"])
+        newest, shortlist = max(newest, member["update"]), shortlist or member.get("shortlist")
     for name, tensor in sums.items():
         if tensor.is_floating_point():
             sums[name] = tensor.div_(len(paths)).to(first["model"][name].dtype)
@@ -188,6 +189,7 @@ def average(paths: list[Path]) -> Checkpoint:
         "model": {name: sums[owner[name]] for name in first["model"]},
         "update": newest,
         "averaged": [path.name for path in paths],
+        **({} if shortlist is None else {"shortlist": {name: part.clone() for name, part in shortlist.items()}}),
     }
 
 

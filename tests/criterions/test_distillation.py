@@ -1,15 +1,20 @@
 """Word-level distillation, against the formula written out for each token."""
 
+import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from builders import save_tiny_transformer, tiny_tokenizer, tiny_transformer
+from builders import WORDS, save_tiny_transformer, tiny_tokenizer, tiny_transformer
 
 from nmtkit.architectures import Architecture
+from nmtkit.cli import main
 from nmtkit.config import derive
 from nmtkit.criterions import CRITERIONS, Criterion, distillation
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.teacher_file import TeacherFile
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.layers.packed import IGNORE_INDEX, Batch, Packed
 from nmtkit.models import from_checkpoint, vocabulary_of
@@ -115,8 +120,95 @@ def test_teachers_stay_in_evaluation_without_gradients_and_validation_has_none(
 
 
 def test_a_missing_teacher_and_a_teacher_of_another_vocabulary_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="kd_cross_entropy needs --teacher"):
+    with pytest.raises(ValueError, match="kd_cross_entropy needs either --teacher"):
         criterion(tokenizer)
     other = save_tiny_transformer(tmp_path / "other.pt", tiny_tokenizer(320))
     with pytest.raises(ValueError, match=r"other.pt has a different tokenizer .* preprocess --tokenizer-from"):
         criterion(tokenizer, teacher=(other,))
+
+
+# --- probabilities in files -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dataset_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("distill")
+    tokenizer.save(folder / "tokenizer")
+    for side, step in (("en", 1), ("de", 3)):
+        lines = [" ".join(WORDS[(pair + step * i) % len(WORDS)] for i in range(2 + pair % 4)) for pair in range(7)]
+        (folder / f"train.{side}").write_text("".join(f"{line}\n" for line in lines))
+    flags = ["--source-lang", "en", "--target-lang", "de", "--trainpref", folder / "train"]
+    flags += ["--tokenizer-from", folder / "tokenizer", "--destdir", folder / "data-bin"]
+    main(["preprocess", *map(str, flags)], standalone_mode=False)
+    return folder / "data-bin"
+
+
+def distill(data: Path, teachers: tuple[Path, ...], folder: Path, *flags: object) -> None:
+    paths = [word for path in teachers for word in ("--path", path)]
+    main(["distill", *map(str, (data, *paths, "--output", folder, *flags))], standalone_mode=False)
+
+
+def test_stored_probabilities_give_the_gradients_of_running_teachers(
+    teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
+) -> None:
+    data = Dataset.open(dataset_folder)
+    size = data.tokenizer.target_size
+    distill(dataset_folder, teachers, tmp_path / "probabilities", "--top-k", size, "--pairs-per-file", 3)
+    pairs = data["train"].batch(np.array([6, 1, 4, 3, 0]))
+    results = []
+    for settings in ({"teacher": teachers}, {"teacher_probabilities": tmp_path / "probabilities"}):
+        model = student(tokenizer).double()
+        loss = criterion(tokenizer, teacher_candidates=size, teacher_weight=0.7, **settings).train()(model, pairs)
+        results.append([loss.sum.detach(), *torch.autograd.grad(loss.sum, list(model.parameters()))])
+    assert all(gradient.any() for gradient in results[0])
+    for running, stored in zip(*results, strict=True):
+        torch.testing.assert_close(stored, running, rtol=1e-5, atol=1e-7)
+
+
+def test_the_stored_pieces_are_the_most_probable_and_are_renormalised(
+    teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
+) -> None:
+    distill(dataset_folder, teachers[:1], tmp_path / "probabilities", "--top-k", 3)
+    pairs = Dataset.open(dataset_folder)["train"].batch(np.arange(7))
+    whole = probabilities(from_checkpoint(teachers[0])[0], pairs)
+    own = probabilities(student(tokenizer), pairs)
+    settings = {"teacher_probabilities": tmp_path / "probabilities", "teacher_weight": 1.0}
+    for candidates in (3, 2):
+        soft = 0.0
+        for row, other in zip(whole, own, strict=True):
+            best = sorted(range(len(row)), key=lambda piece: -row[piece])[:candidates]
+            soft -= sum(row[piece] / sum(row[each] for each in best) * math.log(other[piece]) for piece in best)
+        loss = criterion(tokenizer, teacher_candidates=candidates, **settings).train()(student(tokenizer), pairs)
+        assert float(loss.sum.detach()) == pytest.approx(soft, rel=1e-5)
+
+
+def test_an_interrupted_command_continues_and_other_settings_are_refused(
+    teachers: tuple[Path, ...], dataset_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "probabilities"
+    distill(dataset_folder, teachers, folder, "--pairs-per-file", 3)
+    expected = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"00000.bin", "00001.bin", "00002.bin"} < expected.keys()
+    (folder / "00001.bin").unlink()
+    with pytest.raises(ValueError, match="lacks 1 of 3 files; run nmtkit distill again"):
+        TeacherFile.open(folder, Dataset.open(dataset_folder).tokenizer.fingerprint)
+    before = (folder / "00000.bin").stat().st_mtime_ns
+    distill(dataset_folder, teachers, folder, "--pairs-per-file", 3)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+    assert (folder / "00000.bin").stat().st_mtime_ns == before
+    with pytest.raises(SystemExit):
+        distill(dataset_folder, teachers[:1], folder, "--pairs-per-file", 3)
+    assert "was begun with other settings (teachers)" in " ".join(capsys.readouterr().err.split())
+
+
+def test_stored_probabilities_of_other_targets_are_refused(
+    teachers: tuple[Path, ...], tokenizer: Tokenizer, dataset_folder: Path, tmp_path: Path
+) -> None:
+    distill(dataset_folder, teachers, tmp_path / "probabilities")
+    loss = criterion(tokenizer, teacher_probabilities=tmp_path / "probabilities").train()
+    pairs = Dataset.open(dataset_folder)["train"].batch(np.arange(3))
+    other = dataclasses.replace(pairs, target_output=pairs.target_output.flip(0))
+    with pytest.raises(ValueError, match="made for other target sentences"):
+        loss(student(tokenizer), other)
+    dummy = dataclasses.replace(pairs, target_output=torch.full_like(pairs.target_output, IGNORE_INDEX))
+    assert float(loss(student(tokenizer), dummy).sum) == 0.0

@@ -37,6 +37,13 @@ def test_weights_are_averaged_and_the_result_is_complete(tmp_path: Path) -> None
     assert checkpoint.load(tmp_path / "averaged.pt")["update"] == 2
 
 
+def test_an_average_keeps_the_shortlist(tmp_path: Path) -> None:
+    lists = {"lengths": torch.tensor([0, 2]), "targets": torch.tensor([3, 4]), "frequent": torch.tensor([5])}
+    paths = [write(tmp_path / "a.pt", 1, torch.ones(2)), write(tmp_path / "b.pt", 2, torch.ones(2), shortlist=lists)]
+    assert averaging.average(paths)["shortlist"]["targets"].tolist() == [3, 4]
+    assert "shortlist" not in averaging.average(paths[:1])
+
+
 def test_sums_are_in_fp32_though_weights_are_not(tmp_path: Path) -> None:
     # in bf16, 256 + 1 is 256
     paths = [write(tmp_path / f"{index}.pt", index, torch.tensor([256.0]).bfloat16()) for index in range(2)]

@@ -150,6 +150,21 @@ def test_an_average_of_adapters_is_that_of_the_merged_models(adapted: Path, tmp_
         torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-5)
 
 
+def test_adapters_have_the_shortlist_of_their_base_unless_they_have_their_own(adapted: Path, tmp_path: Path) -> None:
+    def with_list(path: Path, target: int) -> None:
+        lists = {"lengths": torch.tensor([1]), "targets": torch.tensor([target]), "frequent": torch.tensor([5])}
+        checkpoint.save(tmp_path / path.name, checkpoint.read(path) | {"shortlist": lists})
+
+    base = Path(checkpoint.read(adapted / "last.pt")["adapters"]["base"])
+    with_list(base, 3)
+    contents = checkpoint.read(adapted / "last.pt")
+    contents["adapters"] |= {"base": str(tmp_path / base.name)}
+    checkpoint.save(tmp_path / "adapters.pt", contents)
+    assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [3]
+    with_list(tmp_path / "adapters.pt", 4)
+    assert checkpoint.load(tmp_path / "adapters.pt")["shortlist"]["targets"].tolist() == [4]
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "huggingface"])
 def test_an_export_of_adapters_is_that_of_the_merged_model(adapted: Path, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("safetensors")

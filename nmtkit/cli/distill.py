@@ -1,0 +1,106 @@
+"""`nmtkit distill`: stores the probabilities of a teacher for the training of a student."""
+
+from pathlib import Path
+
+import click
+
+from nmtkit.cli import imports
+from nmtkit.cli.command import Command, stderr
+
+
+@click.command(cls=Command)
+@click.argument("data", type=Path)
+@click.option(
+    "--path",
+    "paths",
+    type=Path,
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="Checkpoint of the teacher; repeat the flag for an ensemble, whose probabilities are averaged.",
+)
+@click.option("--output", type=Path, metavar="FOLDER", help="Folder to write.  [default: the folder teacher in DATA]")
+@click.option(
+    "--top-k",
+    type=click.IntRange(1, 10_000),
+    default=8,
+    metavar="N",
+    help="Most probable pieces of each target token.  [default: 8]",
+)
+@click.option("--subset", default="train", metavar="NAME", help="Subset of DATA.  [default: train]")
+@click.option(
+    "--pairs-per-file",
+    type=click.IntRange(1, 100_000_000),
+    default=100_000,
+    metavar="N",
+    help="Pairs of a file. A command that is repeated continues after the last complete file.  [default: 100000]",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, 100_000_000),
+    default=4096,
+    metavar="N",
+    help="Tokens of a batch.  [default: 4096]",
+)
+@click.option("--device", default="cpu", metavar="NAME", help="cpu, cuda, cuda:1, …  [default: cpu]")
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="CPU threads.")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
+def command(
+    data: Path,
+    paths: tuple[Path, ...],
+    output: Path | None,
+    top_k: int,
+    subset: str,
+    pairs_per_file: int,
+    max_tokens: int,
+    device: str,
+    threads: int | None,
+    plugins: tuple[str, ...],
+) -> None:
+    """Store the most probable pieces of a teacher for each target token of DATA. A student then trains on these
+    probabilities without running the teacher (word-level distillation).
+
+    \b
+    nmtkit distill data-bin --path averaged.pt
+    nmtkit train data-bin --arch student_tiny --criterion kd_cross_entropy --teacher-probabilities data-bin/teacher
+    """
+    with imports():
+        import torch
+
+        from nmtkit import checkpoint
+        from nmtkit.criterions.distillation import load_teacher, teacher_rows
+        from nmtkit.data.binarized import Dataset
+        from nmtkit.data.teacher_file import TeacherFile
+        from nmtkit.plugins import load_plugins
+        from nmtkit.translation.translator import usable_device
+
+    load_plugins(plugins)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    dataset = Dataset.open(data)
+    split, folder = dataset[subset], output or data / "teacher"
+    teachers = [load_teacher(path, dataset.tokenizer).to(usable_device(device)) for path in paths]
+    stored = TeacherFile.create(
+        folder,
+        split.target.lengths[:],
+        {
+            "subset": subset,
+            "dataset": dataset.fingerprint,
+            "tokenizer": dataset.tokenizer.fingerprint,
+            "vocabulary": dataset.tokenizer.target_size,
+            "teachers": [checkpoint.fingerprint(checkpoint.load(path, mmap=True)) for path in paths],
+            "candidates": min(top_k, dataset.tokenizer.target_size),
+            "pairs_per_file": pairs_per_file,
+        },
+    )
+    missing = list(stored.missing())
+    for done, (number, pairs) in enumerate(missing, stored.count - len(missing) + 1):
+        stored.write(number, teacher_rows(teachers, split, pairs, stored, max_tokens))
+        stderr.print(f"{folder}: {done} of {stored.count} files", markup=False)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    stderr.print(
+        f"{folder}: {stored.candidates} pieces for each of {int(stored.lengths.sum()):,} target tokens of {subset}, "
+        f"{size / 1e6:,.1f} MB", markup=False,
+    )  # fmt: skip
