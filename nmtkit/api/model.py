@@ -15,6 +15,7 @@ from nmtkit.architectures.hidden_states import decoder_states, encoder_states
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
 from nmtkit.layers.packed import Batch, Packed
 from nmtkit.plugins import load_plugins
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.search.options import SearchOptions
 from nmtkit.translation.attention import UNLIMITED, Attention, attend
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
@@ -116,15 +117,18 @@ class Model:
         the text in the pivot language.
 
         `options` are the other flags of `nmtkit generate` for the search (`beam`, `lenpen`, `sampling`, …) and for the
-        text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`). Raises ValueError
-        for options that are unknown, out of range or cannot be combined, and for an item that is not a text or a
-        request.
+        text (`split_sentences`, `markup`, `truecase_caps`, `protect_spans`, `protect`, `glossary`), and the settings of
+        `logits_processors`, such as `lm` and `lm_weight` of lm_fusion. Raises ValueError for options that are unknown,
+        out of range or cannot be combined, and for an item that is not a text or a request.
         """
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
                 raise ValueError(f"{name} needs nbest, because only translations with nbest are objects that hold it")
         settings = options if nbest is None else options | {"nbest": nbest}
-        search, text = configs("translate", settings, SearchOptions, TextOptions, elsewhere=("nmtkit.load", _OF_LOAD))
+        named = options.get("logits_processors", ())
+        presets = {name: LOGITS_PROCESSORS[name].preset for name in ([named] if isinstance(named, str) else named)}
+        kinds = SearchOptions, TextOptions, *presets.values()
+        search, text, *processors = configs("translate", settings, *kinds, elsewhere=("nmtkit.load", _OF_LOAD))
         if search.score_reference:
             raise ValueError("score_reference is not an option here; call the method score of the model")
         if search.mbr is not None and nbest is None:
@@ -134,6 +138,7 @@ class Model:
             raise ValueError(
                 f"alignment refers to the text that the model reads, which {names} changes; leave out alignment"
             )
+        self._translator.processor_configs = dict(zip(presets, processors, strict=True))
         alone = isinstance(source, str | Request)
         lines = typing.cast(Iterable[str | Request], [source] if alone else source)
         requests = (_request(line, index) for index, line in enumerate(lines))

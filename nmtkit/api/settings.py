@@ -23,7 +23,7 @@ def hints_of(*classes: Any) -> dict[str, Any]:
 def configs(
     title: str, settings: Mapping[str, Any], *classes: Any, elsewhere: tuple[str, Sequence[str]] = ("", ())
 ) -> list[Any]:
-    """Returns a config of each class, with the `settings` that are flags of the class.
+    """Returns a config of each class, with the `settings` that are flags of the class. A class can be a preset instead.
 
     Raises ValueError for wrong settings. The message begins with `title`, the name of the caller. `elsewhere` is the
     name of another function and its settings; if `settings` contains such a setting, the message names this function.
@@ -31,8 +31,9 @@ def configs(
     for name in settings:
         if name in elsewhere[1]:
             raise ValueError(f"{name} is a setting of {elsewhere[0]}, not of {title}")
-    *parts, _ = split_settings(checked(title, settings, hints_of(*classes)), *classes)
-    for cls, part in zip(classes, parts, strict=True):
+    kinds = [cls if isinstance(cls, type) else type(cls) for cls in classes]
+    *parts, _ = split_settings(checked(title, settings, hints_of(*kinds)), *kinds)
+    for cls, part in zip(kinds, parts, strict=True):
         for field in dataclasses.fields(cls):
             if field.default is dataclasses.MISSING and field.name not in part:
                 raise ValueError(f"{title} needs {flag_of(field)[2:].replace('-', '_')}")

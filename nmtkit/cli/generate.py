@@ -102,7 +102,7 @@ class GenerateConfig(Config):
 
 
 class GenerateCommand(Command):
-    """The generate command. Its flags include the flags of the chosen --logits-processors."""
+    """A command that searches. Its flags include the flags of the chosen --logits-processors."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -128,6 +128,14 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}
     check_no_collisions(defaults | {f"logits processor {name}": preset for name, preset in presets.items()})
     return presets
+
+
+def chosen_processors(names: Sequence[str], typed: dict[str, Any]) -> dict[str, Any]:
+    """Returns the config of each named logits processor, with the flags of the command line."""
+    presets = processor_presets(names) if names else {}
+    return {
+        name: derive(preset, split_settings(typed, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
+    }
 
 
 @click.command(cls=GenerateCommand)
@@ -195,10 +203,7 @@ def command(
         if text.split_sentences is None:
             warn_of_several_sentences(sum(map(has_several, document.segments)), len(document.segments), "segments")
     options: TranslatorOptions = derived(TranslatorOptions, typed)
-    presets = processor_presets(search.logits_processors) if search.logits_processors else {}
-    processors = {
-        name: derive(preset, split_settings(typed, type(preset))[0], COMMAND_LINE) for name, preset in presets.items()
-    }
+    processors = chosen_processors(search.logits_processors, typed)
     generate(data, paths, document or inputs, config, search, devices, options, text, processors)
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import click
 
-from nmtkit.cli.command import Command
 from nmtkit.cli.flags import flags, given_flags, on_command_line
-from nmtkit.cli.generate import derived
+from nmtkit.cli.generate import GenerateCommand, chosen_processors, derived
 from nmtkit.config import changed_flags, check_flags, flag_of
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import CPU_MAX_TOKENS, OWN_TEXT_FIELDS, RULES, SEARCH_FIELDS, ModelPath, ServeConfig
 from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
 
 
-@click.command(cls=Command)
+@click.command(cls=GenerateCommand)
 @click.option(
     "--path",
     "paths",
@@ -52,7 +51,8 @@ def command(paths: tuple[str, ...], plugins: tuple[str, ...], **flags: Any) -> N
 
     models = [ModelPath.parse(path) for path in paths]
     text = derived(TextOptions, {name: value for name, value in typed.items() if name not in OWN_TEXT_FIELDS})
-    run(config, models, plugins, search, devices, derived(TranslatorOptions, typed), text)
+    processors = chosen_processors(search.logits_processors, typed)
+    run(config, models, plugins, search, devices, derived(TranslatorOptions, typed), text, processors)
 
 
 for part in (ServeConfig, DeviceOptions, TranslatorOptions):

@@ -52,3 +52,6 @@ class LogitsProcessor(ABC):
 
 
 LOGITS_PROCESSORS: Registry[LogitsProcessor] = Registry("logits processor", "--logits-processors", several=True)
+
+# this module imports the names above and registers a processor, so it must come after the names
+from nmtkit.search import lm_fusion  # noqa: E402, F401

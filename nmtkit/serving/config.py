@@ -13,7 +13,7 @@ CPU_MAX_TOKENS = 1024  # source tokens of a batch on a CPU; small, because a new
 # Fields of SearchOptions that are flags of the server. They apply to all requests.
 SEARCH_FIELDS = (
     *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "diverse_groups", "diversity"),
-    *("unkpen", "replace_unknown", "shortlist"),
+    *("unkpen", "replace_unknown", "shortlist", "logits_processors"),
 )
 
 # Fields of TextOptions that are not flags, because the request sets the format, and the language pair the language.

@@ -17,6 +17,7 @@ from nmtkit.layers.packed import Packed
 from nmtkit.models import directions_of, languages_of, tokenizer_of
 from nmtkit.plugins import load_plugins
 from nmtkit.search import ctranslate2
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import CPU_MAX_TOKENS
 from nmtkit.serving.languages import described
@@ -43,6 +44,7 @@ class Job:
     devices: DeviceOptions
     translator: TranslatorOptions
     text: TextOptions
+    processors: dict[str, dict[str, Any]]  # settings of the logits processors, by name
     split_sentences: bool
     workers: int | None
     pivot: str | None = None
@@ -56,6 +58,7 @@ class Job:
             devices=derive(DeviceOptions, message["devices"], "serve"),
             translator=derive(TranslatorOptions, message["translator"], "serve"),
             text=derive(TextOptions, message["text"], "serve"),
+            processors=message["processors"],
             split_sentences=message["split_sentences"],
             workers=message["workers"],
             pivot=message.get("pivot"),
@@ -98,6 +101,7 @@ class ServedModel:
     def check(self) -> None:
         """Raises ValueError or ImportError for text settings that do not work with this model or installation."""
         self.translator.pipeline(self.search, self.text)
+        self.translator.processors(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
             raise ValueError(f"{flags}: the model has no cross-attention, so words cannot be aligned; leave it out")
@@ -160,6 +164,8 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
         new = paths not in loaded
         if new:
             loaded[paths] = Translator.load(paths, device, "fp32" if with_engine else precision, **options)
+        for name, settings in job.processors.items():
+            loaded[paths].processor_configs[name] = derive(LOGITS_PROCESSORS[name].preset, settings, "serve")
         search = with_languages(job.search, loaded[paths].tokenizer, pair)
         if with_engine:
             ctranslate2.check_options(search)

@@ -6,7 +6,7 @@ import functools
 import logging
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ def run(
     devices: DeviceOptions,
     translator: TranslatorOptions,
     text: TextOptions,
+    processors: Mapping[str, Any],
 ) -> None:
     """Serves until SIGTERM or SIGINT. Raises OSError or ValueError if a model cannot be loaded or the port is taken."""
     keys = [] if config.api_keys is None else read_api_keys(config.api_keys)
@@ -46,6 +47,7 @@ def run(
         "devices": to_dict(devices),
         "translator": to_dict(translator),
         "text": to_dict(text),
+        "processors": {name: to_dict(config) for name, config in processors.items()},
         "split_sentences": config.split_sentences,
         "workers": config.workers,
         "pivot": config.pivot,

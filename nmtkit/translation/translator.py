@@ -75,7 +75,7 @@ class Translator:
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
         self.noticed: set[tuple[str, str]] = set()  # other language pairs, if a warning has named them
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
-        self.made_processors: dict[str, LogitsProcessor] = {}
+        self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
 
     @staticmethod
     def load(
@@ -197,13 +197,16 @@ class Translator:
         return reduce(Shortlist.union, lists) if lists else None
 
     def processors(self, options: SearchOptions) -> list[LogitsProcessor]:
-        """Returns the logits processors that `options` name. Each is created once, from its config or preset."""
+        """Returns the logits processors that `options` name. A processor is created once for each config."""
+        processors = []
         for name in options.logits_processors:
-            if name not in self.made_processors:
-                entry = LOGITS_PROCESSORS[name]
-                config = self.processor_configs.get(name, entry.preset)
-                self.made_processors[name] = entry.factory(config, self.tokenizer)
-        return [self.made_processors[name] for name in options.logits_processors]
+            entry = LOGITS_PROCESSORS[name]
+            config = self.processor_configs.get(name, entry.preset)
+            made = self.made_processors.get(name)
+            if made is None or made[0] != config:
+                made = self.made_processors[name] = config, entry.factory(config, self.tokenizer)
+            processors.append(made[1])
+        return processors
 
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]

@@ -8,14 +8,22 @@ import threading
 from pathlib import Path
 
 import pytest
-from builders import REAL_LINES, save_ending_transformer, save_transformer, tiny_model, tiny_tokenizer
+from builders import (
+    REAL_LINES,
+    save_ending_transformer,
+    save_transformer,
+    tiny_model,
+    tiny_tokenizer,
+    tiny_transformer,
+)
 
 from nmtkit import checkpoint
 from nmtkit.cli.serve import command
 from nmtkit.config import to_dict
 from nmtkit.formats import huggingface
-from nmtkit.models import from_checkpoint, vocabulary_of
+from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
 from nmtkit.search.continuous_batching import ContinuousBatching
+from nmtkit.search.lm_fusion import LMFusionConfig
 from nmtkit.search.options import SearchOptions
 from nmtkit.serving.config import OWN_TEXT_FIELDS
 from nmtkit.serving.loading import Job, ServedModel, load_models
@@ -55,7 +63,7 @@ def job(*paths, **fields):
     settings = {
         "paths": [(pair, str(path)) for pair, path in paths], "plugins": [], "workers": 1, "split_sentences": False,
         "search": to_dict(SearchOptions(**SHORT)), "devices": to_dict(DeviceOptions(device="cpu")),
-        "translator": to_dict(TranslatorOptions()), "text": to_dict(TextOptions()),
+        "translator": to_dict(TranslatorOptions()), "text": to_dict(TextOptions()), "processors": {},
     }  # fmt: skip
     return Job.from_message(json.loads(json.dumps(settings | fields)))
 
@@ -100,6 +108,21 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
     terms.write_text("law\n")
     with pytest.raises(ValueError, match=r"terms.tsv:1: no tab"):
         load_models(job((PAIR, path), text=to_dict(text)))
+
+
+def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
+    translator, tokenizer = from_checkpoint(path)
+    lm = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=4.0)
+    checkpoint.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
+    search = SearchOptions(**SHORT, logits_processors=("lm_fusion",))
+    fused = job((PAIR, path), search=to_dict(search), processors={"lm_fusion": {"lm": str(tmp_path / "lm.pt")}})
+    found = texts_of(answer_to(load_models(fused)[0], task(LINES)))
+    alone = Translator.load(path)
+    alone.processor_configs["lm_fusion"] = LMFusionConfig(lm=tmp_path / "lm.pt")
+    assert found == [each.text for each in alone.stream(LINES, alone.pipeline(search))]
+    assert found != generated(path, TextOptions())
+    with pytest.raises(ValueError, match="lm_fusion needs --lm FILE"):
+        load_models(job((PAIR, path), search=to_dict(search)))
 
 
 def test_a_short_line_is_answered_between_the_parts_of_a_long_line(path):
