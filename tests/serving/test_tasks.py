@@ -111,7 +111,7 @@ def test_terms_of_the_operators_glossary_are_required(path, tmp_path):
 
 
 def test_the_server_searches_with_the_operators_language_model(path, tmp_path):
-    translator, tokenizer = from_checkpoint(path)
+    _, tokenizer = from_checkpoint(path)
     lm = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=4.0)
     checkpoint.save(tmp_path / "lm.pt", to_checkpoint(lm, "transformer_lm_tiny", lm.config, tokenizer, [], 1))
     search = SearchOptions(**SHORT, logits_processors=("lm_fusion",))
