@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from nmtkit.cli.command import Command
+from nmtkit.files import check_outputs
 
 if TYPE_CHECKING:
     from nmtkit.training.comparison import RunSummary, Score
@@ -48,7 +49,10 @@ def command(
 
     if curves and not curves.parent.is_dir():
         raise FileNotFoundError(f"--curves {curves}: no such folder as {curves.parent}")
-    summaries = [comparison.summarize(folder) for folder in folders_of(runs)]
+    folders = folders_of(runs)
+    inputs = [folder / name for folder in folders for name in ("log.jsonl", "config.toml")]
+    check_outputs({"--report": report, "--curves": curves}, inputs)
+    summaries = [comparison.summarize(folder) for folder in folders]
     rows = comparison.means_over_seeds(summaries) if mean_over_seeds else summaries
     click.echo(formatted(rows, format), nl=False)
     if report:

@@ -21,6 +21,7 @@ import click
 from nmtkit.cli.command import Command, stderr
 from nmtkit.cli.flags import given_flags
 from nmtkit.config import FlagRule, check_flags
+from nmtkit.files import check_outputs
 from nmtkit.plugins import source_digests
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def command(
     from nmtkit.training import sweep as sweeps
 
     check_flags(RULES, given_flags(), given_flags())
+    check_outputs({"--report": report}, [file])
     sweep = sweeps.read(file)
     part, parts = shard_of(shard)
     quiet = ["--quiet"] if log.level > logging.INFO else []

@@ -42,6 +42,7 @@ from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, p
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.files import atomic_write, check_outputs
 from nmtkit.processes.workers import Task, Workers
 
 log = logging.getLogger("nmtkit")
@@ -65,6 +66,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         )
         for index, files in enumerate(_locate(config, prefixes, tags))
     }
+    inputs = [path for files in (*train, *held_out.values()) for path in files.paths()]
+    check_outputs({"--report": config.report}, [*inputs, *config.tokenizer_from])
     for flag in config.untagged():
         log.warning("training corpora have tags, but %s sets have none; %s adds tags", flag[2:-4], flag)
     tags = sorted({files.tag for files in (*train, *held_out.values()) if files.tag is not None})
@@ -85,7 +88,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
     for warning in writer.warnings():
         log.warning("%s", warning)
     if config.report is not None:
-        config.report.write_text(page(writer.report), encoding="utf-8")
+        with atomic_write(config.report) as file:
+            file.write(page(writer.report).encode())
     return writer.report
 
 

@@ -101,7 +101,7 @@ class ModelPath:
 def read_api_keys(path: Path) -> list[bytes]:
     """Returns the keys of a file. Lines that begin with # are comments. Raises ValueError if there is no key."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").split("\n")]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8; write one key per line") from error
     keys = [line.encode() for line in lines if line and not line.startswith("#")]

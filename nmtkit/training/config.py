@@ -354,7 +354,7 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"config {path}: no such file")
     try:
-        contents = tomllib.loads(path.read_text(encoding="utf-8"))
+        contents = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}") from error
     tables: dict[str, dict[str, Any]] = {}

@@ -196,7 +196,7 @@ def load_embeddings(model: Architecture, tokenizer: Tokenizer, side: Side, path:
     rows = {piece: row for row, piece in enumerate(pieces)}
     width = embedding.embedding_dim
     known: dict[int, Tensor] = {}
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         try:
             for number, line in enumerate(file, 1):
                 piece, *fields = line.rstrip().split(" ")

@@ -195,7 +195,7 @@ def read(file: Path) -> Sweep:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        contents = tomllib.loads(file.read_text(encoding="utf-8"))
+        contents = tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file}: {error}") from error
     table = contents.get("sweep")

@@ -190,6 +190,19 @@ def test_a_run_that_is_read_while_it_writes_and_one_that_has_begun(tmp_path: Pat
     assert compare(tmp_path / "new").exit_code == 0
 
 
+@pytest.mark.parametrize("file", ["log.jsonl", "config.toml"])
+def test_files_of_runs_are_not_overwritten(file: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "one")
+    (folder / "config.toml").write_text("")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    result = CliRunner().invoke(main, ["compare", str(tmp_path), "--report", str(folder / file)])
+    assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    both = [str(tmp_path / "out.csv")] * 2
+    result = CliRunner().invoke(main, ["compare", str(tmp_path), "--report", both[0], "--curves", both[1]])
+    assert result.exit_code == 2 and "would overwrite a file that --report writes" in result.stderr
+
+
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     for folder, said in (
         (tmp_path, "holds no run: it has no log.jsonl"),

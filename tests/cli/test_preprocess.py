@@ -215,6 +215,10 @@ def test_bad_text_is_found_before_a_tokenizer_is_trained(kind: str, corpora: Pat
             "--tokenizer-from and --vocab-size cannot be combined",
             ["--trainpref=train", "--tokenizer-from", "base", "--vocab-size", "300"],
         ),
+        (
+            "--report valid.xx would overwrite a file which this command reads",
+            ["--trainpref=train", "--validpref=valid", "--vocab-size=320", "--report=valid.xx"],
+        ),
         ("leave out --drop-duplicates", ["--trainpref=train", "--strict", "--drop-duplicates"]),
     ],
 )

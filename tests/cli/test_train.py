@@ -17,6 +17,7 @@ from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
+from nmtkit.training.config import read_tables
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS
 
 TINY = (
@@ -365,6 +366,11 @@ def test_dashes_and_underscores_are_alike_in_the_config(mirror_data: Path, tmp_p
     assert resolved(tmp_path / "run")["lr-scheduler"]["lr"] == 0.5
     (tmp_path / "run.toml").write_text("[run]\nsave-interval = 3\nsave_interval = 3\n")
     assert "occurs twice in" in train(mirror_data, *TINY.split(), *flags).stderr
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_change_no_config(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"\xef\xbb\xbf[run]\r\nmax_update = 17\r\n")
+    assert read_tables(tmp_path / "run.toml") == {"run": {"max_update": 17}}
 
 
 @pytest.mark.parametrize(

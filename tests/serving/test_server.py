@@ -29,6 +29,7 @@ from serving_process import serving
 import nmtkit
 from nmtkit.cli import main
 from nmtkit.serving import loading
+from nmtkit.serving.config import read_api_keys
 from nmtkit.translation.translator import Translator
 
 LINES = REAL_LINES * 3
@@ -416,6 +417,11 @@ def test_the_help_shows_the_default_of_the_server():
     text = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
     assert "[default: 1024 on a CPU, 16384 on a GPU]" in text
     assert loading.CPU_MAX_TOKENS == 1024
+
+
+def test_keys_have_no_byte_order_mark(tmp_path):
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbfsecret\r\n# a comment\r\nother\r\n")
+    assert read_api_keys(tmp_path / "keys") == [b"secret", b"other"]
 
 
 def test_mistakes_end_with_one_line(tmp_path, model):

@@ -142,7 +142,9 @@ def test_vectors_fill_the_rows_of_their_pieces(tmp_path: Path, header: list[str]
         f"unheard {' '.join(['1'] * width)}",
         f"t {' '.join(['-2e-3'] * width)} ",
     ]
-    assert load_embeddings(model, vocabulary, "target", vectors(tmp_path / "v.txt", header + lines)) == 2
+    path = vectors(tmp_path / "v.txt", header + lines)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))  # as editors of Windows write
+    assert load_embeddings(model, vocabulary, "target", path) == 2
     expected = before.clone()
     expected[first], expected[second] = 0.5, -2e-3
     assert torch.equal(embedding.weight, expected)

@@ -259,6 +259,20 @@ def test_the_exit_code_of_a_killed_process_is_that_of_a_shell(tmp_path: Path) ->
             signal.signal(number, handler)
 
 
+def test_the_report_does_not_replace_the_sweep_file(mirror_data: Path, tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1]\n", mirror_data)
+    before = file.read_text()
+    result = sweep(file, "--report", file)
+    assert result.exit_code == 2 and "would overwrite a file which this command reads" in result.stderr
+    assert file.read_text() == before
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_change_no_sweep(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "[sweep]\nseeds = [1, 2]\n")
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert [run.name for run in sweeps.read(file).runs()] == ["seed=1", "seed=2"]
+
+
 def test_data_and_components_vary_too(mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]) -> None:
     (tmp_path / "one").symlink_to(mirror_data)
     (tmp_path / "two").symlink_to(mirror_data)
