@@ -4,6 +4,7 @@ Needs the package safetensors.
 """
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from nmtkit.formats.reading import naming, read_json
 from nmtkit.formats.weights import check_safetensors, load_safetensors, save_safetensors
 
 CONFIG_FILE, WEIGHTS_FILE = "nmtkit.json", "model.safetensors"
+FACTS = ("architecture", "config", "plugins", "update", "run")  # entries of a checkpoint in nmtkit.json
+
+log = logging.getLogger("nmtkit")
 
 
 def save(source: Path, destination: Path) -> None:
@@ -32,7 +36,7 @@ def save(source: Path, destination: Path) -> None:
             weights[name] = contents["model"][name].contiguous()
         else:
             shared[name] = original
-    facts = {key: contents[key] for key in ("architecture", "config", "plugins", "update")}
+    facts = {key: contents[key] for key in FACTS if key in contents}
 
     def fill(folder: Path) -> None:
         save_safetensors(weights, folder / WEIGHTS_FILE)
@@ -41,6 +45,8 @@ def save(source: Path, destination: Path) -> None:
         models.tokenizer_of(contents, source).save(folder)
 
     write_folder(destination, fill)
+    if contents.get("shortlist"):
+        log.warning("the shortlist is not exported; add it again with nmtkit shortlist")
 
 
 def load(source: Path, destination: Path) -> None:
@@ -55,7 +61,9 @@ def load(source: Path, destination: Path) -> None:
     weights = load_safetensors(source / WEIGHTS_FILE)
     with naming(source / CONFIG_FILE):
         weights |= {name: weights[original] for name, original in facts["shared"].items()}
-        contents: dict[str, Any] = {key: facts[key] for key in ("architecture", "config", "plugins", "update")}
+        contents: dict[str, Any] = {key: facts[key] for key in FACTS if key != "run" or key in facts}
+        if not isinstance(contents.get("run", {}), dict):
+            raise TypeError("run is not an object")
     contents |= {"tokenizer": Tokenizer.load(source).state(), "model": weights}
     checkpoint.check_contents({"nmtkit": facts.get("nmtkit"), **contents}, source / CONFIG_FILE)
     checkpoint.save(destination, contents)

@@ -17,9 +17,6 @@ def names(text: str) -> frozenset[str]:
 # A tag as in the HTML standard (section 13.2.5): slash, name, attributes. The number of attributes is limited so that a
 # search takes linear time.
 TAG = re.compile(r"<(/?)([A-Za-z][^\s/><]*+)((?>[^<>=]++|=\s*+(?>\"[^\"]*+\"|'[^']*+'|)){0,1000}+)>")
-VOID = frozenset(
-    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"]
-)
 VOID = names("area base br col embed hr img input link meta param source track wbr")  # elements without an end tag
 MAX_TAGS = 200  # maximum number of tags in a line; in a line with more tags, the tags keep their order
 _DECLARATION = re.compile(r"<[!?][^<>]*+>")

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from nmtkit import checkpoint
 from nmtkit.cli import main
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.models import languages_of
 
 
 def export(*arguments: object) -> str:
@@ -39,6 +40,21 @@ def test_safetensors_and_back_is_the_same_checkpoint(tmp_path):
     assert Tokenizer.from_state(before["tokenizer"]).fingerprint == Tokenizer.from_state(after["tokenizer"]).fingerprint
 
 
+def test_a_model_keeps_its_languages_and_a_lost_shortlist_is_told(tmp_path) -> None:
+    pytest.importorskip("safetensors")
+    model = save_transformer(tmp_path / "model.pt")
+    run = {"languages": ["en", "ru"], "settings": {"run": {"save_dir": "run"}}, "machine": {"cores": 2}}
+    checkpoint.save(model, checkpoint.load(model) | {"run": run})
+    assert "shortlist" not in export("--format", "safetensors", model, tmp_path / "folder")
+    export("--format", "checkpoint", tmp_path / "folder", tmp_path / "back.pt")
+    assert checkpoint.load(tmp_path / "back.pt")["run"] == run
+    # languages choose plural forms and the tokenizer of BLEU
+    assert languages_of(tmp_path / "back.pt") == ("en", "ru")
+    checkpoint.save(model, checkpoint.load(model) | {"shortlist": {"targets": torch.zeros(1)}})
+    told = export("--format", "safetensors", model, tmp_path / "other")
+    assert "the shortlist is not exported; add it again with nmtkit shortlist" in " ".join(told.split())
+
+
 def test_a_damaged_folder_is_refused(tmp_path) -> None:
     pytest.importorskip("safetensors")
     model = save_transformer(tmp_path / "model.pt")
@@ -46,7 +62,7 @@ def test_a_damaged_folder_is_refused(tmp_path) -> None:
     text = (tmp_path / "folder/nmtkit.json").read_text()
     facts = json.loads(text)
     for wrong in ([], 3, {}, facts | {"config": None}, facts | {"shared": []}, facts | {"update": "7"},
-                  facts | {"nmtkit": 1}, facts | {"shared": {"a": "b"}}):  # fmt: skip
+                  facts | {"nmtkit": 1}, facts | {"run": []}, facts | {"shared": {"a": "b"}}):  # fmt: skip
         (tmp_path / "folder/nmtkit.json").write_text(json.dumps(wrong))
         result = CliRunner().invoke(
             main, ["export", "--format", "checkpoint", str(tmp_path / "folder"), str(tmp_path / "back.pt")]
