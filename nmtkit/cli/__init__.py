@@ -21,6 +21,7 @@ COMMANDS = {
     "shortlist": "Learn which target pieces a search has to consider.",
     "distill": "Store the probabilities of a teacher for a student.",
     "generate": "Translate a subset of a dataset, files, or standard input.",
+    "merge": "Join the shards that generate --output-dir has written.",
     "serve": "Translate over HTTP, with the interface of LibreTranslate.",
     "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
     "compare": "Show training runs side by side: settings, scores, speed.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from nmtkit.bulk.options import BULK_RULES, BulkOptions
 from nmtkit.cli import imports
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags, standard_input, stderr
 from nmtkit.cli.flags import flags, given_flags, on_command_line
@@ -124,7 +125,7 @@ def processor_presets(names: Sequence[str]) -> dict[str, Any]:
     with imports():
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
-    parts = (GenerateConfig, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
+    parts = (GenerateConfig, BulkOptions, DeviceOptions, TranslatorOptions, TextOptions, SearchOptions)
     defaults = {f"nmtkit generate ({part.__name__})": part() for part in parts}
     check_no_collisions(defaults | {f"logits processor {name}": preset for name, preset in presets.items()})
     return presets
@@ -171,6 +172,7 @@ def command(
     nmtkit generate --path averaged.pt < raw.en > translated.de
     nmtkit generate --path averaged.pt --input page.html --output page.de.html
     torchrun --nproc-per-node 8 -m nmtkit generate --path averaged.pt < in > out
+    nmtkit generate --path averaged.pt --input mono.de --output-dir shards
 
     On a GPU, beam search and greedy search with a Transformer run as CUDA graphs over slots, and the slot of a finished
     sentence takes the next sentence. Other models, sampling, constraints, prefixes, diverse groups, --no-repeat-ngram
@@ -180,17 +182,14 @@ def command(
     config: GenerateConfig = derived(GenerateConfig, typed)
     search: SearchOptions = derived(SearchOptions, typed)
     devices: DeviceOptions = derived(DeviceOptions, typed)
+    bulk: BulkOptions = derived(BulkOptions, typed)
     text: TextOptions = derived(TextOptions, typed)
     format = document_format(config, inputs)
-    check_combination(config, search, devices, facts_of(format, inputs), data is not None)
+    facts = facts_of(format, inputs) | {f"--executor {bulk.executor}"}
+    check_combination(config, search, devices, facts, data is not None)
     reports = {"--glossary-report": config.glossary_report, "--quality-report": config.quality_report}
-    sources = [
-        *paths,
-        config.pivot_path,
-        *map(Path, plugins),
-        text.glossary,
-        *(getattr(config, name) for name in LINE_FILES),
-    ]
+    line_files = [getattr(config, name) for name in LINE_FILES]
+    sources = [*paths, config.pivot_path, *map(Path, plugins), text.glossary, *line_files]
     check_outputs(reports, [*inputs, config.output])
     check_outputs({"--output": config.output, **reports}, sources)  # --output may overwrite --input
     search = dataclasses.replace(search, quality=search.quality or config.quality_report is not None)
@@ -204,10 +203,10 @@ def command(
             warn_of_several_sentences(sum(map(has_several, document.segments)), len(document.segments), "segments")
     options: TranslatorOptions = derived(TranslatorOptions, typed)
     processors = chosen_processors(search.logits_processors, typed)
-    generate(data, paths, document or inputs, config, search, devices, options, text, processors)
+    generate(data, paths, document or inputs, config, search, devices, options, text, processors, bulk, plugins)
 
 
-for part in (GenerateConfig, DeviceOptions, TranslatorOptions):
+for part in (GenerateConfig, BulkOptions, DeviceOptions, TranslatorOptions):
     command.params += flags(part)
 command.params += flags(TextOptions, "Text")
 command.params += flags(SearchOptions, "Search")
@@ -303,7 +302,7 @@ def check_combination(
     on |= {f"--format {config.format}", f"--engine {devices.engine}"}
     if config.workers == 1:
         on.discard("--workers")
-    check_flags(GENERATE_RULES, conditions, on)
+    check_flags((*GENERATE_RULES, *BULK_RULES), conditions, on)
     if search.score_reference and has_data == (config.reference is not None):
         raise ValueError("--score-reference scores the references of a dataset, or the lines of --reference FILE")
     if config.format == "text" and search.nbest > 1 and search.mbr is None:
@@ -322,6 +321,8 @@ def generate(
     options: TranslatorOptions,
     text: TextOptions,
     processors: Mapping[str, Any],
+    bulk: BulkOptions,
+    plugins: tuple[str, ...],
 ) -> None:
     """Translates the subset of `data`, a document, the lines of files, or the lines of standard input."""
     with imports():
@@ -342,6 +343,24 @@ def generate(
         torch.set_num_threads(threads)
     if config.workers == 1:
         openmp.start()
+    line_files = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
+    if bulk.output_dir is not None:
+        from nmtkit.cli.bulk import translate_shards
+        from nmtkit.translation.shards import TranslationJob
+
+        if bulk.executor == "ray":
+            device = "cuda" if bulk.actor_gpus else "cpu"
+        job = TranslationJob(
+            models=paths, texts=[files[0], *line_files.values()], fields=list(line_files), format=config.format,
+            device=device, devices=devices, translator=options, search=search, text=text, source_tag=config.source_tag,
+            processes=1 if own_processes else config.workers, plugins=plugins, processors=dict(processors),
+        )  # fmt: skip
+        languages = None if config.input_format else languages_of_input(search, paths[0])
+        workers = config.workers if own_processes else 1
+        counts = translate_shards(bulk, job, files, languages, workers)
+        if text.split_sentences is None and counts["several sentences"] >= MANY_LINES * counts["lines"]:
+            warn_of_several_sentences(counts["several sentences"], counts["lines"], "lines")
+        return
     with ExitStack() as stack:
         ranks = stack.enter_context(process_group())
 
@@ -358,7 +377,6 @@ def generate(
                 source_lang=search.source_lang or dataset.source_language,
                 target_lang=search.target_lang or dataset.target_language,
             )
-        line_files = {field: getattr(config, name) for name, field in LINE_FILES.items() if getattr(config, name)}
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
         prompts = (
             at_terminal

@@ -27,11 +27,13 @@ RESULTS_AHEAD = 4  # maximum number of sent tasks, per worker, whose results hav
 class Workers:
     """`count` workers whose objects are made by `factory`. If the system cannot fork, `factory` must be picklable.
 
-    An error of a task is raised in this process. If a worker is killed, this process raises ChildProcessError.
+    An error of a task is raised in this process. If a worker is killed, this process raises ChildProcessError. A worker
+    has up to `tasks_ahead` tasks at the same time; 1 distributes long tasks most evenly.
     """
 
-    def __init__(self, count: int, factory: Callable[[], Any]) -> None:
+    def __init__(self, count: int, factory: Callable[[], Any], tasks_ahead: int = TASKS_AHEAD) -> None:
         self.count = count
+        self._tasks_ahead = tasks_ahead
         self._object = factory() if count == 1 else None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection[Any, Any]] = []
@@ -106,7 +108,7 @@ class Workers:
                 yield number, worker, result
             worker = min(range(self.count), key=lambda index: len(pending[index]))
             timeout: float | None = None
-            if more and len(pending[worker]) < TASKS_AHEAD and sent - yielded < RESULTS_AHEAD * self.count:
+            if more and len(pending[worker]) < self._tasks_ahead and sent - yielded < RESULTS_AHEAD * self.count:
                 try:
                     number, task = next(coming)
                 except StopIteration:
@@ -170,6 +172,7 @@ def _execute(worker: Any, task: Task) -> Any:
 
 def _serve(connection: Any, factory: Callable[[], Any], others: list[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent
     for other in others:  # copies of the parent's connections would keep the pipes open after the parent has exited
         other.close()
     worker = factory()

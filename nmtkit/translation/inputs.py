@@ -117,7 +117,7 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
                 raise ValueError(f"{files[name]} has {count + len(lines)} lines, fewer than the input")
         count += len(window)
         yield [
-            dataclasses.replace(request, **{name: _field(name, lines[row]) for name, lines in columns.items()})
+            dataclasses.replace(request, **{name: field_value(name, lines[row]) for name, lines in columns.items()})
             for row, request in enumerate(window)
         ]
     for name, stream in streams.items():
@@ -125,5 +125,6 @@ def with_fields(windows: Iterable[list[Request]], files: Mapping[str, Path]) -> 
             raise ValueError(f"{files[name]} has more lines than the input, which has {count}")
 
 
-def _field(name: str, line: str) -> Any:
+def field_value(name: str, line: str) -> Any:
+    """Returns the value of a field of a request from a line of a file: phrases, or the line itself."""
     return [phrase for phrase in line.split("\t") if phrase.strip()] if name in ("required", "avoided") else line

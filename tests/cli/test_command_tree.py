@@ -63,7 +63,7 @@ def help_of(option: click.Option) -> str:
 def test_every_file_of_a_command_is_registered() -> None:
     files = {path.stem for path in (ROOT / "nmtkit/cli").glob("*.py")}
     modules = {MODULES.get(name, name.replace("-", "_")) for name in COMMANDS}
-    assert files - {"__init__", "command", "flags", "generate_output", "other_toolkits", "prompt"} == modules
+    assert files - {"__init__", "bulk", "command", "flags", "generate_output", "other_toolkits", "prompt"} == modules
 
 
 @pytest.mark.parametrize("name", COMMANDS)

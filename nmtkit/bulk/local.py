@@ -1,0 +1,47 @@
+"""Processes shards on this machine, in worker processes or in this process."""
+
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from nmtkit.bulk.plan import Plan, Shard
+from nmtkit.processes.workers import Workers
+
+
+class ShardWorker(Protocol):
+    """An object that computes the output of shards. All executors use the same workers."""
+
+    def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the output lines of a shard without \\n, one for each line of the shard. Adds facts to `counts`."""
+
+
+class ShardWriter:
+    """Writes the shards that a worker computes."""
+
+    def __init__(self, factory: Callable[[], ShardWorker], plan: Plan) -> None:
+        self.worker, self.plan = factory(), plan
+
+    def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
+        """Computes a shard and writes its files. Returns the shard and its record."""
+        counts: Counter[str] = Counter()
+        return shard, self.plan.write(shard, while_parent_lives(self.worker.lines(shard, counts)), counts)
+
+
+def while_parent_lives(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields `lines`. Ends a worker process whose parent was killed, so that nothing runs on unseen."""
+    parent = multiprocessing.parent_process()
+    for line in lines:
+        if parent is not None and not parent.is_alive():
+            sys.exit(1)
+        yield line
+
+
+def run_locally(
+    factory: Callable[[], ShardWorker], plan: Plan, shards: Sequence[Shard], workers: int
+) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Processes shards in `workers` processes. Yields each finished shard with its record."""
+    with Workers(workers, lambda: ShardWriter(factory, plan), tasks_ahead=1) as pool:
+        for _, result in pool.imap_unordered((ShardWriter.write, shard) for shard in shards):
+            yield result

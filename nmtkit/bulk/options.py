@@ -1,0 +1,59 @@
+"""The flags of commands that work in shards."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from nmtkit.config import Config, FlagRule, option
+
+_SHARD_FLAGS = ("--shard-lines", "--shard", "--executor")
+BULK_RULES = (
+    *(FlagRule(flag, needs=("--output-dir",)) for flag in _SHARD_FLAGS),
+    *(FlagRule(flag, needs=("--executor ray",)) for flag in ("--actor-cpus", "--actor-gpus")),
+    FlagRule("--output-dir", needs=("--input",)),
+    FlagRule("--output-dir", excludes=("--output",), reason="nmtkit merge joins the shards to one file"),
+    FlagRule("--output-dir", excludes=("DATA", "a document"), reason="give the lines of a text file with --input"),
+    FlagRule(
+        "--output-dir",
+        excludes=("--glossary-report", "--quality-report"),
+        reason="the shards have no common report; --format jsonl writes the terms and the quality of each line",
+    ),
+    FlagRule("--executor ray", excludes=("--device", "--threads"), reason="see --actor-cpus and --actor-gpus"),
+    FlagRule("--executor ray", excludes=("--shard",), reason="Ray distributes the shards over the cluster"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkOptions(Config):
+    """Settings of a job in shards."""
+
+    output_dir: Path | None = option(
+        None,
+        "work in shards: write a file for each shard to this folder, and continue there when the command is repeated; "
+        "nmtkit merge joins the shards",
+        metavar="DIR", section="Shards",
+    )  # fmt: skip
+    shard_lines: int = option(16_384, "lines of a shard", min=1, max=1 << 40)
+    shard: str | None = option(
+        None, "process only part I of N of the shards, for a job array: every N-th shard, from shard I on",
+        metavar="I/N",
+    )  # fmt: skip
+    executor: Literal["local", "ray"] = option(
+        "local", "local: --workers processes of this machine; ray: --workers actors of a Ray cluster"
+    )
+    actor_cpus: float = option(1, "CPUs that a Ray actor reserves", above=0, max=4096)
+    actor_gpus: float = option(0, "GPUs that a Ray actor reserves; with 0, the actor uses the CPU", min=0, max=64)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.part()
+
+    def part(self) -> tuple[int, int]:
+        """Returns `shard` as two numbers (i, n), with i from 1 to n. Raises ValueError if `shard` has another form."""
+        if self.shard is None:
+            return 1, 1
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
+        return int(match[1]), int(match[2])

@@ -1,0 +1,144 @@
+"""Processes shards on a Ray cluster (extra `nmtkit[ray]`). The machines must share the file system of the folder.
+
+Only shards, not text, pass through Ray. A shard whose actor dies is given to another actor.
+"""
+
+import contextlib
+import logging
+import platform
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nmtkit.bulk.local import ShardWorker, ShardWriter
+from nmtkit.bulk.plan import PLAN, Plan, Shard
+
+log = logging.getLogger("nmtkit")
+
+ATTEMPTS = 4  # actors that may die at the same shard before the job ends with an error
+SECONDS_TO_PLACE = 120.0  # time in which Ray must start an actor
+
+
+class RayCluster:
+    """A connection to the cluster of the environment (RAY_ADDRESS, or the running cluster), or a new local cluster.
+
+    Raises ImportError without Ray, and ValueError if the cluster has no room for `actors` actors.
+    """
+
+    def __init__(self, actors: int, cpus: float, gpus: float) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError("--executor ray needs the package ray: pip install 'nmtkit[ray]'") from error
+        self._ray: Any = ray
+        self._actors, self._cpus, self._gpus = actors, cpus, gpus
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
+        check_room(self._nodes(), actors, cpus, gpus)
+
+    def _nodes(self) -> list[Mapping[str, float]]:
+        """Returns the CPUs and GPUs of each node that is alive."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def run(
+        self, factory: Callable[[int], ShardWorker], plan: Plan, shards: Sequence[Shard]
+    ) -> Iterator[tuple[Shard, dict[str, Any]]]:
+        """Processes shards in actors. Yields each finished shard with its record.
+
+        `factory` gets the number of CPU threads. Raises the errors of workers, and ChildProcessError if actors die
+        repeatedly or cannot be placed.
+        """
+        ray = self._ray
+        died = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, ray.exceptions.NodeDiedError)
+        actor_class = ray.remote(num_cpus=self._cpus, num_gpus=self._gpus, max_restarts=0)(ShardActor)
+        threads = max(1, int(self._cpus))
+        attempts: Counter[int] = Counter()
+        waiting = deque(shards)
+        working: dict[Any, tuple[Any, Shard]] = {}  # a result to come -> its actor and shard
+
+        def start() -> Any:
+            return actor_class.remote(factory, threads, plan.folder.absolute())
+
+        idle = [start() for _ in range(min(self._actors, len(shards)))]
+        try:
+            self._check_placed(idle)
+            while waiting or working:
+                while waiting and idle:
+                    actor, shard = idle.pop(), waiting.popleft()
+                    working[actor.write.remote(shard)] = actor, shard
+                if not working:
+                    raise ChildProcessError("all actors have died, and the cluster has no room for another actor")
+                (ready,), _ = ray.wait(list(working), num_returns=1)
+                actor, shard = working.pop(ready)
+                try:
+                    yield ray.get(ready)
+                    idle.append(actor)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except died as error:
+                    attempts[shard.index] += 1
+                    if attempts[shard.index] >= ATTEMPTS:
+                        raise ChildProcessError(
+                            f"{shard.name}: {ATTEMPTS} actors died in this shard: {error}"
+                        ) from None
+                    log.warning("%s: its actor died; another actor takes the shard", shard.name)
+                    waiting.appendleft(shard)
+                    with contextlib.suppress(ValueError):  # without room for a new actor, the other actors go on
+                        check_room(self._nodes(), 1 + len(idle) + len(working), self._cpus, self._gpus)
+                        idle.append(start())
+        finally:
+            for actor in [*idle, *(actor for actor, _ in working.values())]:
+                ray.kill(actor)
+
+    def _check_placed(self, actors: Sequence[Any]) -> None:
+        """Waits until all actors have started and see the folder. Raises ValueError with the reason otherwise."""
+        ray = self._ray
+        results = {actor.folder_is_visible.remote(): actor for actor in actors}
+        ready, pending = ray.wait(list(results), num_returns=len(actors), timeout=SECONDS_TO_PLACE)
+        if pending:
+            raise ValueError(
+                f"Ray has started {len(ready)} of {len(actors)} actors within {SECONDS_TO_PLACE:g} s: other jobs use "
+                "the cluster, or the model loads slowly; use fewer --workers, or wait"
+            )
+        for result in ready:
+            try:
+                host, visible = ray.get(result)
+            except ray.exceptions.ActorDiedError as error:
+                cause = error.cause if isinstance(getattr(error, "cause", None), Exception) else error
+                raise ValueError(f"an actor cannot start: {cause}") from None
+            if not visible:
+                raise ValueError(f"the machine {host} does not see the folder of the plan; use a shared file system")
+
+
+class ShardActor:
+    """A `ShardWriter` in a process of Ray, which may be on another machine."""
+
+    def __init__(self, factory: Callable[[int], ShardWorker], threads: int, folder: Path) -> None:
+        from nmtkit.bulk.plan import read_plan
+
+        self._folder = folder
+        self._writer = ShardWriter(lambda: factory(threads), read_plan(folder)) if self._visible() else None
+
+    def _visible(self) -> bool:
+        return (self._folder / PLAN).is_file()
+
+    def folder_is_visible(self) -> tuple[str, bool]:
+        return platform.node(), self._visible()
+
+    def write(self, shard: Shard) -> tuple[Shard, dict[str, Any]]:
+        assert self._writer is not None
+        return self._writer.write(shard)
+
+
+def check_room(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
+    """Raises ValueError unless the nodes have room for `actors` actors. An actor cannot use several nodes."""
+    rooms = []
+    for node in nodes:
+        room = node.get("CPU", 0.0) / cpus
+        rooms.append(int(room if gpus == 0 else min(room, node.get("GPU", 0.0) / gpus)))
+    if sum(rooms) < actors:
+        described = "; ".join(f"{node.get('CPU', 0):g} CPUs, {node.get('GPU', 0):g} GPUs" for node in nodes)
+        raise ValueError(
+            f"the Ray cluster has room for {sum(rooms)} actors with {cpus:g} CPUs and {gpus:g} GPUs each, but {actors} "
+            f"are needed; its nodes have: {described}. Use fewer --workers, or change --actor-cpus or --actor-gpus"
+        )

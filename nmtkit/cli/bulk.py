@@ -1,0 +1,195 @@
+"""Runs a command in shards (`--output-dir`): makes the plan, shows progress, stops on signals, says how to go on."""
+
+import dataclasses
+import logging
+import shlex
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import nmtkit
+from nmtkit.bulk.merging import described
+from nmtkit.bulk.options import BulkOptions
+from nmtkit.bulk.plan import Plan, Shard, open_plan
+from nmtkit.cli.command import stderr
+from nmtkit.config import flag_of
+from nmtkit.corpora.compression import is_compressed
+from nmtkit.corpora.corpus import format_of
+from nmtkit.corpora.lines import LineDecoder
+from nmtkit.files import atomic_write
+from nmtkit.plugins import source_digests
+from nmtkit.processes import distributed
+
+if TYPE_CHECKING:
+    from nmtkit.translation.shards import TranslationJob
+
+log = logging.getLogger("nmtkit")
+
+Languages = tuple[str | None, str | None]
+Start = Callable[[Plan, Sequence[Shard]], Iterator[tuple[Shard, dict[str, Any]]]]  # starts the work on shards
+
+SECONDS_OF_MESSAGES = 30.0  # time between two messages about progress, if stderr is not a terminal
+SPEED_ONLY = ("max_tokens",)  # settings that do not change the output
+
+
+def translate_shards(
+    bulk: BulkOptions, job: "TranslationJob", files: Sequence[Path], languages: Languages | None, workers: int
+) -> Counter[str]:
+    """Translates the unfinished shards of `files`. Returns the sums of the counts of all finished shards.
+
+    `job.texts` has the input and the line files. With `languages`, the source side of a corpus such as a .tsv is
+    translated; without, its lines. Raises SystemExit if a signal stops the job.
+    """
+    assert bulk.output_dir is not None
+    folder = bulk.output_dir
+    if distributed.launched():
+        raise ValueError(
+            "--output-dir and torchrun cannot be combined; start a process for each GPU, with --device cuda:0 --shard "
+            "1/2, --device cuda:1 --shard 2/2, and so on"
+        )
+    start: Start
+    if bulk.executor == "ray":
+        from nmtkit.bulk.ray_cluster import RayCluster
+
+        cluster = RayCluster(workers, bulk.actor_cpus, bulk.actor_gpus)
+    else:
+        from nmtkit.bulk.local import run_locally
+
+        loaded = job.load()
+    inputs = {"input" if len(files) == 1 else f"input {number}": path for number, path in enumerate(files, 1)}
+    line_files = dict(zip(job.fields, job.texts[1:], strict=True))
+    models = {"model" if len(job.models) == 1 else f"model {number}": path for number, path in enumerate(job.models, 1)}
+    glossaries = {} if job.text.glossary is None else {"glossary": job.text.glossary}
+    is_text = len(files) == 1 and (languages is None or format_of(files[0]) is None) and not is_compressed(files[0])
+
+    def texts(new: bool) -> list[Path]:
+        paths = list(files) if is_text else [plain_copy(folder / "input.txt", files, languages, new)]
+        for name, path in line_files.items():
+            paths.append(plain_copy(folder / f"{name}.txt", [path], None, new) if is_compressed(path) else path)
+        return paths
+
+    plan, paths = open_plan(
+        folder, settings_of(job), models | inputs | line_files | glossaries,
+        ".jsonl" if job.format == "jsonl" else ".txt", bulk.shard_lines, this_command(), texts,
+    )  # fmt: skip
+    job = dataclasses.replace(job, texts=paths)
+    if bulk.executor == "ray":
+        job = dataclasses.replace(
+            job, models=[path.absolute() for path in job.models], texts=[path.absolute() for path in paths]
+        )
+        start = lambda plan, shards: cluster.run(job.load_with_threads, plan, shards)  # noqa: E731
+    else:
+        loaded.job = job
+        start = lambda plan, shards: run_locally(lambda: loaded, plan, shards, workers)  # noqa: E731
+    run_shards(bulk, plan, start)
+    counts: Counter[str] = Counter()
+    for shard in plan.shards:
+        if (record := plan.record(shard)) is not None:
+            counts.update(record["counts"], lines=record["lines"])
+    for name, path in zip(("source", *job.fields), paths, strict=True):
+        LineDecoder(
+            path, carriage_returns=counts[f"carriage returns of {name}"],
+            has_byte_order_mark=bool(counts[f"byte-order marks of {name}"]),
+        ).warn()  # fmt: skip
+    return counts
+
+
+def settings_of(job: "TranslationJob") -> dict[str, Any]:
+    """Returns the settings of a translation that can change its output, by their flags, for the fingerprint."""
+    parts = [job.search, job.text, job.translator]
+    settings = {
+        flag_of(field): getattr(part, field.name)
+        for part in parts
+        for field in dataclasses.fields(part)
+        if field.name not in (*SPEED_ONLY, "glossary")
+    }
+    processors = {name: dataclasses.asdict(config) for name, config in job.processors.items()}
+    return settings | {
+        "command": "generate", "version of nmtkit": nmtkit.__version__, "--format": job.format,
+        "--source-tag": job.source_tag, "device": job.device.partition(":")[0], "--precision": job.devices.precision,
+        "--engine": job.devices.engine, "plug-ins": source_digests(job.plugins), "logits processors": processors,
+    }  # fmt: skip
+
+
+def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, new: bool) -> Path:
+    """Writes the lines of `files` to the text file `copy`, unless `copy` exists and the job is not `new`."""
+    from nmtkit.translation import inputs
+    from nmtkit.translation.translator import WINDOW
+
+    if new or not copy.exists():
+        with atomic_write(copy) as out:
+            for window in inputs.text_requests(files, None, WINDOW, languages):
+                out.writelines(request.source.encode() + b"\n" for request in window)
+    return copy
+
+
+def this_command() -> str:
+    """Returns the running command without --shard, so that it makes all shards."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--shard":
+            next(words, None)
+        elif not word.startswith("--shard="):
+            kept.append(word)
+    return shlex.join(["nmtkit", *kept])
+
+
+def run_shards(bulk: BulkOptions, plan: Plan, start: Start) -> None:
+    """Makes the unfinished shards of the part of this process. Says how to continue after a stop, and how to merge."""
+    unfinished = plan.unfinished(*bulk.part())
+    if len(unfinished) < len(plan.shards[bulk.part()[0] - 1 :: bulk.part()[1]]):
+        log.info("%s: continuing, %s left", plan.folder, described(unfinished) if unfinished else "no shard is")
+    try:
+        with stop_on_signals():
+            if unfinished:
+                show_progress(start(plan, unfinished), sum(shard.lines for shard in unfinished))
+    except KeyboardInterrupt as stop:
+        number = stop.args[0] if stop.args else signal.SIGINT
+        command = shlex.join(["nmtkit", *sys.argv[1:]])
+        stderr.print(f"{number.name}. To continue: {command}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(128 + number)
+    finally:
+        plan.remove_temporary_files(unfinished)
+    if missing := plan.unfinished():
+        log.info("%s: this part is done; %s of %s left", plan.folder, described(missing), len(plan.shards))
+    else:
+        log.info("To join the shards: nmtkit merge %s --output FILE", shlex.quote(str(plan.folder)))
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raises KeyboardInterrupt, with the signal as its argument, for SIGINT and SIGTERM."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def show_progress(results: Iterable[tuple[Shard, Mapping[str, Any]]], total: int) -> None:
+    """Consumes the results of shards with `total` lines. Shows the number of lines and their pace."""
+    began = shown = time.monotonic()
+    done = 0
+    with ExitStack() as stack:
+        status = stack.enter_context(stderr.status("Working")) if stderr.is_terminal else None
+        for _, record in results:
+            done += record["lines"]
+            now = time.monotonic()
+            text = f"{done:,} of {total:,} lines, {done / (now - began):,.0f} lines/s"
+            if status is not None:
+                status.update(text)
+            elif now - shown > SECONDS_OF_MESSAGES:
+                log.info("%s", text)
+                shown = now

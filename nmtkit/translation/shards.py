@@ -1,0 +1,107 @@
+"""Translates shards of a text: the worker of `generate --output-dir`."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nmtkit.bulk.plan import Shard
+from nmtkit.corpora.lines import LineDecoder
+from nmtkit.plugins import load_plugins
+from nmtkit.search.options import SearchOptions
+from nmtkit.text.sentences import has_several
+from nmtkit.translation.inputs import field_value
+from nmtkit.translation.options import DeviceOptions, TextOptions, TranslatorOptions
+from nmtkit.translation.output_lines import output_line
+from nmtkit.translation.requests import Request
+from nmtkit.translation.translator import WINDOW, Translator
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationJob:
+    """Settings of a translation in shards, which can be sent to other machines.
+
+    `texts` are the parallel text files: the input, then a file for each of the request fields in `fields`.
+    """
+
+    models: Sequence[Path]
+    texts: Sequence[Path]
+    fields: Sequence[str]
+    format: str
+    device: str
+    devices: DeviceOptions
+    translator: TranslatorOptions
+    search: SearchOptions
+    text: TextOptions
+    source_tag: str | None
+    processes: int  # batches that CTranslate2 decodes at the same time
+    plugins: Sequence[str] = ()
+    processors: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> "ShardTranslator":
+        """Loads the model. Raises OSError or ValueError if the files or the settings cannot be used."""
+        load_plugins(self.plugins)
+        translator = Translator.load(
+            self.models, self.device, self.devices.precision, self.devices.engine, self.processes,
+            **dataclasses.asdict(self.translator),
+        )  # fmt: skip
+        translator.processor_configs = dict(self.processors)
+        return ShardTranslator(self, translator)
+
+    def load_with_threads(self, threads: int) -> "ShardTranslator":
+        """Loads the model in a new process, which computes with `threads` threads."""
+        torch.set_num_threads(threads)
+        return self.load()
+
+
+class ShardTranslator:
+    """Translates shards with one model. Line numbers, and so samples and `id`s, count from the first shard on."""
+
+    def __init__(self, job: TranslationJob, translator: Translator) -> None:
+        self.job, self.translator = job, translator
+        self.pipeline = translator.pipeline(job.search, job.text, job.source_tag)
+
+    def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
+        """Yields the output line of each line of a shard. Counts lines with several sentences and removed bytes."""
+        job = self.job
+        requests = self._requests(shard, counts)
+        decoder = self.translator.batch_decoder(self.pipeline.search)
+        translations = self.translator.run(requests, self.pipeline, decoder, job.processes, first=shard.first)
+        for translation in translations:
+            yield output_line(translation, job.format, job.search.score_reference)
+
+    def _requests(self, shard: Shard, counts: Counter[str]) -> Iterator[list[Request]]:
+        names = ("source", *self.job.fields)
+        decoders = [LineDecoder(path, shard.first + 1) for path in self.job.texts]
+        columns = zip(
+            *(
+                _windows(path, start, shard.lines, decoder)
+                for path, start, decoder in zip(self.job.texts, shard.starts, decoders, strict=True)
+            ),
+            strict=True,
+        )
+        for column in columns:
+            counts["several sentences"] += sum(map(has_several, column[0]))
+            yield [
+                Request(**{name: field_value(name, value) for name, value in zip(names, row, strict=True)})
+                for row in zip(*column, strict=True)
+            ]
+        for name, decoder in zip(names, decoders, strict=True):
+            counts[f"carriage returns of {name}"] += decoder.carriage_returns
+            counts[f"byte-order marks of {name}"] += decoder.has_byte_order_mark
+
+
+def _windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterator[list[str]]:
+    """Yields `lines` lines of a file, from the position `start` on, in windows of WINDOW lines."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for done in range(0, lines, WINDOW):
+            raw = list(islice(file, min(WINDOW, lines - done)))
+            if len(raw) < min(WINDOW, lines - done):
+                raise ValueError(f"{path} became shorter while it was read")
+            yield decoder.lines(b"".join(raw))

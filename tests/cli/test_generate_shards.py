@@ -1,0 +1,160 @@
+"""`generate --output-dir` and `merge`: the joined shards are the output of `generate` on the whole input."""
+
+import gzip
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import WORDS, save_tiny_transformer, tiny_tokenizer
+from click.testing import CliRunner, Result
+
+from nmtkit.bulk.options import BulkOptions
+from nmtkit.bulk.plan import Plan, Shard, open_plan
+from nmtkit.cli import main
+from nmtkit.cli.bulk import run_shards
+
+LINES = [" ".join(WORDS[number % 7 : number % 7 + 1 + number % 5]) for number in range(23)] + ["", "a\u2028dog"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shards")
+    save_tiny_transformer(path / "model.pt", tiny_tokenizer(), decoder_layers=1)
+    text = "".join(f"{line}\r\n" for line in LINES).encode()
+    (path / "text").write_bytes(b"\xef\xbb\xbf" + text)
+    (path / "text.gz").write_bytes(gzip.compress(text))
+    (path / "table.tsv").write_text("en\tde\n" + "".join(f"{line}\tx\n" for line in LINES))
+    (path / "reference").write_text("".join(f"{line} .\n" for line in reversed(LINES)))
+    (path / "reference.gz").write_bytes(gzip.compress((path / "reference").read_bytes()))
+    return path
+
+
+def generate(folder: Path, *arguments: object) -> Result:
+    command = ["generate", "--path", folder / "model.pt", "--device", "cpu", *arguments]
+    return CliRunner().invoke(main, list(map(str, command)))
+
+
+def rounded(lines: str) -> str:
+    """Returns the lines with numbers of 4 significant digits."""
+    return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number[0]):.4g}", lines)
+
+
+SHORT = ("--max-len-a", 0, "--max-len-b", 6)
+CASES: dict[str, tuple[str, ...]] = {
+    "text": ("--input", "text"),
+    "two processes": ("--input", "text", "--workers", "2"),
+    "compressed": ("--input", "text.gz"),
+    "two files": ("--input", "text", "--input", "text.gz"),
+    "a corpus": ("--input", "table.tsv", "--source-lang", "en", "--target-lang", "de"),
+    "lines of a corpus": ("--input", "table.tsv", "--input-format", "text"),
+    "n-best lists": ("--input", "text", "--nbest", "3", "--format", "jsonl"),
+    "samples": ("--input", "text", "--sampling", "--seed", "3", "--nbest", "2", "--format", "jsonl"),
+    "prefixes": ("--input", "text", "--prefix", "reference.gz"),
+    "scores": ("--input", "text", "--score-reference", "--reference", "reference"),
+}
+
+
+@pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
+def test_the_joined_shards_are_the_output_of_the_whole_input(
+    folder: Path, tmp_path: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    if "--source-lang" in arguments:  # the languages of the columns are not languages of this model
+        monkeypatch.setattr("nmtkit.cli.generate.languages_of_input", lambda search, path: ("en", "de"))
+        arguments = arguments[:2]
+    lengths = () if "--score-reference" in arguments else SHORT
+    whole = generate(folder, *arguments, *lengths)
+    assert whole.exit_code == 0, whole.output
+    shards = generate(folder, *arguments, *lengths, "--output-dir", tmp_path / "shards", "--shard-lines", 4)
+    assert shards.exit_code == 0, shards.output
+    assert shards.stdout == ""
+    merged = CliRunner().invoke(main, ["merge", str(tmp_path / "shards")])
+    assert whole.stdout.count("\n") >= len(LINES)
+    if "jsonl" in arguments:  # the last digits of scores depend on the batch
+        assert rounded(merged.stdout) == rounded(whole.stdout)
+    else:
+        assert merged.stdout == whole.stdout
+    messages = [line for line in whole.stderr.splitlines() if "carriage" in line or "byte-order" in line]
+    assert [line for line in shards.stderr.splitlines() if "carriage" in line or "byte-order" in line] == messages
+
+
+def test_a_job_array_and_merge(folder: Path, tmp_path: Path) -> None:
+    flags = ("--input", folder / "text", *SHORT, "--output-dir", tmp_path / "shards", "--shard-lines", 4)
+    one = generate(folder, *flags, "--shard", "1/3")
+    assert "this part is done; shards 2-3, 5-6 of 7 left" in one.stderr
+    missing = CliRunner().invoke(main, ["merge", str(tmp_path / "shards"), "--output", str(tmp_path / "out")])
+    assert (missing.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert "lacks shards 2-3, 5-6 of 7; to make them, repeat the command: nmtkit" in missing.stderr
+    assert "continuing, shards 2, 5 left" not in generate(folder, *flags, "--shard", "2/3").stderr
+    done = generate(folder, *flags)
+    assert "continuing, shards 3, 6 left" in done.stderr
+    assert f"To join the shards: nmtkit merge {tmp_path / 'shards'} --output FILE" in done.stderr
+    merged = CliRunner().invoke(main, ["merge", str(tmp_path / "shards"), "--output", str(tmp_path / "out")])
+    assert "25 lines of 7 shards" in merged.stderr
+    assert (tmp_path / "out").read_text() == generate(folder, "--input", folder / "text", *SHORT).stdout
+
+
+def test_another_search_or_model_is_refused_and_speed_may_change(folder: Path, tmp_path: Path) -> None:
+    flags = ("--input", folder / "text", *SHORT, "--output-dir", tmp_path / "shards", "--shard-lines", 20)
+    assert generate(folder, *flags).exit_code == 0
+    assert generate(folder, *flags, "--max-tokens", 100).exit_code == 0
+    other = generate(folder, *flags, "--beam", 2)
+    assert other.exit_code == 2 and "--beam  4              2" in other.stderr
+    save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), decoder_layers=1, seed=2)
+    other = CliRunner().invoke(
+        main, ["generate", "--path", str(tmp_path / "model.pt"), "--device", "cpu", *map(str, flags)]
+    )
+    assert other.exit_code == 2 and "  model  " in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--shard", "1/2"], "--shard does nothing without --output-dir"),
+        (["--output-dir", "out"], "--output-dir does nothing without --input"),
+        (["--output-dir", "out", "--input", "text", "--output", "b"], "--output-dir and --output cannot be combined"),
+        (["--output-dir", "out", "--input", "text", "--actor-gpus", "1"], "--actor-gpus does nothing without"),
+        (["--output-dir", "out", "--input", "a.html"], "--output-dir and a document cannot be combined"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_without_effect_are_refused(folder: Path, flags: list[str], message: str) -> None:
+    result = generate(folder, *flags)
+    assert result.exit_code == 2 and message in result.stderr
+
+
+def test_a_wrong_line_stops_the_job_with_its_number(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("".join(f"{line}\n" for line in LINES).encode() + b"\xff\n")
+    result = generate(folder, "--input", tmp_path / "text", "--output-dir", tmp_path / "shards", "--shard-lines", 4)
+    assert result.exit_code == 2 and "text:26: byte 1 of the line is not UTF-8" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("a\nb\nc\n")
+    plan, _ = open_plan(tmp_path / "out", {}, {}, ".txt", 1, "nmtkit", lambda new: [tmp_path / "text"])
+    before = signal.getsignal(signal.SIGTERM)
+
+    def start(plan: Plan, shards: Sequence[Shard]) -> Iterator[tuple[Shard, dict[str, Any]]]:
+        def lines() -> Iterator[bytes]:
+            os.kill(os.getpid(), number)
+            yield b"never"
+
+        yield shards[0], {"lines": 1}
+        plan.write(shards[1], lines(), {})  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sys, "argv", ["nmtkit", "generate", "--output-dir", "my shards", "--shard=1/1"])
+    with pytest.raises(SystemExit) as stop:
+        run_shards(BulkOptions(output_dir=plan.folder), plan, start)
+    assert stop.value.code == 128 + number
+    command = "nmtkit generate --output-dir 'my shards' --shard=1/1"
+    assert f"{number.name}. To continue: {command}" in capsys.readouterr().err
+    assert sorted(os.listdir(plan.folder)) == [".lock", "plan.json"]
+    assert signal.getsignal(signal.SIGTERM) == before
