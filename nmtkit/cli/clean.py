@@ -18,6 +18,7 @@ from nmtkit.plugins import load_plugins
 
 if TYPE_CHECKING:
     from nmtkit.corpora.cleaning import CleanReport
+    from nmtkit.corpora.late_scores import PairScorer
 
 
 class CleanCommand(Command):
@@ -82,14 +83,15 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
     }
     check_flags(CLEAN_RULES, given_flags(), given_flags())
     check_files(config, corpora)
+    scorer = scorer_of(config)
     if stderr.is_terminal:
         with stderr.status("clean") as status:
             report = clean(
                 config, corpora, configs,
-                lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"),
+                lambda pairs: status.update(f"{pairs:,} pairs, {pairs / (time.monotonic() - started):,.0f}/s"), scorer,
             )  # fmt: skip
     else:
-        report = clean(config, corpora, configs)
+        report = clean(config, corpora, configs, scorer=scorer)
     if config.report is not None:
         with atomic_write(config.report) as file:
             file.write(page(report, config.source_lang, config.target_lang).encode())
@@ -98,6 +100,21 @@ def command(corpora: tuple[str, ...], plugins: tuple[str, ...], **settings: Any)
 
 
 command.params += flags(CleanConfig)
+
+
+def scorer_of(config: CleanConfig) -> "PairScorer | None":
+    """Returns the scorer with the models that the settings name, which loads or trains the models when it is fitted."""
+    if not config.uses_models:
+        return None
+    from nmtkit.api.dual_cross_entropy import DualCrossEntropy, SelfTrained
+
+    if config.forward is not None and config.backward is not None:
+        for path in (config.forward, config.backward):
+            if not path.is_file():
+                raise FileNotFoundError(f"no such checkpoint: {path}")
+        return DualCrossEntropy(config.forward, config.backward)
+    folder = Path(f"{config.output}.models")
+    return SelfTrained(folder, (config.source_lang, config.target_lang), config.self_train_updates)
 
 
 def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
@@ -109,7 +126,7 @@ def check_files(config: CleanConfig, corpora: Sequence[str]) -> None:
     for flag, name in (("--output", config.output), ("--dropped", config.dropped)):
         for path in [] if name is None else output_paths(name, languages):
             outputs[f"{flag} ({path.name})"] = path
-    check_outputs(outputs, [*inputs, config.from_scores, config.lid_model])
+    check_outputs(outputs, [*inputs, config.from_scores, config.lid_model, config.forward, config.backward])
 
 
 def show(report: "CleanReport", seconds: float) -> None:

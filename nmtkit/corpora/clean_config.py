@@ -12,6 +12,7 @@ DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
     *("length_ratio", "numbers", "urls", "currencies", "alignment"),
 )
+MODEL_PROBABILITY = 0.2  # default of --min-probability with models
 # Changes of the settings of filters.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
@@ -23,6 +24,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 CLEAN_RULES = (
     FlagRule("--from-scores", excludes=("--sample", "--seed", "--exclude", "--lid-model"), reason="scores are read"),
+    FlagRule(
+        "--from-scores",
+        excludes=("--forward", "--backward", "--self-train", "--self-train-updates"),
+        reason="scores are read",
+    ),
+    FlagRule("--self-train", excludes=("--forward", "--backward"), reason="both give the two models"),
+    FlagRule("--forward", needs=("--backward",)),
+    FlagRule("--backward", needs=("--forward",)),
+    FlagRule("--self-train-updates", needs=("--self-train",)),
+    FlagRule("--min-model", needs=("--forward", "--self-train", "--from-scores")),
     FlagRule("--from-scores", excludes=("--scores",), reason="the scores would be the same"),
 )
 
@@ -70,6 +81,22 @@ class CleanConfig(Config):
     mend: bool = option(
         True, "mend wrong encodings, HTML entities, white space, invisible characters and Unicode normalization"
     )
+    forward: Path | None = option(
+        None, "checkpoint of a model from source to target; with --backward, scores pairs by both models",
+        metavar="FILE",
+    )  # fmt: skip
+    backward: Path | None = option(None, "checkpoint of a model from target to source", metavar="FILE")
+    self_train: bool = option(
+        False, "train two small models on the best pairs, in the folder OUTPUT.models, and score pairs by both models"
+    )
+    self_train_updates: int = option(1000, "updates of each model of --self-train", min=1, max=1_000_000)
+    min_model: float = option(
+        0.0, "drop pairs whose score of both models, exp(-dual cross-entropy), is below X", min=0, max=1
+    )
+    min_probability: float | None = option(
+        None, "drop pairs whose probability of being good, from all scores, is below X; none: 0.2 with models, else "
+        "no pair", min=0, max=1,
+    )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
         "pair", "drop pairs that equal an earlier kept pair, source or target, without case, spaces and punctuation"
     )
@@ -90,6 +117,14 @@ class CleanConfig(Config):
         repeated = [name for name in self.filters if self.filters.count(name) > 1]
         if repeated:
             raise ValueError(f"--filters repeats {repeated[0]}")
+
+    @property
+    def uses_models(self) -> bool:
+        return self.self_train or self.forward is not None
+
+    def probability_limit(self) -> float | None:
+        """Returns the limit of the probability, or None if no probability is needed."""
+        return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
 
     def worker_count(self) -> int:
         """Returns `workers`. If `workers` is None, returns the number of cores that this process may use."""

@@ -5,7 +5,6 @@ processes mend and score all pairs, and scratch files keep the mended text and t
 drops a pair is its reason, near-duplicates of kept pairs are dropped, and the outputs are written.
 """
 
-import functools
 import logging
 import pickle
 import shutil
@@ -13,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from nmtkit.corpora import duplicates
 from nmtkit.corpora.clean_config import CleanConfig
 from nmtkit.corpora.corpus import Corpus, Pairs, locate
-from nmtkit.corpora.filters import FILTERS, Filter, FilterContext
+from nmtkit.corpora.filters import FILTERS, Filter, FilterContext, Limits
+from nmtkit.corpora.late_scores import LateScorer, PairScorer, late_columns
 from nmtkit.corpora.mending import Mender
 from nmtkit.corpora.pairs import pairs
 from nmtkit.corpora.scores import ScoreReader, ScoreWriter
@@ -80,11 +81,10 @@ class Worker:
         if self._mender is not None:
             block = Pairs(self._mender(block.sources), self._mender(block.targets), block.extras, block.first)
         texts = TextBlock(block.sources, block.targets)
-        scores = [checked_scores(each, texts) for each in self._filters]
+        matrix = score_block(self._filters, texts)
         with path.open("wb") as file:
             pickle.dump(block, file, pickle.HIGHEST_PROTOCOL)
-        matrix = np.column_stack(scores) if scores else np.empty((len(block), 0), np.float32)
-        return matrix.astype(np.float32), np.column_stack([side.keys for side in texts.sides])
+        return matrix, np.column_stack([side.keys for side in texts.sides])
 
     def mended(self) -> dict[str, int]:
         return {} if self._mender is None else self._mender.counts
@@ -98,13 +98,24 @@ def checked_scores(each: Filter, texts: TextBlock) -> Scores:
     return scores
 
 
+def score_block(filters: Sequence[Filter], texts: TextBlock) -> npt.NDArray[np.float32]:
+    """Returns the scores of all filters: [pairs, filters]."""
+    scores = [checked_scores(each, texts) for each in filters]
+    return np.column_stack(scores).astype(np.float32) if scores else np.empty((len(texts), 0), np.float32)
+
+
 def clean(
-    config: CleanConfig, names: Sequence[str], configs: dict[str, Any], on_progress: Progress = lambda pairs: None
+    config: CleanConfig,
+    names: Sequence[str],
+    configs: dict[str, Any],
+    on_progress: Progress = lambda pairs: None,
+    scorer: PairScorer | None = None,
 ) -> CleanReport:
     """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
 
-    `configs` has the config of each filter, in the order in which the filters are applied. Raises ValueError or OSError
-    for errors in the settings or the text; then no file is written.
+    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` scores the
+    pairs that all filters keep with translation models. Raises ValueError or OSError for errors in the settings or the
+    text; then no file is written.
     """
     columns = None if not config.columns else (config.columns[0], config.columns[1])
     languages = config.source_lang, config.target_lang
@@ -118,8 +129,15 @@ def clean(
         scores = stack.enter_context(ScoreWriter(config.scores)) if config.scores else None
         scratch = Path(tempfile.mkdtemp(prefix=".clean.", dir=writer.paths[0].parent))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
-        scored = score_corpora(config, corpora, filters, scratch, on_progress)
-        return Decision(config, filters, corpora, scored, scratch).write(writer, dropped, scores)
+        late = late_columns(scorer, config.from_scores is not None, config.min_model, config.probability_limit())
+        limits: dict[str, Limits] = {**filters, **late.limits}
+        scored = score_corpora(config, corpora, filters, list(limits), scratch, on_progress)
+        if late.limits and config.from_scores is None:
+            each = list(filters.values())
+            late_scorer = LateScorer(each, partial(score_block, each), late, config.seed)
+            paths = [path for paths in scored.blocks for path in paths]
+            scored.scores = late_scorer.add(paths, scored.scores, scratch / "late", on_progress)
+        return Decision(config, limits, corpora, scored, scratch).write(writer, dropped, scores)
 
 
 def sample_of(corpora: Sequence[Corpus], limit: int, seed: int) -> Pairs:
@@ -167,13 +185,18 @@ class Scored:
 
 
 def score_corpora(
-    config: CleanConfig, corpora: Sequence[Corpus], filters: dict[str, Filter], scratch: Path, on_progress: Progress
+    config: CleanConfig,
+    corpora: Sequence[Corpus],
+    filters: dict[str, Filter],
+    columns: Sequence[str],
+    scratch: Path,
+    on_progress: Progress,
 ) -> Scored:
-    """Mends all pairs, and scores them or reads their scores from the file `config.from_scores`."""
+    """Mends all pairs, and scores them by the filters or reads the scores `columns` from `config.from_scores`."""
     earlier = None
     active = list(filters.values())
     if config.from_scores is not None:
-        earlier, active = ScoreReader(config.from_scores, list(filters)), []
+        earlier, active = ScoreReader(config.from_scores, columns), []
     else:
         fit(filters, sample_of(corpora, config.sample, config.seed), config.mend)
     blocks: list[list[Path]] = [[] for _ in corpora]
@@ -189,7 +212,7 @@ def score_corpora(
                 blocks[index].append(path)
                 yield Worker.score, path
 
-    with Workers(config.worker_count(), functools.partial(Worker, active, config.mend)) as workers:
+    with Workers(config.worker_count(), partial(Worker, active, config.mend)) as workers:
         for _, (scores, keys) in workers.imap(tasks()):
             if earlier is not None:
                 scores = earlier.next(len(keys))
@@ -203,9 +226,8 @@ def score_corpora(
                 mended[name] = mended.get(name, 0) + count
     if earlier is not None:
         earlier.finish()
-    return Scored(
-        blocks, _mapped(files["scores"], np.float32, len(filters)), _mapped(files["keys"], np.uint64, 2), mended
-    )
+    width = len(filters) if earlier is None else len(columns)
+    return Scored(blocks, _mapped(files["scores"], np.float32, width), _mapped(files["keys"], np.uint64, 2), mended)
 
 
 def _mapped(file: BinaryIO, dtype: Any, columns: int) -> npt.NDArray[Any]:
@@ -220,7 +242,7 @@ class Decision:
     """Decides about all pairs from their scores, writes the outputs, and collects the report."""
 
     def __init__(
-        self, config: CleanConfig, filters: dict[str, Filter], corpora: Sequence[Corpus], scored: Scored, scratch: Path
+        self, config: CleanConfig, filters: dict[str, Limits], corpora: Sequence[Corpus], scored: Scored, scratch: Path
     ) -> None:
         self._config, self._corpora, self._scored = config, corpora, scored
         self._filters = filters
@@ -234,13 +256,17 @@ class Decision:
         for report in self.reports:
             report.histogram = np.zeros(max(0, len(report.edges) - 1), np.int64)
         self._overlaps = np.zeros((len(filters), len(filters)), np.int64)
+        self._unscored = 0  # pairs that no filter drops now, but that a filter dropped when the scores were made
         for start in range(0, count, 1 << 16):
             self._apply(slice(start, start + (1 << 16)))
+        if self._unscored:
+            log.warning("%s pairs have no score of models, because a filter dropped them when %s was written; they are "
+                        "kept", f"{self._unscored:,}", config.from_scores)  # fmt: skip
         if config.duplicates != "none":
             self.reports.append(FilterReport(DUPLICATE, "equal normalized pairs"))
             self._drop_duplicates(scratch)
 
-    def _edges(self, index: int, each: Filter) -> npt.NDArray[np.float64]:
+    def _edges(self, index: int, each: Limits) -> npt.NDArray[np.float64]:
         """Returns the edges of the histogram, from a thousandth to 999 thousandths of the scores and the limits."""
         column = self._scored.scores[:: max(1, len(self._scored.scores) // 100_000), index]
         column = column[np.isfinite(column)]
@@ -257,13 +283,15 @@ class Decision:
             masks[:, index] = each.drops(scores[:, index])
             report.matching += int(masks[:, index].sum())
             if len(report.edges):
-                inside = np.clip(scores[:, index], report.edges[0], report.edges[-1])
+                finite = scores[np.isfinite(scores[:, index]), index]
+                inside = np.clip(finite, report.edges[0], report.edges[-1])
                 report.histogram += np.histogram(inside, report.edges)[0]
         self._overlaps += masks.T.astype(np.int64) @ masks.astype(np.int64)
         first = np.full(len(masks), -1)
         for index in reversed(range(len(self._filters))):
             first[masks[:, index]] = index
         self._first[rows] = first
+        self._unscored += int(((first < 0) & np.isnan(scores).any(1)).sum())
         for index, report in enumerate(self.reports):
             report.dropped += int((first == index).sum())
 

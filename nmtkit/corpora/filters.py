@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -23,28 +23,35 @@ class FilterContext:
     shared: dict[str, Any] = field(default_factory=dict)  # objects that several filters fit together
 
 
-class Filter(ABC):
-    """Gives each pair a score. A pair is dropped if its score is below `lowest` or above `highest`.
+class Limits:
+    """Drops a pair if its score is below `lowest` or above `highest`. `unit` says what the score means."""
+
+    lowest: float = -np.inf
+    highest: float = np.inf
+    unit: str = ""
+
+    def __init__(self, lowest: float = -np.inf, highest: float = np.inf, unit: str = "") -> None:
+        self.lowest, self.highest, self.unit = lowest, highest, unit
+
+    def drops(self, scores: Scores) -> Mask:
+        return (scores < self.lowest) | (scores > self.highest)
+
+
+class Filter(Limits, ABC):
+    """Gives each pair a score, and drops pairs whose score is beyond the limits of the class or of the config.
 
     Filters run in worker processes: `fit` is called once before the workers start, and `score` in every worker.
     """
 
-    lowest: float = -np.inf
-    highest: float = np.inf
-    unit: ClassVar[str] = ""  # meaning of the score, for the report page
-
     def __init__(self, config: Any, context: FilterContext) -> None:
         self.config, self.context = config, context
 
-    def fit(self, sample: TextBlock) -> None:  # noqa: B027 - most filters need no statistics
+    def fit(self, sample: TextBlock) -> None:
         """Learns statistics of the corpus from a sample that the filters before this filter have kept."""
 
     @abstractmethod
     def score(self, block: TextBlock) -> Scores:
         """Returns the score of each pair, without NaN."""
-
-    def drops(self, scores: Scores) -> Mask:
-        return (scores < self.lowest) | (scores > self.highest)
 
 
 FILTERS: Registry[Filter] = Registry("filter", "--filters", several=True)

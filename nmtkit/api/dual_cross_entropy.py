@@ -1,0 +1,104 @@
+"""Scores pairs by the cross-entropies of two translation models, for `nmtkit clean`.
+
+Junczys-Dowmunt 2018, "Dual Conditional Cross-Entropy Filtering of Noisy Parallel Corpora", section 3.1.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.api.commands import preprocess
+from nmtkit.api.model import Model, load
+from nmtkit.api.training import train
+from nmtkit.files import atomic_write
+
+SETTINGS = {
+    "arch": "transformer_tiny", "encoder_layers": 2, "decoder_layers": 2, "d_ff": 512, "dropout": 0.1,
+    "lr_scheduler": "polynomial", "lr": 0.003, "warmup_updates": 100, "batch_tokens": 1500, "keep_last": 1,
+    "save_interval": None,
+}  # fmt: skip
+VOCABULARY = 8000  # entries of the joint vocabulary
+
+
+class DualCrossEntropy:
+    """Gives each pair exp(-(|A - B| + (A + B) / 2)).
+
+    A is the cross-entropy of the target given the source by the model `forward`, in nats per piece, and B is the
+    cross-entropy of the source given the target by the model `backward`. Both are small for a good translation, and a
+    large difference shows that one side says more than the other side.
+    """
+
+    def __init__(self, forward: Path, backward: Path) -> None:
+        self._paths = forward, backward
+        self._models: list[Model] = []
+
+    def fit(self, sources: list[str], targets: list[str]) -> None:
+        """Loads the models. The pairs are not used, because the models are trained."""
+        self._models = [load(path) for path in self._paths]
+
+    def score(self, sources: list[str], targets: list[str]) -> npt.NDArray[np.float32]:
+        forward, backward = self._models
+        a, b = cross_entropies(forward, sources, targets), cross_entropies(backward, targets, sources)
+        return np.exp(-(np.abs(a - b) + (a + b) / 2)).astype(np.float32)
+
+
+def cross_entropies(model: Model, sources: Sequence[str], targets: Sequence[str]) -> npt.NDArray[np.float64]:
+    """Returns the mean negative log probability of the pieces of each target and of eos, in nats, at most 30."""
+    pieces = model.score(sources, targets, per_piece=True)
+    return np.minimum([-float(np.mean(each)) for each in pieces], 30)
+
+
+class SelfTrained(DualCrossEntropy):
+    """The score of two small models, which `fit` trains on the pairs that it gets.
+
+    The models are in a folder inside `folder`, whose name is a hash of the pairs and the settings. A second call with
+    the same pairs and settings resumes an interrupted training, or reads the finished models.
+    """
+
+    def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
+        self._folder, self._languages, self._updates = folder, languages, updates
+        self._models: list[Model] = []
+
+    def fit(self, sources: list[str], targets: list[str]) -> None:
+        texts = ["".join(f"{line}\n" for line in side).encode() for side in (sources, targets)]
+        facts = repr((self._languages, self._updates, sorted(SETTINGS.items()))).encode()
+        folder = self._folder / hashlib.sha256(b"\0".join([facts, *texts])).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        for language, text in zip(self._languages, texts, strict=True):
+            with atomic_write(folder / f"train.{language}") as file:
+                file.write(text)
+        source, target = self._languages
+        self._models = [self._train(folder, source, target), self._train(folder, target, source)]
+
+    def _train(self, folder: Path, source: str, target: str) -> Model:
+        data, run = folder / f"data-{source}-{target}", folder / f"{source}-{target}"
+        if not data.exists():
+            self._preprocess(folder, data, source, target)
+        warmup = min(100, max(1, self._updates // 10))
+        changes = {"max_update": self._updates, "warmup_updates": warmup, "save_dir": str(run)}
+        result = train(SETTINGS | changes, data)
+        if not result.finished:
+            raise KeyboardInterrupt
+        return load(result.last)
+
+    @staticmethod
+    def _preprocess(folder: Path, data: Path, source: str, target: str) -> None:
+        """Makes a dataset with VOCABULARY entries, or with as many as a small text allows."""
+
+        def make(size: int) -> None:
+            preprocess(
+                source_lang=source, target_lang=target, trainpref=str(folder / "train"), destdir=str(data),
+                vocab_size=size, workers=1,
+            )  # fmt: skip
+
+        try:
+            make(VOCABULARY)
+        except ValueError as error:
+            possible = re.search(r"possible size is (\d+)", str(error))
+            if possible is None:
+                raise
+            make(int(possible[1]))

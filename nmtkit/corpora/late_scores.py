@@ -1,0 +1,238 @@
+"""Scores that depend on the other filters: cross-entropies of translation models, and one probability of all scores.
+
+Only pairs that every filter keeps get late scores; all other pairs have NaN. The probability comes from a logistic
+regression. Its good examples are the best pairs of the corpus, and its bad examples are made of these pairs.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from nmtkit.corpora.corpus import Pairs
+from nmtkit.corpora.filters import Limits
+from nmtkit.corpora.model_filters import logistic_regression
+from nmtkit.corpora.texts import Scores, TextBlock
+
+Matrix = npt.NDArray[np.float32]  # [pairs, scores]
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
+
+MODEL, PROBABILITY = "model", "probability"
+MODEL_UNIT = "exp(-dual cross-entropy)"
+SAMPLE = 200_000  # maximum number of pairs for the training of models
+CALIBRATION = 4000  # maximum number of good pairs for the regression
+BEST = 0.75  # share of the sample that counts as good
+FEWEST = 100  # smaller samples say nothing
+
+
+class PairScorer(Protocol):
+    """Scores pairs with translation models."""
+
+    def fit(self, sources: list[str], targets: list[str]) -> None:
+        """Trains the models on good pairs, if the scorer trains models."""
+
+    def score(self, sources: list[str], targets: list[str]) -> Scores:
+        """Returns the score of each pair. A higher score is better, and 1 is the maximum."""
+
+
+@dataclass(frozen=True)
+class LateColumns:
+    """The late scores of a run: the scorer of the column `model`, if any, and the limits of all columns by name."""
+
+    scorer: PairScorer | None
+    limits: dict[str, Limits]
+
+
+def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_probability: float | None) -> LateColumns:
+    """Returns the columns that the settings need. `read` says that the scores come from a file."""
+    limits = {}
+    if scorer is not None or (read and min_model > 0):
+        limits[MODEL] = Limits(min_model, unit=MODEL_UNIT)
+    if scorer is not None or min_probability is not None:
+        limits[PROBABILITY] = Limits(min_probability or 0, unit="probability")
+    return LateColumns(scorer, limits)
+
+
+def noise(sources: Sequence[str], targets: Sequence[str], seed: int) -> list[str]:
+    """Returns a wrong target for each source, made of `targets`. The errors of crawled text alternate.
+
+    The errors are another target of like length, a lost beginning or end, exchanged parts, foreign words, an appended
+    half of another target, and two halves of different targets. The words of a target without spaces are characters.
+    """
+    random = Random(seed)
+    glue = " " if sum(" " in target for target in targets) * 2 > len(targets) else ""
+    split = [target.split() if glue else list(target) for target in targets]
+    by_length = sorted(range(len(split)), key=lambda row: (len(split[row]), random.random()))
+    neighbour = {row: by_length[position - 1] for position, row in enumerate(by_length)}
+    vocabulary = [word for words in split for word in words]
+    result = []
+    for row, words in enumerate(split):
+        other, half = split[random.randrange(len(split))], max(1, len(words) // 2)
+        match row % 6:
+            case 0:
+                wrong = split[neighbour[row]]
+            case 1:
+                lost = max(1, int(len(words) * random.uniform(0.3, 0.6)))
+                wrong = words[lost:] if random.random() < 0.5 else words[:-lost]
+            case 2:
+                width = random.randint(1, 3)
+                parts = [words[start : start + width] for start in range(0, len(words), width)]
+                random.shuffle(parts)
+                wrong = [word for part in parts for word in part]
+            case 3:
+                share = random.uniform(0.25, 0.6)
+                wrong = [random.choice(vocabulary) if random.random() < share else word for word in words]
+            case 4:
+                wrong = [*words, *other[: max(1, len(other) // 2)]]
+            case _:
+                wrong = [*words[:half], *other[len(other) // 2 :]]
+        result.append(glue.join(wrong))
+    return result
+
+
+class PairProbability:
+    """The probability that a pair is good, from all its scores, if half of all pairs are good.
+
+    A feature is a score, or its distance to the nearest limit if a filter has two limits. Probabilities become log
+    odds, and scores of models become cross-entropies.
+    """
+
+    def __init__(self, limits: Sequence[Limits]) -> None:
+        self._limits = limits
+
+    def fit(self, good: Matrix, bad: Matrix) -> None:
+        features = self._features(np.concatenate((good, bad)))
+        self._mean, self._scale = features.mean(0), features.std(0) + 1e-6
+        self._weights = logistic_regression(self._scaled(features), np.repeat((1.0, 0.0), (len(good), len(bad))))
+
+    def score(self, scores: Matrix) -> Scores:
+        logits = self._scaled(self._features(scores)) @ self._weights[1:] + self._weights[0]
+        return (1 / (1 + np.exp(-np.clip(logits, -30, 30)))).astype(np.float32)
+
+    def _features(self, scores: Matrix) -> Floats:
+        columns = []
+        for column, limits in zip(scores.T.astype(np.float64), self._limits, strict=True):
+            if limits.unit == "probability":
+                column = _log_odds(column)
+            elif limits.unit == MODEL_UNIT:
+                column = np.log(np.maximum(column, 1e-6))
+            elif np.isfinite((limits.lowest, limits.highest)).all():
+                column = np.minimum(column - limits.lowest, limits.highest - column)
+            columns.append(column)
+        return np.column_stack(columns)
+
+    def _scaled(self, features: Floats) -> Floats:
+        return np.clip((features - self._mean) / self._scale, -6, 6)
+
+
+def _log_odds(probabilities: Floats) -> Floats:
+    clipped = np.clip(probabilities, 1e-4, 1 - 1e-4)
+    return np.log(clipped / (1 - clipped))
+
+
+class LateScorer:
+    """Adds the columns `columns` to the scores of the filters. `score_block` returns the scores of all filters."""
+
+    def __init__(
+        self, limits: Sequence[Limits], score_block: Callable[[TextBlock], Matrix], columns: LateColumns, seed: int
+    ) -> None:
+        self._limits, self._score_block, self._seed = limits, score_block, seed
+        self._scorer = columns.scorer
+        self._names = list(columns.limits)
+        self._probability = PairProbability([*limits, *(columns.limits[name] for name in self._names if name == MODEL)])
+
+    def add(self, blocks: Sequence[Path], scores: Matrix, path: Path, on_progress: Callable[[int], None]) -> Matrix:
+        """Returns `scores` with the late columns. The result is memory-mapped from the file `path`.
+
+        `blocks` are the files of the pairs, in order. Raises ValueError if too few pairs are left for the regression.
+        """
+        result = np.memmap(path, np.float32, "w+", shape=(len(scores), scores.shape[1] + len(self._names)))
+        kept = np.concatenate([
+            np.flatnonzero(~self._dropped(part)) + start
+            for start in range(0, len(scores), 1 << 16) for part in (scores[start : start + (1 << 16)],)
+        ])  # fmt: skip
+        self._fit(blocks, scores, kept)
+        done = 0
+        for start, block in _read(blocks):
+            rows = slice(start, start + len(block))
+            result[rows, : scores.shape[1]] = scores[rows]
+            result[rows, scores.shape[1] :] = np.nan
+            inside = kept[slice(*np.searchsorted(kept, (rows.start, rows.stop)))]
+            if len(inside):
+                sides = [[side[row] for row in (inside - start).tolist()] for side in (block.sources, block.targets)]
+                result[inside, scores.shape[1] :] = self._late(scores[inside], *sides)
+            done += len(block)
+            on_progress(done)
+        return result
+
+    def _dropped(self, scores: Matrix) -> npt.NDArray[np.bool_]:
+        masks = [limits.drops(column) for limits, column in zip(self._limits, scores.T, strict=True)]
+        return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
+
+    def _late(self, scores: Matrix, sources: list[str], targets: list[str]) -> Matrix:
+        """Returns the late columns of pairs with the `scores` of the filters."""
+        columns = [scores]
+        if self._scorer is not None:
+            columns.append(np.asarray(self._scorer.score(sources, targets), np.float32)[:, None])
+        if PROBABILITY in self._names:
+            columns.append(self._probability.score(np.column_stack(columns))[:, None])
+        return np.column_stack(columns)[:, scores.shape[1] :]
+
+    def _fit(self, blocks: Sequence[Path], scores: Matrix, kept: Rows) -> None:
+        """Finds the best pairs by the scores of the filters, and fits the models and the regression on these pairs."""
+        if len(kept) < FEWEST:
+            raise ValueError(
+                f"the filters keep {len(kept)} pairs, but --self-train, --forward and --min-probability need at least "
+                f"{FEWEST}"
+            )
+        generator = np.random.default_rng(self._seed)
+        rows = np.sort(generator.choice(kept, min(SAMPLE, len(kept)), replace=False))
+        sources, targets = _texts(blocks, rows)
+        some = generator.permutation(len(rows))[:CALIBRATION].tolist()
+        cheap = PairProbability(self._limits)
+        self._fit_probability(cheap, [sources[row] for row in some], [targets[row] for row in some], None)
+        order = np.argsort(-cheap.score(scores[rows]), kind="stable")
+        best = generator.permutation(order[: int(np.ceil(BEST * len(order)))]).tolist()
+        held_out = min(CALIBRATION, len(best) // 4)  # these pairs do not train the models
+        sources, targets = [sources[row] for row in best], [targets[row] for row in best]
+        if self._scorer is not None:
+            self._scorer.fit(sources[held_out:], targets[held_out:])
+        self._fit_probability(self._probability, sources[:held_out], targets[:held_out], self._scorer)
+
+    def _fit_probability(
+        self, probability: PairProbability, sources: list[str], targets: list[str], scorer: PairScorer | None
+    ) -> None:
+        matrices = []
+        for texts in (targets, noise(sources, targets, self._seed)):
+            matrix = self._score_block(TextBlock(sources, texts))
+            if scorer is not None:
+                matrix = np.column_stack((matrix, np.asarray(scorer.score(sources, texts), np.float32)))
+            matrices.append(matrix)
+        probability.fit(*matrices)
+
+
+def _read(blocks: Sequence[Path]) -> Iterator[tuple[int, Pairs]]:
+    """Yields each block with the number of its first pair in the whole text, from 0."""
+    start = 0
+    for path in blocks:
+        with path.open("rb") as file:
+            block: Pairs = pickle.load(file)
+        yield start, block
+        start += len(block)
+
+
+def _texts(blocks: Sequence[Path], rows: Rows) -> tuple[list[str], list[str]]:
+    """Returns the sources and the targets of the pairs with the numbers `rows`, ascending."""
+    sources: list[str] = []
+    targets: list[str] = []
+    for start, block in _read(blocks):
+        inside = rows[slice(*np.searchsorted(rows, (start, start + len(block))))] - start
+        sources += [block.sources[row] for row in inside.tolist()]
+        targets += [block.targets[row] for row in inside.tolist()]
+    return sources, targets
