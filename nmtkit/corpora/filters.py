@@ -24,7 +24,7 @@ class FilterContext:
 
 
 class Limits:
-    """Drops a pair if its score is below `lowest` or above `highest`. `unit` says what the score means."""
+    """Drops a pair if its score is below `lowest` or above `highest`. `unit` is the meaning of the score."""
 
     lowest: float = -np.inf
     highest: float = np.inf
