@@ -17,6 +17,7 @@ from nmtkit.data.subword_sampling import SubwordSampler
 from nmtkit.data.tokenizer import SPACE_SYMBOL, Tokenizer
 from nmtkit.registry import Registry
 
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "।")
 Side = Any  # one side of a pair: a text or an array of ids [tokens] without eos, depending on `level`
 Ids = npt.NDArray[Any]
 
@@ -143,6 +144,63 @@ class WordShuffle(WordNoise):
         ranks = np.empty(words.count, np.int64)
         ranks[order] = positions
         return ids[np.argsort(ranks[words.index], kind="stable")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanMaskingConfig(Config):
+    mask_share: float = option(0.35, "Share of words that are masked.", above=0, below=1)
+    mask_length: float = option(3.5, "Mean length of a masked span in words (Poisson distribution).", min=1, max=1_000)
+    mask_symbol: str | None = option(
+        None, "Piece that replaces a span; none: <mask> if the vocabulary has this piece, else <unk>."
+    )
+    mask_permute: bool = option(False, "Also put the sentences of a line into a random order.")
+
+
+@TRANSFORMS.register("span_masking", SpanMaskingConfig())
+class SpanMasking(WordNoise):
+    """Masks spans of words in monolingual pairs, whose sides are equal, so that the model learns to restore the text.
+
+    Source: mBART (Liu et al. 2020, section 2.2), after BART (Lewis et al. 2020). One symbol replaces each span; a span
+    of zero words inserts a symbol. Pairs with different sides are translations and stay as they are.
+    """
+
+    def __init__(self, config: SpanMaskingConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.share, self.length, self.permute = config.mask_share, config.mask_length, config.mask_permute
+        pieces = tokenizer.source_pieces(range(tokenizer.source_size))
+        wanted = ("<mask>", "<unk>") if config.mask_symbol is None else (config.mask_symbol,)
+        known = [piece for symbol in wanted for piece in (symbol, SPACE_SYMBOL + symbol) if piece in pieces]
+        if not known:
+            raise ValueError(f"--mask-symbol {wanted[0]} is not a piece of the source vocabulary; <unk> always is")
+        self.mask = pieces.index(known[0])
+        self.ends_sentence = np.array([piece.endswith(SENTENCE_ENDS) for piece in pieces])
+
+    def transform(self, source: Ids, target: Ids, generator: np.random.Generator) -> tuple[Ids, Ids]:
+        return super().transform(source, target, generator) if np.array_equal(source, target) else (source, target)
+
+    def noised(self, ids: Ids, words: Words, generator: np.random.Generator) -> Ids:
+        starts = np.flatnonzero(words.begins)
+        parts = np.split(ids, starts[1:])
+        if self.permute:
+            ends = [index for index, part in enumerate(parts[:-1], 1) if self.ends_sentence[part[-1]]]
+            bounds = list(zip([0, *ends], [*ends, len(parts)], strict=True))
+            parts = [part for index in generator.permutation(len(bounds)) for part in parts[slice(*bounds[index])]]
+        masked = int(self.share * len(parts) + generator.random())  # the expected number is exact
+        spans: list[int] = []
+        while sum(spans) < masked:
+            spans.append(min(int(generator.poisson(self.length)), masked - sum(spans)))
+        kept = len(parts) - masked
+        is_span = np.zeros(kept + len(spans), np.bool_)
+        is_span[generator.choice(len(is_span), len(spans), replace=False)] = True
+        rest, lengths, noised = iter(range(len(parts))), iter(spans), []
+        for span in is_span.tolist():
+            if span:
+                noised.append(np.array([self.mask], ids.dtype))
+                for _ in range(next(lengths)):
+                    next(rest)
+            else:
+                noised.append(parts[next(rest)])
+        return np.concatenate(noised)
 
 
 # --- casing, tags, segmentation ---------------------------------------------------------------------------------------

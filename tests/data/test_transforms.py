@@ -4,6 +4,7 @@ import hashlib
 import unicodedata
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from parallel_text import parallel_lines
 
 from nmtkit.config import derive
+from nmtkit.data.spm_model import renumbered
 from nmtkit.data.spm_training import train_model
 from nmtkit.data.tokenizer import EOS, Encoded, Tokenizer
 from nmtkit.data.transform_pipeline import TransformPipeline
@@ -46,6 +48,11 @@ def generator_of(name: str, pair: int, seed: int = 1, epoch: int = 0) -> np.rand
 
 
 # --- the words, in plain Python ---------------------------------------------------------------------------------------
+
+
+def with_language_tokens(model: bytes, *tokens: str) -> bytes:
+    pieces = Tokenizer(model).source_pieces(range(Tokenizer(model).source_size))
+    return renumbered(model, [*pieces, *tokens], control=tokens)
 
 
 def dropped(words: list[str], draw: np.random.Generator) -> list[str]:
@@ -218,6 +225,55 @@ def test_a_share_of_pairs_gets_the_tag(joint_tokenizer: Tokenizer) -> None:
     assert targets == TARGET
 
 
+# --- denoising --------------------------------------------------------------------------------------------------------
+
+
+def test_spans_of_words_are_masked_where_both_sides_are_equal(joint_tokenizer: Tokenizer) -> None:
+    sources, targets = transformed(pipeline(joint_tokenizer, "span_masking"), source=SOURCE, target=SOURCE)
+    assert targets == SOURCE
+    total = masked = spans = 0
+    for source, target in zip(sources, targets, strict=True):
+        words, left = target.split(), source.replace("⁇", " ⁇ ").split()
+        kept = [word for word in left if word != "⁇"]
+        rest = iter(words)
+        assert all(word in rest for word in kept)  # a subsequence
+        assert len(words) - len(kept) in (int(0.35 * len(words)), int(0.35 * len(words)) + 1)
+        total, masked, spans = total + len(words), masked + len(words) - len(kept), spans + left.count("⁇")
+    assert masked / total == pytest.approx(0.35, abs=0.03)
+    assert 1.5 < masked / spans < 3.5  # the last span of a line is cut off at the share of the line
+
+
+def test_translations_and_language_tokens_are_not_masked() -> None:
+    model = with_language_tokens(train_model([*SOURCE, *TARGET], 400), "__en__", "__de__")
+    tokenizer = Tokenizer(model)
+    english, german = tokenizer.languages["en"], tokenizer.languages["de"]
+    source = tokenizer.encode_source(SOURCE).prepend(english)
+    transforms = pipeline(tokenizer, "span_masking", mask_share=0.9)
+    noised, restored = transforms(0, PAIRS, source, source)
+    assert restored.ids.tolist() == source.ids.tolist()
+    assert all(ids[0] == english and english not in ids[1:] and 0 in ids for ids in noised.split())
+    target = tokenizer.encode_target(TARGET).prepend(german)
+    for side, before in zip(transforms(0, PAIRS, source, target), (source, target), strict=True):
+        assert side.ids.tolist() == before.ids.tolist()
+
+
+def test_the_mask_is_a_piece_of_its_own_if_the_vocabulary_has_one() -> None:
+    tokenizer = Tokenizer(train_model([*SOURCE, *TARGET], 400, tags=["<mask>"]))
+    for symbol, piece in ((None, "▁<mask>"), ("<unk>", "<unk>")):
+        transforms = pipeline(tokenizer, "span_masking", mask_symbol=symbol)
+        source, _ = transforms(0, PAIRS, *[tokenizer.encode_source(SOURCE)] * 2)
+        pieces = tokenizer.source_pieces(source.ids.tolist())
+        assert pieces.count(piece) > 60 and {"▁<mask>", "<unk>"} & set(pieces) == {piece}
+
+
+def test_sentences_of_a_line_are_permuted() -> None:
+    line = "a man runs. two dogs sleep! a child plays"
+    transforms = pipeline(Tokenizer(train_model([line, *SOURCE], 400)), "span_masking", mask_permute=True, mask_share=0.001)
+    found = {transformed(transforms, epoch, [line], [line])[0][0] for epoch in range(40)}
+    orders = {" ".join(order) for order in permutations(["a man runs.", "two dogs sleep!", "a child plays"])}
+    assert found <= orders and len(found) > 3
+
+
 # --- what the random numbers follow from ------------------------------------------------------------------------------
 
 ALL = ("casing", "typos", "end_punctuation", "noise_lines", "word_dropout", "word_blank", "word_shuffle", "bpe_dropout")
@@ -261,6 +317,7 @@ def test_a_sentence_of_eos_alone_passes(joint_tokenizer: Tokenizer) -> None:
         ("tag", {}, "--transforms tag needs --tag-symbol"),
         ("tag", {"tag_symbol": "<3fr>"}, "no tag '<3fr>'"),
         ("word_blank", {"word_blank_symbol": "<blank>"}, "--word-blank-symbol <blank> is not a piece"),
+        ("span_masking", {"mask_symbol": "<blank>"}, "--mask-symbol <blank> is not a piece"),
         ("casing", {"casing_lower": 0.7, "casing_upper": 0.4}, "add up to 1.15"),
         ("word_dropout", {"word_dropout": 1.0}, "--word-dropout"),
     ],
