@@ -19,6 +19,12 @@ PREPROCESS_RULES = (
         excludes=("--vocab-size", "--model-type", "--separate-vocab", "--spm-sample"),
         reason="an existing tokenizer is not trained again",
     ),
+    FlagRule(
+        "--extend-tokenizer",
+        needs=("--tokenizer-from",),
+        excludes=("--shard",),
+        reason="all shards need the same tokenizer; extend it in a run without --shard, and give that dataset here",
+    ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
 )
@@ -83,6 +89,13 @@ class PreprocessConfig(Config):
         "use the tokenizer of a checkpoint or dataset, a .model file, or two .model files (source, target), instead of "
         "training a tokenizer",
         metavar="FILE|FOLDER",
+    )
+    extend_tokenizer: int | None = option(
+        None,
+        "add up to N pieces to the tokenizer of --tokenizer-from, trained on the text of the languages that the "
+        "tokenizer does not have, and add the tokens of these languages; for train --finetune-from",
+        min=0,
+        max=1_000_000,
     )
     spm_sample: int = option(1_000_000, "train the tokenizer on at most N lines of each side", min=1, max=1_000_000_000)
 

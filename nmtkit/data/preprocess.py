@@ -42,6 +42,7 @@ from nmtkit.data.report import CorpusReport, PieceReport, Report, SplitReport, p
 from nmtkit.data.spm_model import model_facts
 from nmtkit.data.spm_training import expected_pieces_per_word, load_tokenizer, train_tokenizer
 from nmtkit.data.tokenizer import Tokenizer
+from nmtkit.data.tokenizer_extension import extended_by_pairs
 from nmtkit.files import atomic_write, check_outputs
 from nmtkit.processes.workers import Task, Workers
 
@@ -75,6 +76,8 @@ def preprocess(config: PreprocessConfig, on_progress: Callable[[int], None] = la
         tokenizer = (
             load_tokenizer(config.tokenizer_from) if config.tokenizer_from else train_tokenizer(config, train, tags)
         )
+        if config.extend_tokenizer is not None:
+            tokenizer = extended_by_pairs(tokenizer, config, train)
         for tag in tags:
             tokenizer.check_tag(tag)
         tokenizer.save(destination.folder / TOKENIZER_FOLDER)

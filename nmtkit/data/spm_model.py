@@ -103,6 +103,12 @@ def pieces_of(model: bytes) -> list[Piece]:
     return pieces
 
 
+def with_pieces(model: bytes, pieces: Sequence[Piece]) -> bytes:
+    """Returns a model file with the settings of `model` and a new table of pieces."""
+    rest = b"".join(_bytes_field(field, _message(value)) for field, value in _fields(model) if field != PIECES)
+    return b"".join(_bytes_field(PIECES, _piece_message(piece)) for piece in pieces) + rest
+
+
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
     """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
 

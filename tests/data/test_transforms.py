@@ -268,7 +268,8 @@ def test_the_mask_is_a_piece_of_its_own_if_the_vocabulary_has_one() -> None:
 
 def test_sentences_of_a_line_are_permuted() -> None:
     line = "a man runs. two dogs sleep! a child plays"
-    transforms = pipeline(Tokenizer(train_model([line, *SOURCE], 400)), "span_masking", mask_permute=True, mask_share=0.001)
+    tokenizer = Tokenizer(train_model([line, *SOURCE], 400))
+    transforms = pipeline(tokenizer, "span_masking", mask_permute=True, mask_share=0.001)
     found = {transformed(transforms, epoch, [line], [line])[0][0] for epoch in range(40)}
     orders = {" ".join(order) for order in permutations(["a man runs.", "two dogs sleep!", "a child plays"])}
     assert found <= orders and len(found) > 3

@@ -1,0 +1,80 @@
+"""Adds pieces and language tokens for new languages to a SentencePiece model. Old pieces keep their ids."""
+
+import re
+from collections.abc import Sequence
+
+import sentencepiece
+
+from nmtkit.corpora.corpus import Corpus
+from nmtkit.data.config import PreprocessConfig
+from nmtkit.data.spm_model import CONTROL, FOREIGN, NORMAL, Piece, model_facts, pieces_of, with_pieces
+from nmtkit.data.spm_training import sample_pairs, train_model
+from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer
+
+BYTES = 256  # pieces of bytes in every vocabulary with byte fallback
+SURPLUS = 3  # the vocabulary of the new text is this many times larger, as the old table has some of its pieces
+
+
+def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: Sequence[str]) -> Tokenizer:
+    """Returns a tokenizer with up to `count` new pieces from `lines`, and with the tokens of the codes `languages`.
+
+    First come missing characters, then the most frequent missing pieces. Old pieces keep their ids, except language
+    tokens, which stay at the end of the table. New pieces rank below all old pieces, so that text of the old languages
+    is segmented as before, except where a new piece is longer: a BPE model applies new merges last, and in a unigram
+    model a new piece has the log probability in `lines` plus the lowest old log probability.
+
+    Raises ValueError for two separate models, and for models of words or characters.
+    """
+    model = tokenizer.source_model
+    facts = model_facts(model)
+    if not tokenizer.one_model:
+        raise ValueError("--extend-tokenizer needs one tokenizer for both sides, but --tokenizer-from has two")
+    if facts.model_type not in ("bpe", "unigram"):
+        raise ValueError(f"--extend-tokenizer works with bpe and unigram models, not {facts.model_type} models")
+    table = pieces_of(model)
+    end = len(table) - len(tokenizer.languages)
+    lowest = min((piece.score for piece in table if piece.type == NORMAL), default=0.0)
+    found = new_pieces(tokenizer, lines, count, facts.model_type, {piece.text for piece in table})
+    added = [
+        Piece(piece.text, lowest + (piece.score if facts.model_type == "unigram" else -1.0 - rank))
+        for rank, piece in enumerate(found)
+    ]
+    tokens = [Piece(token_like(tokenizer, code), 0.0, CONTROL) for code in languages]
+    return Tokenizer(with_pieces(model, [*table[:end], *added, *table[end:], *tokens]))
+
+
+def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Sequence[Corpus]) -> Tokenizer:
+    """Extends the tokenizer with the text of the sides whose language it does not have, or else with both sides."""
+    new = [code is not None and code not in tokenizer.languages for code in config.languages]
+    samples = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
+    chosen = [sample for sample, is_new in zip(samples, new, strict=True) if is_new or not any(new)]
+    codes = dict.fromkeys(code for code, is_new in zip(config.languages, new, strict=True) if code and is_new)
+    lines = [line for sample in chosen for line in sample]
+    return extended(tokenizer, lines, config.extend_tokenizer or 0, list(codes))
+
+
+def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]) -> list[Piece]:
+    """Returns up to `count` pieces of a model that is trained on `lines`, without the pieces in `known`."""
+    if model_facts(tokenizer.source_model).rewrites:
+        processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.source_model)
+        lines = [processor.normalize(line).replace(SPACE_SYMBOL, " ").strip() for line in lines]
+    known = known | {text.removeprefix(FOREIGN) for text in known}
+    size = len(SPECIALS) + BYTES + SURPLUS * count
+    try:
+        trained = train_model(lines, size, model_type)
+    except ValueError as error:
+        possible = re.search(r"(?:largest|smallest) possible size is (\d+)", str(error))
+        if possible is None:
+            raise
+        trained = train_model(lines, int(possible[1]), model_type)
+    missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
+    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)  # characters first; a stable sort
+    return sorted(missing[:count], key=lambda piece: -piece.score)
+
+
+def token_like(tokenizer: Tokenizer, code: str) -> str:
+    """Returns the piece of a language, in the form of the existing language tokens: __pl__, >>pl<< or pl_PL."""
+    if not tokenizer.languages:
+        return f"__{code}__"
+    other, token = next(iter(tokenizer.languages.items()))
+    return tokenizer.source_pieces([token])[0].replace(other, code)
