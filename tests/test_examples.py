@@ -503,13 +503,43 @@ def test_the_candidate_closest_to_the_reference_is_kept_and_low_scores_are_dropp
     ]
     (tmp_path / "candidates").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "references").write_text("die Katze\nzwei Hunde\ndrei Hunde\nvier Hunde\n")
-    files = [str(tmp_path / name) for name in ("candidates", "references", "train.en", "train.de")]
+    files = [str(tmp_path / name) for name in ("candidates", "train.en", "train.de")]
+    files += ["--references", str(tmp_path / "references")]
     choose.main(files)
     assert (tmp_path / "train.en").read_text() == "one\ntwo\nfour\n"
     assert (tmp_path / "train.de").read_text() == "eine Katze\nzwei Hunde\nvier Hunde\n"
     choose.main([*files, "--keep", "0.6"])  # two of three pairs: the scores are -3, -0.5 and -2
     assert (tmp_path / "train.de").read_text() == "zwei Hunde\nvier Hunde\n"
     assert "2 pairs written; 1 dropped by score, 1 without a translation" in capsys.readouterr().out
+
+
+def test_candidates_come_from_anywhere_and_another_model_can_score_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES / "student")
+    import choose
+
+    (tmp_path / "source").write_text("one\ntwo\nthree\n")
+    (tmp_path / "references").write_text("die Katze\nzwei\ndrei\n")
+    (tmp_path / "scores").write_text("-2.5\teins\n-0.5\tzwei\n-1.0\tdrei\n")
+    (tmp_path / "plain").write_text("eine Katze\nzwei\ndrei\n")
+    model = [["ein Hund", "die Katze"], ["zwei"], ["drei"]]  # a language model gives texts without scores
+    (tmp_path / "model").write_text("".join(json.dumps({"hypotheses": texts}) + "\n" for texts in model))
+
+    def chosen(name, *flags):
+        outputs = [str(tmp_path / side) for side in ("out.en", "out.de")]
+        choose.main([str(tmp_path / name), *outputs, "--source", str(tmp_path / "source"), *flags])
+        return [Path(output).read_text().splitlines() for output in outputs]
+
+    references, scores = (["--" + name, str(tmp_path / name)] for name in ("references", "scores"))
+    assert chosen("plain") == [["one", "two", "three"], ["eine Katze", "zwei", "drei"]]
+    assert chosen("model")[1] == ["ein Hund", "zwei", "drei"]
+    assert chosen("model", *references)[1] == ["die Katze", "zwei", "drei"]
+    assert chosen("plain", *scores, "--keep", "0.6") == [["two", "three"], ["zwei", "drei"]]
+    with pytest.raises(SystemExit):
+        chosen("model", "--keep", "0.6")
+    assert "--keep needs scores" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        choose.main([str(tmp_path / name) for name in ("plain", "out.en", "out.de")])
+    assert "candidates in plain text need --source" in capsys.readouterr().err
 
 
 @pytest.mark.slow

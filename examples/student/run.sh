@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Trains a student of a teacher, and scores both on the test set with int8 weights. Run it again to resume.
+# Trains a student of a teacher, and compares both on the test set with int8 weights. Run it again to resume.
 #
 #   TEACHER=averaged.pt TRAIN=train VALID=val TEST=test SOURCE=en TARGET=de ./run.sh
 #   ARCH=student_base KEEP=0.95 … ./run.sh --lr 0.0003 --max-update 50000    # other flags are passed to `nmtkit train`
 #
 # TRAIN, VALID and TEST are prefixes: train.en and train.de. Variables: WORK (folder of all results, student), ARCH
-# (student_tiny), NBEST (8), KEEP (1: the share of the pairs with the highest scores of the teacher), AVERAGE (8
-# checkpoints).
+# (student_tiny), NBEST (8), CANDIDATES (a file of translations, instead of the teacher's: see choose.py), BACKWARD (a
+# model from TARGET to SOURCE, whose scores filter the pairs instead of the teacher's), KEEP (1: the share of the pairs
+# with the highest scores), TOP_K (8 pieces of the teacher for each token), AVERAGE (8 checkpoints), ENTRIES (100 pieces
+# of the shortlist for each source piece).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,22 +20,39 @@ source=${SOURCE:?is not set: give the source language}
 target=${TARGET:?is not set: give the target language}
 work=${WORK:-student}
 nbest=${NBEST:-8}
+candidates=${CANDIDATES:-$work/candidates.jsonl}
 mkdir -p "$work"
-if [[ ! -e $work/candidates.jsonl ]]; then # --output creates the file when it is complete
+if [[ ! -e $candidates ]]; then # --output creates the file when it is complete
     nmtkit generate --path "$teacher" --input "$train.$source" --beam "$nbest" --nbest "$nbest" --format jsonl \
-        --output "$work/candidates.jsonl"
+        --output "$candidates"
 fi
 if [[ ! -e $work/data-bin/manifest.json ]]; then
-    python "$here/choose.py" "$work/candidates.jsonl" "$train.$target" "$work/distilled.$source" "$work/distilled.$target" \
-        --keep "${KEEP:-1}"
+    choose=(python "$here/choose.py" --source "$train.$source")
+    if [[ -n ${BACKWARD:-} ]]; then
+        "${choose[@]}" "$candidates" --references "$train.$target" "$work/all.$source" "$work/all.$target"
+        nmtkit generate --path "$BACKWARD" --input "$work/all.$target" --reference "$work/all.$source" \
+            --score-reference --output "$work/scores.txt"
+        python "$here/choose.py" --source "$work/all.$source" "$work/all.$target" --scores "$work/scores.txt" \
+            --keep "${KEEP:-1}" "$work/distilled.$source" "$work/distilled.$target"
+    else
+        "${choose[@]}" "$candidates" --references "$train.$target" --keep "${KEEP:-1}" \
+            "$work/distilled.$source" "$work/distilled.$target"
+    fi
     nmtkit preprocess --source-lang "$source" --target-lang "$target" --trainpref "$work/distilled" --validpref "$valid" \
         --testpref "$test" --tokenizer-from "$teacher" --destdir "$work/data-bin"
 fi
-nmtkit train "$work/data-bin" --arch "${ARCH:-student_tiny}" --criterion kd_cross_entropy --teacher "$teacher" \
-    --save-dir "$work/run" "$@"
+nmtkit distill "$work/data-bin" --path "$teacher" --top-k "${TOP_K:-8}"
+nmtkit train "$work/data-bin" --arch "${ARCH:-student_tiny}" --criterion kd_cross_entropy \
+    --teacher-probabilities "$work/data-bin/teacher" --save-dir "$work/run" "$@"
 nmtkit average-checkpoints "$work/run" --last "${AVERAGE:-8}" --output "$work/student.pt"
-for model in "$teacher" "$work/student.pt"; do
-    nmtkit generate "$work/data-bin" --path "$model" --precision int8 --device cpu > "$work/test.txt"
-    echo "$model on the test set:"
+nmtkit shortlist "$work/data-bin" --path "$work/student.pt" --entries "${ENTRIES:-100}"
+compare() { # MODEL FLAGS…
+    echo "$* on the test set:"
+    nmtkit generate "$work/data-bin" --path "$@" --precision int8 --device cpu --workers 1 > "$work/test.txt"
     nmtkit score --data "$work/data-bin" --sys "$work/test.txt"
-done
+}
+compare "$teacher"
+compare "$work/student.pt"
+compare "$work/student.pt" --shortlist
+compare "$work/student.pt" --shortlist --beam 1
+ls -l "$teacher" "$work/student.pt"

@@ -30,6 +30,7 @@ from nmtkit.layers.output_columns import fp32_logits
 from nmtkit.layers.packed import Layout, Packed
 from nmtkit.layers.positions import sinusoids
 from nmtkit.layers.prepack import kv_cache_dtype
+from nmtkit.layers.quantization import RoundedLinear
 from nmtkit.layers.recurrent_cache import RecurrentCache, StaticRecurrentCache
 from nmtkit.layers.shape_padding import pad_rows
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache, StaticMemory, StaticSizes
@@ -158,7 +159,7 @@ class CrossAttention(nn.Module):
 # modules that compute rows independently, or that ignore rows after the last token
 ROW_WISE = (
     *(EncoderLayer, DecoderLayer, SelfAttention, SSRU, AverageAttention, CrossAttention, FeedForward),
-    *(nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Identity, Dropout),
+    *(nn.ModuleList, nn.Linear, RoundedLinear, nn.LayerNorm, nn.Identity, Dropout),
 )
 
 

@@ -64,7 +64,9 @@ def command(
 
     \b
     nmtkit distill data-bin --path averaged.pt
-    nmtkit train data-bin --arch student_tiny --criterion kd_cross_entropy --teacher-probabilities data-bin/teacher
+    nmtkit distill data-bin --path one.pt --path two.pt --top-k 16
+    nmtkit train data-bin --criterion kd_cross_entropy \\
+        --teacher-probabilities data-bin/teacher
     """
     with imports():
         import torch

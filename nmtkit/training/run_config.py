@@ -18,6 +18,7 @@ RUN_RULES = (
         excludes=("--freeze", "--encoder-embed-path", "--decoder-embed-path"),
         reason="with adapters, all other weights are frozen",
     ),
+    FlagRule("--quantize-aware", excludes=("--adapter-rank",), reason="adapters are merged after training"),
     FlagRule("--new-language-from", needs=("--finetune-from",)),
     *(FlagRule(name, needs=("--adapter-rank",)) for name in ("--adapter-alpha", "--adapter-layers")),
 )
@@ -93,6 +94,12 @@ class RunConfig(Config):
     )
     ema_decay: float | None = option(
         None, "Decay of a moving average of the weights, which is validated and saved, such as 0.999.", above=0, below=1
+    )
+
+    quantize_aware: bool = option(
+        False,
+        "Round weights and inputs of layers in the forward pass as --precision int8 of generate does, so that the "
+        "model adapts to the rounding; for the last updates of a training, with --finetune-from.",
     )
 
     reset_optimizer: bool = option(

@@ -21,6 +21,7 @@ from nmtkit.data.binarized import Dataset, Split
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.data.transform_pipeline import TransformPipeline
 from nmtkit.data.transforms import TRANSFORMS
+from nmtkit.layers.quantization import quantize_aware
 from nmtkit.plugins import is_own
 from nmtkit.processes import distributed
 from nmtkit.training.checkpoints import CheckpointManager
@@ -237,6 +238,8 @@ def build_trainer(
     if frozen := choose_trained(model, job.run):
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         log.info("%.3f M parameters are trained, %.1f M are frozen", trained / 1e6, frozen / 1e6)
+    if job.run.quantize_aware:
+        log.info("%d layers are trained with the rounding of int8", quantize_aware(model))
     if job.run.compile and criterion.name == "guided_alignment":
         raise ValueError(
             "--compile has no effect on --criterion guided_alignment, which does not call the compiled forward pass"
