@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from nmtkit.cli import main
 from nmtkit.corpora import model_filters, rules  # noqa: F401  these modules register the filters
 from nmtkit.corpora.filters import FILTERS
+from nmtkit.search.logits_processors import LOGITS_PROCESSORS
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.config import REGISTRIES
 from nmtkit.training.metrics import METRICS
@@ -72,7 +73,7 @@ def known_flags() -> set[str]:
     commands = [main.get_command(context, name) for name in main.list_commands(context)]
     flags = {flag for command in (main, *commands) for option in command.params for flag in option.opts}
     flags |= {flag for command in commands for flag in re.findall(r"--[a-z-]+", command.get_help(context))}
-    for registry in (*REGISTRIES.values(), FILTERS):
+    for registry in (*REGISTRIES.values(), FILTERS, LOGITS_PROCESSORS):
         for entry in registry.entries.values():
             flags |= {"--" + field.name.replace("_", "-") for field in dataclasses.fields(entry.preset)}
     for plugin in (ROOT / "examples/plugin").glob("*.py"):

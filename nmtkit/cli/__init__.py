@@ -22,6 +22,7 @@ COMMANDS = {
     "distill": "Store the probabilities of a teacher for a student.",
     "generate": "Translate a subset of a dataset, files, or standard input.",
     "merge": "Join the shards that generate --output-dir has written.",
+    "rerank": "Choose from n-best lists with a backward model and an LM.",
     "serve": "Translate over HTTP, with the interface of LibreTranslate.",
     "score": "Compute BLEU, chrF, TER and more; test if systems differ.",
     "compare": "Show training runs side by side: settings, scores, speed.",

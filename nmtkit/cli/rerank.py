@@ -1,0 +1,125 @@
+"""`nmtkit rerank`: chooses translations from n-best lists with a backward model and a language model."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from nmtkit.cli.command import Command, standard_input, stderr
+from nmtkit.cli.flags import flags, given_flags, on_command_line
+from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
+from nmtkit.plugins import load_plugins
+
+RERANK_RULES = (
+    FlagRule("--trials", needs=("--tune",)),
+    FlagRule("--seed", needs=("--tune",)),
+    FlagRule("--metric", needs=("--tune",)),
+    FlagRule("--source-lang", needs=("--backward",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankConfig(Config):
+    """Settings of `nmtkit rerank`."""
+
+    backward: Path | None = option(None, "checkpoint of a model that translates back, into the source", metavar="FILE")
+    lm: Path | None = option(None, "checkpoint of a language model of the target language", metavar="FILE")
+    weight_backward: float = option(1.0, "weight of log p(x | y) of --backward", min=0, max=100)
+    weight_lm: float = option(0.3, "weight of log p(y) of --lm", min=0, max=100)
+    lenpen: float = option(0.6, "length penalty of the sum, as in generate", min=-10, max=10)
+    tune: Path | None = option(
+        None, "references: choose both weights and the length penalty by a random search", metavar="FILE"
+    )
+    metric: Literal["bleu", "chrf"] = option("bleu", "metric that --tune maximises")
+    trials: int = option(300, "weights that --tune tries", min=1, max=1_000_000)
+    seed: int = option(1, "seed of --tune", min=0, max=2**63 - 1)
+    source_lang: str | None = option(
+        None, "language of the sources, for a multilingual backward model", flag="-s/--source-lang", metavar="CODE"
+    )
+    target_lang: str | None = option(
+        None, "language of the translations, for a multilingual backward model and for the tokenizer of BLEU",
+        flag="-t/--target-lang", metavar="CODE",
+    )  # fmt: skip
+    format: Literal["text", "jsonl"] = option(
+        "text", "text: the best translation of each line; jsonl: all translations with their log probabilities"
+    )
+
+
+@click.command(cls=Command)
+@click.argument("nbest", type=Path, required=False, metavar="[FILE]")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
+)
+def command(nbest: Path | None, plugins: tuple[str, ...], **flags: Any) -> None:
+    """Choose the best translations of n-best lists by noisy-channel reranking. FILE has lines of generate.
+
+    \b
+    nmtkit generate data-bin --gen-subset valid --path averaged.pt \\
+                    --beam 20 --nbest 20 --format jsonl > valid.jsonl
+    nmtkit rerank valid.jsonl --backward back.pt --lm lm.pt --tune valid.de
+    nmtkit rerank test.jsonl --backward back.pt --lm lm.pt > test.de
+
+    The score of a translation y of x is log p(y | x) + b log p(x | y) + l log p(y), divided by the length penalty.
+    Lines of --format jsonl have all log probabilities, so they are reranked again without the models.
+    """
+    config: RerankConfig = derive(RerankConfig, on_command_line(flags), COMMAND_LINE)
+    check_flags(RERANK_RULES, given_flags(), given_flags())
+    load_plugins(plugins)
+    rerank(nbest, config, plugins)
+
+
+command.params += flags(RerankConfig)
+
+
+def rerank(path: Path | None, config: RerankConfig, plugins: tuple[str, ...]) -> None:
+    from nmtkit.scoring.metrics import Settings, score
+    from nmtkit.scoring.texts import check_equal_counts, lines_of, read_lines
+    from nmtkit.translation.likelihood import is_language_model
+    from nmtkit.translation.options import DeviceOptions
+    from nmtkit.translation.parallel import rank_device
+    from nmtkit.translation.reranking import BACKWARD, LM, Weights, add_features, read_nbest, tune
+    from nmtkit.translation.translator import Translator
+
+    name = str(path or "standard input")
+    lines = read_lines(path) if path else lines_of(standard_input().read(), Path(name))
+    lists = read_nbest(lines, name)
+    device = rank_device(DeviceOptions().named_device, 1)
+    backward, lm = (None if file is None else Translator.load(file, device) for file in (config.backward, config.lm))
+    if lm is not None and not is_language_model(lm):
+        raise ValueError(f"--lm {config.lm} is not a language model; train one with nmtkit train --arch transformer_lm")
+    if backward is not None and is_language_model(backward):
+        raise ValueError(f"--backward {config.backward} is a language model; give it as --lm")
+    references = None if config.tune is None else read_lines(config.tune)
+    if references is not None:
+        check_equal_counts({name: lines, str(config.tune): references})
+    add_features(lists, backward, lm, (config.source_lang, config.target_lang))
+    missing = [
+        field for field in (BACKWARD, LM) if len({field in each for nbest in lists for each in nbest.hypotheses}) > 1
+    ]
+    if missing:
+        raise ValueError(f"{name}: some hypotheses have no {missing[0]}; give the model to compute it")
+    weights = Weights(config.weight_backward, config.weight_lm, config.lenpen)
+    if references is not None:
+        settings = Settings(target_lang=config.target_lang)
+        weights, highest, first = tune(
+            lists,
+            lambda texts: score(texts, [references], [config.metric], settings)[0].value,
+            weights,
+            config.trials,
+            config.seed,
+        )
+        models = [
+            word for flag in ("backward", "lm") if (file := getattr(config, flag)) for word in (f"--{flag}", file)
+        ]
+        words = ["nmtkit", "rerank", "test.jsonl", *models, *(word for each in plugins for word in ("--plugin", each))]
+        values = (("--weight-backward", weights.backward), ("--weight-lm", weights.lm), ("--lenpen", weights.lenpen))
+        words += [word for flag, value in values for word in (flag, f"{value:g}")]
+        stderr.print(f"{config.metric} {first:.2f} with the given weights, {highest:.2f} with the best", markup=False)
+        stderr.print(f"next: {shlex.join(map(str, words))} > test.out", markup=False, highlight=False, soft_wrap=True)
+    for nbest in lists:
+        record = nbest.reranked(weights)
+        as_json = config.format == "jsonl"
+        click.echo(json.dumps(record, ensure_ascii=False) if as_json else record["hypotheses"][0]["text"])

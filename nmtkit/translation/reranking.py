@@ -1,0 +1,140 @@
+"""Noisy-channel reranking of n-best lists, with a backward model and a language model.
+
+A translation y of x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y). Sources: Yee et
+al. 2019, "Simple and Effective Noisy Channel Modeling for Neural Machine Translation"; Ng et al. 2019, "Facebook FAIR's
+WMT19 News Translation Task Submission".
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nmtkit.search.candidates import length_penalty
+from nmtkit.translation.likelihood import likelihoods
+from nmtkit.translation.translator import Translator
+
+BACKWARD, LM = "backward_log_probability", "lm_log_probability"  # fields that reranking adds to a hypothesis
+LARGEST = 2.0  # weights and length penalties are drawn from 0 to this number
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of log p(x | y) and log p(y), and the exponent of the length penalty. log p(y | x) has weight 1."""
+
+    backward: float
+    lm: float
+    lenpen: float
+
+
+@dataclass
+class NBest:
+    """The n-best list of a source: a line of `nmtkit generate --format jsonl`, whose fields are kept."""
+
+    record: dict[str, Any]
+
+    @property
+    def source(self) -> str:
+        return str(self.record["source"])
+
+    @property
+    def hypotheses(self) -> list[dict[str, Any]]:
+        hypotheses: list[dict[str, Any]] = self.record["hypotheses"]
+        return hypotheses
+
+    def score(self, hypothesis: dict[str, Any], weights: Weights) -> float:
+        """Returns the score of a hypothesis. A log probability of null stands for minus infinity."""
+        parts = ((1.0, "log_probability"), (weights.backward, BACKWARD), (weights.lm, LM))
+        total = 0.0
+        for weight, field in parts:
+            value = hypothesis.get(field, 0.0)
+            total += weight * (-math.inf if value is None else value) if weight else 0.0
+        return total / length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
+
+    def best(self, weights: Weights) -> int:
+        """Returns the index of the best hypothesis; the first one if several have the same score."""
+        scores = [self.score(hypothesis, weights) for hypothesis in self.hypotheses]
+        return scores.index(max(scores))
+
+    def reranked(self, weights: Weights) -> dict[str, Any]:
+        """Returns the record with the new scores, best hypothesis first."""
+        scored = [each | {"score": self.score(each, weights)} for each in self.hypotheses]
+        scored.sort(key=lambda each: -each["score"])
+        for each in scored:
+            each["score"] = each["score"] if math.isfinite(each["score"]) else None
+        return self.record | {"hypotheses": scored}
+
+
+def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
+    """Reads n-best lists. Raises ValueError, with the line, for a line that is not a record of generate."""
+    lists = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            for each in record["hypotheses"]:
+                _ = each["text"] + "", each["log_probability"], len(each["pieces"])
+            _ = record["source"] + "", record["hypotheses"][0]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{name}:{number} is not an n-best list; write it with nmtkit generate --nbest N --format jsonl"
+            ) from error
+        lists.append(NBest(record))
+    if not lists:
+        raise ValueError(f"{name} is empty")
+    return lists
+
+
+def add_features(
+    lists: Sequence[NBest],
+    backward: Translator | None,
+    lm: Translator | None,
+    languages: tuple[str | None, str | None] = (None, None),
+) -> None:
+    """Adds log p(x | y) of the backward model and log p(y) of the language model to all hypotheses.
+
+    `languages` are the languages of x and y, if the backward model needs language tokens. The models may have
+    different vocabularies, because they read texts.
+    """
+    pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
+    texts = [hypothesis["text"] for _, hypothesis in pairs]
+    if backward is not None:
+        sources = [source for source, _ in pairs]
+        found = likelihoods(backward, texts, sources, languages[1], languages[0])
+        _add(pairs, BACKWARD, (each.log_probability for each in found))
+    if lm is not None:
+        _add(pairs, LM, (each.log_probability for each in likelihoods(lm, None, texts)))
+
+
+def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterator[float]) -> None:
+    for (_, hypothesis), value in zip(pairs, values, strict=True):
+        hypothesis[field] = value if math.isfinite(value) else None
+
+
+def tune(
+    lists: Sequence[NBest], score: Callable[[list[str]], float], start: Weights, trials: int, seed: int
+) -> tuple[Weights, float, float]:
+    """Returns the weights with the highest score of the chosen texts, this score, and the score of `start`.
+
+    A random search, as in Yee et al. 2019: each trial draws both weights and the length penalty from 0 to LARGEST. A
+    weight without a feature stays 0. Equal scores keep the earlier weights, `start` first.
+    """
+    generator = np.random.default_rng(seed)
+    used = [any(field in each for nbest in lists for each in nbest.hypotheses) for field in (BACKWARD, LM)]
+    known: dict[tuple[int, ...], float] = {}
+
+    def value(weights: Weights) -> float:
+        chosen = tuple(each.best(weights) for each in lists)
+        if chosen not in known:
+            known[chosen] = score([each.hypotheses[i]["text"] for each, i in zip(lists, chosen, strict=True)])
+        return known[chosen]
+
+    best, first = start, value(start)
+    highest = first
+    for drawn in generator.uniform(0, LARGEST, (trials, 3)).round(3).tolist():
+        weights = Weights(drawn[0] * used[0], drawn[1] * used[1], drawn[2])
+        if value(weights) > highest:
+            best, highest = weights, value(weights)
+    return best, highest, first

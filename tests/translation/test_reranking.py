@@ -1,0 +1,136 @@
+"""Noisy-channel reranking: `nmtkit rerank`, against scores of the models that are asked one text at a time."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import save_ending_transformer, tiny_transformer
+from click.testing import CliRunner
+
+import nmtkit
+from nmtkit import checkpoint
+from nmtkit.cli import main
+from nmtkit.models import from_checkpoint, to_checkpoint, vocabulary_of
+from nmtkit.translation.reranking import NBest, Weights, read_nbest, tune
+
+LINES = ["all human beings are born free", "", "everyone has the right to life"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rerank")
+    _, tokenizer = from_checkpoint(save_ending_transformer(folder / "model.pt"))
+    for name, layers, seed in (("back", 1, 2), ("lm", 0, 3)):
+        model = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=layers, seed=seed, sharpness=3.0)
+        contents = to_checkpoint(model, "transformer_tiny", model.config, tokenizer, [], 1)
+        checkpoint.save(folder / f"{name}.pt", contents)
+    search = ["--beam", "4", "--nbest", "4", "--max-len-a", "0", "--max-len-b", "6", "--format", "jsonl"]
+    result = CliRunner().invoke(
+        main, ["generate", "--path", str(folder / "model.pt"), *search], input="\n".join(LINES) + "\n"
+    )
+    assert result.exit_code == 0, result.output
+    (folder / "nbest.jsonl").write_text(result.stdout)
+    return folder
+
+
+def rerank(folder: Path, *arguments: str, file: str = "nbest.jsonl") -> Any:
+    words = [word.format(folder=folder) for word in arguments]
+    return CliRunner().invoke(main, ["rerank", str(folder / file), *words])
+
+
+MODELS = ["--backward", "{folder}/back.pt", "--lm", "{folder}/lm.pt"]
+
+
+def test_scores_are_sums_of_the_models_that_are_asked_one_text_at_a_time(folder: Path) -> None:
+    settings = ["--weight-backward", "0.7", "--weight-lm", "0.2", "--lenpen", "0.5"]
+    result = rerank(folder, *MODELS, *settings, "--format", "jsonl")
+    assert result.exit_code == 0, result.output
+    model, back, lm = (nmtkit.load(folder / f"{name}.pt", device="cpu") for name in ("model", "back", "lm"))
+    orders = []
+    for line, written in zip(LINES, result.stdout.splitlines(), strict=True):
+        hypotheses = json.loads(written)["hypotheses"]
+        assert [each["score"] for each in hypotheses] == sorted((each["score"] for each in hypotheses), reverse=True)
+        for each in hypotheses:
+            text = each["text"]
+            total = each["log_probability"] + 0.7 * back.score(text, line) + 0.2 * lm.score("", text)
+            penalty = ((5 + len(each["pieces"]) + 1) / 6) ** 0.5
+            assert each["score"] == pytest.approx(total / penalty, abs=2e-3)
+            if line:
+                assert each["log_probability"] == pytest.approx(model.score(line, text), abs=0.5)
+        orders.append([each["text"] for each in hypotheses])
+    chosen = rerank(folder, *MODELS, *settings).stdout.splitlines()
+    assert chosen == [texts[0] for texts in orders]
+    before = [json.loads(line)["hypotheses"][0]["text"] for line in (folder / "nbest.jsonl").read_text().splitlines()]
+    assert chosen != before
+
+
+def test_log_probabilities_in_the_file_are_used_again(folder: Path) -> None:
+    first = rerank(folder, *MODELS, "--format", "jsonl")
+    (folder / "scored.jsonl").write_text(first.stdout)
+    again = rerank(folder, file="scored.jsonl")
+    assert again.exit_code == 0, again.output
+    assert again.stdout == rerank(folder, *MODELS).stdout
+    alone = rerank(folder, "--lenpen", "0.6")
+    assert (
+        alone.stdout.splitlines()[0]
+        == json.loads((folder / "nbest.jsonl").read_text().splitlines()[0])["hypotheses"][0]["text"]
+    )
+
+
+def listed(*hypotheses: tuple[str, float, float, float]) -> NBest:
+    fields = "text", "log_probability", "backward_log_probability", "lm_log_probability"
+    return NBest(
+        {"source": "x", "hypotheses": [dict(zip(fields, each, strict=True)) | {"pieces": ["a"]} for each in hypotheses]}
+    )
+
+
+def test_tuning_finds_weights_that_choose_the_references() -> None:
+    lists = [listed(("bad", -1, -9, -1), ("good", -2, -1, -5)), listed(("worse", -3, -5, -1), ("fine", -3, -4, -1.5))]
+
+    def right(texts: list[str]) -> float:
+        return sum(text in ("good", "fine") for text in texts)
+
+    weights, highest, first = tune(lists, right, Weights(0.0, 1.0, 0.0), 50, 1)
+    assert (first, highest) == (0, 2)
+    # good beats bad iff 8 b > 1 + 4 l, and fine beats worse iff b > 0.5 l
+    assert 8 * weights.backward > 1 + 4 * weights.lm and weights.backward > 0.5 * weights.lm
+    assert tune(lists, right, weights, 50, 1)[0] == weights
+
+
+def test_the_command_tunes_and_names_the_next_command(folder: Path) -> None:
+    lines = (folder / "nbest.jsonl").read_text().splitlines()
+    texts = [[each["text"] for each in json.loads(line)["hypotheses"]] for line in lines]
+    (folder / "valid.de").write_text("\n".join(rows[-1] for rows in texts) + "\n")
+    result = rerank(folder, *MODELS, "--tune", "{folder}/valid.de", "--metric", "chrf", "--trials", "20")
+    assert result.exit_code == 0, result.output
+    assert "next: nmtkit rerank test.jsonl --backward" in result.stderr.replace("\n", " ")
+    before, after = (float(part.split()[0]) for part in result.stderr.removeprefix("chrf ").split(", ")[:2])
+    assert after >= before
+
+
+def test_a_log_probability_of_null_is_the_worst() -> None:
+    nbest = listed(("never", -1, -1, -1), ("often", -9, -9, -9))
+    nbest.hypotheses[0]["backward_log_probability"] = None
+    record = nbest.reranked(Weights(1.0, 0.0, 0.0))
+    assert [each["text"] for each in record["hypotheses"]] == ["often", "never"]
+    assert record["hypotheses"][1]["score"] is None and not math.isnan(record["hypotheses"][0]["score"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--lm", "{folder}/back.pt"], "is not a language model"),
+        (["--backward", "{folder}/lm.pt"], "is a language model; give it as --lm"),
+        (["--trials", "5"], "--trials does nothing without --tune"),
+        (["--tune", "{folder}/short.de"], "line counts differ"),
+    ],
+    ids=["lm", "backward", "trials", "references"],
+)
+def test_what_cannot_be_reranked_is_said(folder: Path, arguments: list[str], message: str) -> None:
+    (folder / "short.de").write_text("ein\n")
+    result = rerank(folder, *arguments)
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+    with pytest.raises(ValueError, match=r"out\.de:1 is not an n-best list"):
+        read_nbest(["Ein Hund"], "out.de")
