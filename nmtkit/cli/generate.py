@@ -378,11 +378,8 @@ def generate(
                 target_lang=search.target_lang or dataset.target_language,
             )
         at_terminal = sys.stdin is not None and sys.stdin.isatty()
-        prompts = (
-            at_terminal
-            and ranks == 1
-            and not (dataset or document or files or line_files or config.output or config.pivot)
-        )
+        has_input = dataset or document or files or line_files
+        prompts = at_terminal and ranks == 1 and not (has_input or config.output or config.pivot)
         if prompts and config.format == "text" and not text.active:
             search = dataclasses.replace(search, alignment="hard")  # the prompt shows alignments
         pivot = None

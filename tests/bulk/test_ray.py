@@ -2,10 +2,12 @@
 
 import io
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +77,23 @@ print("end", flush=True)
 """
 
 
+PORTS = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port", "metrics_export_port")
+
+
+def free_ports() -> dict[str, int]:
+    """Returns ports for a node. Without given ports, a node fails if its agents start slowly."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in PORTS]
+        return {name: each.getsockname()[1] for name, each in zip(PORTS, sockets, strict=True)}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    head = {"num_cpus": 1, "include_dashboard": False, **free_ports()}
+    made = Cluster(initialize_head=True, head_node_args=head)
     yield made
     made.shutdown()
 
@@ -93,7 +106,7 @@ def start(plan: Plan, cluster: Any, event: str) -> "subprocess.Popen[str]":
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["nothing", "actor", "node", "driver"])
 def test_two_nodes_write_identical_bytes_whatever_is_killed(cluster: Any, tmp_path: Path, event: str) -> None:
-    node = cluster.add_node(num_cpus=1)
+    node = cluster.add_node(num_cpus=1, **free_ports())
     cluster.wait_for_nodes()
     plan = job(tmp_path / "shards")
     with start(plan, cluster, event) as driver:

@@ -4,7 +4,9 @@ import gzip
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,3 +160,30 @@ def test_a_signal_stops_the_job_and_shows_the_command_to_continue(
     assert f"{number.name}. To continue: {command}" in capsys.readouterr().err
     assert sorted(os.listdir(plan.folder)) == [".lock", "plan.json"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.slow
+def test_killed_workers_and_drivers_change_no_byte(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in LINES * 200))
+    shards = tmp_path / "shards"
+    flags = ("--input", tmp_path / "text", *SHORT)
+    words = ["generate", "--path", folder / "model.pt", "--device", "cpu", *flags, "--output-dir", shards]
+    command = [sys.executable, "-m", "nmtkit", *map(str, words), "--shard-lines", "250", "--workers", "2"]
+    for victim in ("worker", "driver"):
+        before = len(list(shards.glob("*.done")))
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+            while len(list(shards.glob("*.done"))) < before + 2:
+                assert driver.poll() is None
+                time.sleep(0.02)
+            children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+            os.kill(int(children[0]) if victim == "worker" else driver.pid, signal.SIGKILL)
+            assert driver.stderr is not None
+            messages = driver.stderr.read()
+        assert driver.returncode == (2 if victim == "worker" else -signal.SIGKILL)
+        assert ("SIGKILL" in messages) == (victim == "worker")
+        assert not (victim == "worker" and [name for name in os.listdir(shards) if ".tmp" in name])
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)
+    assert "continuing, shard" in done.stderr
+    merged = CliRunner().invoke(main, ["merge", str(shards)])
+    assert merged.stdout == generate(folder, *flags).stdout
+    assert [name for name in os.listdir(shards) if ".tmp" in name] == []
