@@ -16,9 +16,9 @@ from nmtkit.plugins import load_plugins
     "--format",
     type=click.Choice(["ctranslate2", "huggingface", "marian", "safetensors", "checkpoint"]),
     required=True,
-    help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers; "
-    "marian: a folder for Marian, or pymarian; safetensors: a folder of standard files; checkpoint: converts a "
-    "safetensors folder back to a checkpoint.",
+    help="ctranslate2: a folder for ctranslate2.Translator; huggingface: a folder for MarianMTModel of transformers, "
+    "or for M2M100ForConditionalGeneration if the model has several languages; marian: a folder for Marian, or "
+    "pymarian; safetensors: a folder of standard files; checkpoint: converts a safetensors folder to a checkpoint.",
 )
 @click.option(
     "--quantization",

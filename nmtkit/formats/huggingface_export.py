@@ -1,12 +1,12 @@
 """Exports a Transformer as a folder for Hugging Face's transformers: MarianMTModel with MarianTokenizer.
 
+A model of several languages becomes an M2M-100 model instead (`huggingface_m2m_export.py`).
+
 In Marian's position encoding, all sines come before all cosines. In the position encoding of the paper, sines and
 cosines alternate. The export therefore permutes the rows and columns of all weights that read or write the residual
 stream. Both models then compute the same function.
 """
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.data.spm_model import FOREIGN
 from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
 from nmtkit.files import write_folder
+from nmtkit.formats import huggingface_m2m_export
 from nmtkit.formats.expressible import check_expressible
 from nmtkit.formats.huggingface import CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE
+from nmtkit.formats.huggingface_tensors import layer_tensors, write_json
 from nmtkit.formats.model_card import model_card
-from nmtkit.formats.transformer_names import layer_names
 from nmtkit.formats.weights import check_safetensors, save_safetensors
 
 # Marian supports every value of the settings in SAME, and the values in ALLOWED of other settings.
@@ -38,7 +39,6 @@ USAGE = [
     "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
     "```",
 ]
-WRITES = ("out_proj", "fc2")  # layers that write the residual stream; all other layers read it
 
 
 def save(source: Path, destination: Path) -> None:
@@ -50,6 +50,9 @@ def save(source: Path, destination: Path) -> None:
     check_safetensors()
     contents = checkpoint.load(source)
     model, tokenizer = models.from_checkpoint(source)
+    if tokenizer.languages and not tokenizer.has_target_languages_only:
+        huggingface_m2m_export.save(contents, model, tokenizer, source, destination)
+        return
     transformer = check_expressible(model, source, "MarianMTModel", SAME, ALLOWED)
     settings = settings_of(transformer.config, tokenizer)
     weights = to_transformers(transformer, tokenizer)
@@ -115,19 +118,7 @@ def to_transformers(model: Transformer, tokenizer: Tokenizer) -> dict[str, Tenso
         tensors = {"model.encoder.embed_tokens.weight": source, "model.decoder.embed_tokens.weight": target}
     bias = state.get("output_projection.bias", torch.zeros(len(target)))
     tensors["final_logits_bias"] = bias[None]
-    for stack in ("encoder", "decoder"):
-        for index in range(config.encoder_layers if stack == "encoder" else config.decoder_layers):
-            for ours, theirs in layer_names(stack):
-                weight = state[f"{stack}.{index}.{ours}.weight"]
-                bias = state.get(f"{stack}.{index}.{ours}.bias", torch.zeros(len(weight)))
-                if ours.endswith(("norm", *WRITES)):
-                    weight, bias = weight[axes], bias[axes]
-                else:
-                    weight = weight[:, axes]
-                parts = zip(theirs, weight.chunk(len(theirs)), bias.chunk(len(theirs)), strict=True)
-                for name, part, of_part in parts:
-                    tensors[f"model.{stack}.layers.{index}.{name}.weight"] = part
-                    tensors[f"model.{stack}.layers.{index}.{name}.bias"] = of_part
+    tensors |= layer_tensors(state, config, axes)
     return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
 
 
@@ -142,7 +133,3 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, shared: bool) -> None:
     tokens = {"unk_token": source[UNK], "eos_token": source[EOS], "pad_token": source[BOS]}
     about = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": not shared, "model_max_length": 512}
     write_json(folder / TOKENIZER_FILE, about | tokens)
-
-
-def write_json(path: Path, contents: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -7,11 +7,16 @@ from nmtkit.architectures.transformer_config import TransformerConfig
 
 
 def model_card(
-    contents: checkpoint.Checkpoint, config: TransformerConfig, metadata: Sequence[str], usage: Sequence[str]
+    contents: checkpoint.Checkpoint,
+    config: TransformerConfig,
+    metadata: Sequence[str],
+    usage: Sequence[str],
+    program: str = "marian",
 ) -> str:
     """Returns the text of README.md for a checkpoint.
 
-    `metadata` are lines of YAML for the Hugging Face Hub. `usage` are lines of Markdown that show how to translate.
+    `metadata` are lines of YAML for the Hugging Face Hub, and `program` is a tag there. `usage` are lines of Markdown
+    that show how to translate.
     """
     run = contents.get("run", {})
     scores = {name: value for name, value in contents.get("scores", {}).items() if isinstance(value, int | float)}
@@ -20,7 +25,7 @@ def model_card(
     facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
     facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
-    lines = ["---", *metadata, "pipeline_tag: translation", "tags: [translation, marian, nmtkit]", "---", ""]
+    lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
     lines += ["# A translation model", "", "Trained with nmtkit. Normalise text to Unicode form NFC.", "", *usage, ""]
     lines += ["## Training", "", *(f"- {name}: {value}" for name, value in facts.items())]
     if scores:

@@ -1,0 +1,130 @@
+"""Exports a Transformer of several languages as a folder for transformers: M2M100ForConditionalGeneration.
+
+The tokenizer of M2M-100 has a fixed list of 100 languages, whose tokens follow the pieces in the order of the list. The
+export has a row for each of them. The padding and the languages that the model does not have repeat the row of <s>,
+which a trained model never predicts.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures.transformer import Transformer
+from nmtkit.architectures.transformer_config import TransformerConfig
+from nmtkit.checkpoint import Checkpoint
+from nmtkit.data.tokenizer import BOS, EOS, UNK, Tokenizer
+from nmtkit.files import write_folder
+from nmtkit.formats.expressible import check_expressible
+from nmtkit.formats.huggingface import CONFIG_FILE, GENERATION_FILE, M2M_100, SPM_FILE, TOKENIZER_FILE, VOCAB_FILE
+from nmtkit.formats.huggingface_tensors import layer_tensors, write_json
+from nmtkit.formats.model_card import model_card
+from nmtkit.formats.weights import save_safetensors
+
+PROGRAM = "M2M100ForConditionalGeneration"
+SAME = {"encoder_layers", "decoder_layers", "d_model", "d_ff", "heads", "max_positions", "scale_embeddings"}
+SAME |= {"attention_bias"}
+ALLOWED = {
+    "activation": ("relu", "gelu", "swish"),
+    "positions": ("sinusoidal_fairseq",),
+    "pre_norm": (True,),
+    "position_offset": (2,),  # positions follow the id of the padding
+}
+START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; nmtkit's decoder starts from <s>
+USAGE = [
+    "```python",
+    "from transformers import M2M100ForConditionalGeneration, M2M100Tokenizer",
+    "",
+    'tokenizer = M2M100Tokenizer.from_pretrained(FOLDER, src_lang="{source}")',
+    "model = M2M100ForConditionalGeneration.from_pretrained(FOLDER)",
+    'inputs = tokenizer(["…"], return_tensors="pt")',
+    'output = model.generate(**inputs, forced_bos_token_id=tokenizer.get_lang_id("{target}"))',
+    "print(tokenizer.batch_decode(output, skip_special_tokens=True))",
+    "```",
+]
+
+
+def save(contents: Checkpoint, model: Any, tokenizer: Tokenizer, source: Path, destination: Path) -> None:
+    """Writes the model of the checkpoint `source`. Raises ValueError for settings that M2M-100 does not support."""
+    check_languages(tokenizer, source)
+    transformer = check_expressible(model, source, PROGRAM, SAME, ALLOWED)
+    config = transformer.config
+    first, second = (*tokenizer.languages, "de")[:2]
+    usage = [line.format(source=first, target=second) for line in USAGE]
+    table = rows_of(tokenizer)
+
+    def fill(folder: Path) -> None:
+        save_safetensors(to_transformers(transformer, table), folder / "model.safetensors", {"format": "pt"})
+        write_json(folder / CONFIG_FILE, settings_of(config, len(table)))
+        forbidden = [[START], [PAD], [UNKNOWN]]
+        write_json(folder / GENERATION_FILE, {"num_beams": 4, "max_length": 512, "bad_words_ids": forbidden} | IDS)
+        (folder / SPM_FILE).write_bytes(tokenizer.source_model)
+        pieces = tokenizer.source_pieces(range(tokenizer.source_size - len(tokenizer.languages)))
+        names = {"<s>": START, "<pad>": PAD, "</s>": END, "<unk>": UNKNOWN}
+        write_json(folder / VOCAB_FILE, names | {piece: id for id, piece in enumerate(pieces[3:], 4)})
+        about = {"tokenizer_class": "M2M100Tokenizer", "language_codes": "m2m100", "num_madeup_words": 0}
+        write_json(folder / TOKENIZER_FILE, about | {"src_lang": first, "model_max_length": config.max_positions})
+        card = model_card(contents, config, ["library_name: transformers"], usage, "m2m_100")
+        (folder / "README.md").write_text(card, encoding="utf-8")
+
+    write_folder(destination, fill)
+
+
+IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END, "decoder_start_token_id": START}
+
+
+def check_languages(tokenizer: Tokenizer, source: Path) -> None:
+    """Raises ValueError unless the tokenizer is joint and has tokens such as __de__ of languages of M2M-100."""
+    tokens = tokenizer.source_pieces(list(tokenizer.languages.values()))
+    advice = "give --format safetensors"
+    if not tokenizer.one_model or any(not token.startswith("__") for token in tokens):
+        raise ValueError(
+            f"{source} has language tokens such as {tokens[0]}, but {PROGRAM} needs one tokenizer with tokens such as "
+            f"__de__ (preprocess --language-tokens both); or {advice}"
+        )
+    missing = sorted(set(tokenizer.languages) - set(M2M_100.split()))
+    if missing:
+        raise ValueError(f"{source} has languages that M2M100Tokenizer does not have: {', '.join(missing)}; {advice}")
+
+
+def rows_of(tokenizer: Tokenizer) -> list[int]:
+    """Returns the row of nmtkit's embeddings for each id of the export."""
+    pieces = range(3, tokenizer.source_size - len(tokenizer.languages))
+    return [BOS, BOS, EOS, UNK, *pieces, *(tokenizer.languages.get(code, BOS) for code in M2M_100.split())]
+
+
+def to_transformers(model: Transformer, table: list[int]) -> dict[str, Tensor]:
+    """Returns the weights under the names of transformers."""
+    config, state = model.config, {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    rows = state["target_embedding.tokens.weight"][table].float()
+    tensors = {"model.shared.weight": rows, **layer_tensors(state, config, torch.arange(config.d_model))}
+    for stack in ("encoder", "decoder"):
+        for part in ("weight", "bias"):
+            tensors[f"model.{stack}.layer_norm.{part}"] = state[f"{stack}_norm.{part}"]
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def settings_of(config: TransformerConfig, size: int) -> dict[str, Any]:
+    """Returns the contents of config.json."""
+    sides: dict[str, Any] = {}
+    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        sides |= {f"{side}_layers": layers, f"{side}_ffn_dim": config.d_ff, f"{side}_attention_heads": config.heads}
+        sides[f"{side}_layerdrop"] = 0.0
+    return {
+        "architectures": [PROGRAM],
+        "model_type": "m2m_100",
+        "vocab_size": size,
+        "d_model": config.d_model,
+        **sides,
+        "activation_function": config.activation,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout,
+        "max_position_embeddings": config.max_positions,
+        "scale_embedding": config.scale_embeddings,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        **IDS,
+    }

@@ -1,0 +1,37 @@
+"""Weights of the layers of a Transformer under the names of transformers, and its JSON files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nmtkit.architectures.transformer_config import TransformerConfig
+from nmtkit.formats.transformer_names import layer_names
+
+WRITES = ("out_proj", "fc2")  # layers that write the residual stream; all other layers read it
+
+
+def layer_tensors(state: Mapping[str, Tensor], config: TransformerConfig, axes: Tensor) -> dict[str, Tensor]:
+    """Returns the weights of all encoder and decoder layers. `axes` is the order of the axes of the residual stream."""
+    tensors: dict[str, Tensor] = {}
+    for stack in ("encoder", "decoder"):
+        for index in range(config.encoder_layers if stack == "encoder" else config.decoder_layers):
+            for ours, theirs in layer_names(stack):
+                weight = state[f"{stack}.{index}.{ours}.weight"]
+                bias = state.get(f"{stack}.{index}.{ours}.bias", torch.zeros(len(weight)))
+                if ours.endswith(("norm", *WRITES)):
+                    weight, bias = weight[axes], bias[axes]
+                else:
+                    weight = weight[:, axes]
+                parts = zip(theirs, weight.chunk(len(theirs)), bias.chunk(len(theirs)), strict=True)
+                for name, part, of_part in parts:
+                    tensors[f"model.{stack}.layers.{index}.{name}.weight"] = part
+                    tensors[f"model.{stack}.layers.{index}.{name}.bias"] = of_part
+    return tensors
+
+
+def write_json(path: Path, contents: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(contents, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,78 @@
+"""A Transformer of several languages as an M2M-100 folder of transformers has the same logits there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from builders import REAL_LINES, save_transformer
+
+import nmtkit
+from nmtkit import checkpoint
+from nmtkit.formats import huggingface
+from nmtkit.formats.huggingface_export import save
+
+pytest.importorskip("safetensors")
+
+EXPRESSIBLE = {"pre_norm": True, "positions": "sinusoidal_fairseq", "position_offset": 2}
+VARIANTS = {"plain": {}, "biases": {"attention_bias": True, "activation": "gelu", "scale_embeddings": False}}
+PAIR = {"source_lang": "it", "target_lang": "pl"}
+SHORT = {"max_len_a": 0.0, "max_len_b": 8, **PAIR}
+
+
+def saved(folder: Path, **changes: object) -> Path:
+    return save_transformer(folder / "model.pt", languages=("en", "pl", "it"), **(EXPRESSIBLE | changes))
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_transformers_computes_the_same_logits(changes: dict[str, object], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path, folder = saved(tmp_path, **changes), tmp_path / "folder"
+    save(path, folder)
+    ours = nmtkit.load(path, trainable=True)
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = transformers.M2M100Tokenizer.from_pretrained(folder, src_lang="it")
+    source, target = REAL_LINES[0], REAL_LINES[6]
+    inputs = tokenizer(source, return_tensors="pt")
+    pieces = ["__it__", *ours.tokenizer.source_encoding(source), "</s>"]
+    assert tokenizer.convert_ids_to_tokens(inputs.input_ids[0].tolist()) == pieces
+    # ids of the export: <s>, <pad>, </s>, <unk>, the other pieces in the same order, languages in M2M-100's order
+    codes = list(ours.tokenizer.languages)
+    size = ours.tokenizer.source_size - len(codes)
+    ids = torch.tensor([3, 0, 2, *range(4, size + 1), *(tokenizer.get_lang_id(code) for code in codes)])
+    batch = ours.batch([source], [target], **PAIR)
+    assert ids[batch.source.values].tolist() == inputs.input_ids[0].tolist()
+    with torch.no_grad():
+        found = theirs(**inputs, decoder_input_ids=ids[batch.target_input.values][None]).logits[0]
+    expected = ours.logits(source, target, **PAIR).detach()
+    torch.testing.assert_close(found[:, ids], expected, rtol=1e-4, atol=1e-4)
+    assert expected.std() > 0.3
+
+
+def test_the_import_of_an_export_translates_alike(tmp_path: Path) -> None:
+    path, folder = saved(tmp_path), tmp_path / "folder"
+    save(path, folder)
+    checkpoint.save(tmp_path / "again.pt", huggingface.load(folder))
+    before, after = (
+        nmtkit.load(file).translate(REAL_LINES, nbest=1, **SHORT) for file in (path, tmp_path / "again.pt")
+    )
+    for one, other in zip(before, after, strict=True):
+        assert one.hypotheses[0].pieces == other.hypotheses[0].pieces
+
+
+@pytest.mark.parametrize(
+    ("changes", "languages", "message"),
+    [
+        ({"positions": "sinusoidal"}, ("en", "pl"), "--positions sinusoidal_fairseq"),
+        ({"pre_norm": False}, ("en", "pl"), "--pre-norm"),
+        ({"position_offset": 0}, ("en", "pl"), "--position-offset 2"),
+        ({}, ("en", "xx"), "languages that M2M100Tokenizer does not have: xx"),
+    ],
+    ids=["positions", "norm", "offset", "language"],
+)
+def test_other_models_are_refused_by_name(
+    changes: dict[str, object], languages: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    path = save_transformer(tmp_path / "model.pt", languages=languages, **(EXPRESSIBLE | changes))
+    with pytest.raises(ValueError, match=message):
+        save(path, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
