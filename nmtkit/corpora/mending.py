@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nmtkit.corpora.texts import CODE_POINTS, Side
+from nmtkit.text.normalization import INVISIBLE
 
 MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
 
@@ -18,8 +19,6 @@ MENDED = ("encoding", "entities", "characters", "spaces", "normalization")
 _CONTINUATION = "[\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _MOJIBAKE = re.compile(f"[\u00c2-\u00f4]{_CONTINUATION}")
 _ENTITY = re.compile(r"&(?:#[0-9]{2,6}|#[xX][0-9a-fA-F]{2,5}|[a-zA-Z][a-zA-Z0-9]{1,30});")
-# Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
-_INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff]")
 _SPACE = re.compile("[ \t\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]+")
 
 
@@ -44,7 +43,7 @@ def _kinds() -> npt.NDArray[np.uint8]:
         kinds[code] = (
             ENCODING * ("\u00c2" <= sign <= "\u00f4")
             + ENTITIES * (sign == "&")
-            + CHARACTERS * (_INVISIBLE.match(sign) is not None)
+            + CHARACTERS * (INVISIBLE.match(sign) is not None)
             + SPACES * (sign not in " \n" and _SPACE.match(sign) is not None)
             + CONTINUATION * (re.match(_CONTINUATION, sign) is not None)
         )
@@ -100,7 +99,7 @@ class Mender:
             line = self._changed("entities", line, _unescaped(line))
             flags |= CHARACTERS | SPACES
         if flags & CHARACTERS:
-            line = self._changed("characters", line, _INVISIBLE.sub("", line))
+            line = self._changed("characters", line, INVISIBLE.sub("", line))
             flags |= SPACES
         if flags & SPACES:
             line = self._changed("spaces", line, _SPACE.sub(" ", line).strip())

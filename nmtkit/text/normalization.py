@@ -1,4 +1,4 @@
-"""Unicode normalization form NFC in linear time."""
+"""Unicode normalization form NFC in linear time, and invisible characters."""
 
 import re
 import unicodedata
@@ -6,6 +6,8 @@ from functools import cache
 
 MAX_MARKS = 30  # maximum combining marks in a row in stream-safe text (UAX #15, definition D4)
 SEPARATOR = "\u034f"  # the combining grapheme joiner, which the Stream-Safe Text Process inserts into longer runs
+# Control characters, soft hyphens, and zero-width characters. The joiners U+200C and U+200D belong to words and emoji.
+INVISIBLE = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u2060\ufeff]")
 # NFD turns a mark into at most two marks, and a letter into a letter and at most three marks
 _CHECKED_RUN = MAX_MARKS // 2 - 3
 

@@ -16,6 +16,7 @@ from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.steps import (
     Casing,
     GlossaryTerms,
+    InvisibleCharacters,
     Markup,
     Normalization,
     Protection,
@@ -64,6 +65,7 @@ class Pipeline:
             Markup() if text.markup else None,
             QualityEstimation() if search.quality else None,
             Sentences(text.split_sentences) if text.split_sentences is not None else None,
+            InvisibleCharacters(tokenizer),
             Protection(tokenizer, text.protect, text.protect_spans, text.truecase_caps)
             if text.protect or text.protect_spans or text.truecase_caps
             else None,

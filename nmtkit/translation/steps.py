@@ -7,17 +7,18 @@ turns the translations of these parts into the translation of the segment.
 import re
 import unicodedata
 from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from nmtkit.data.tokenizer import Tokenizer
 from nmtkit.search.constraints import NO_CONSTRAINTS, Constraints
 from nmtkit.search.segments import Hypothesis, Segment
-from nmtkit.text.alignment import UNSPACED, Span, is_letter, words
+from nmtkit.text.alignment import UNSPACED, Link, Span, is_letter, words
 from nmtkit.text.casing import capitals, in_capitals, sentence_case
 from nmtkit.text.glossary import Glossary, Occurrence, term_results
 from nmtkit.text.markup import Marked, marked
-from nmtkit.text.normalization import normalized
+from nmtkit.text.normalization import INVISIBLE, normalized
 from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, protected_spans
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
@@ -92,6 +93,46 @@ class Normalization(Step):
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(normalized(segment.text))]
+
+
+class InvisibleCharacters(Step):
+    """Removes invisible characters that the vocabulary does not contain, such as soft hyphens and zero-width spaces.
+
+    Links refer to the words of the line with these characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def before(self, segment: TextSegment) -> list[TextSegment]:
+        if segment.ids is not None:  # the sentence comes from a dataset
+            return [segment.part(segment.text)]
+        return [
+            segment.part(INVISIBLE.sub(lambda char: char[0] if self.tokenizer.knows(char[0]) else "", segment.text))
+        ]
+
+    def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
+        (hypothesis,) = hypotheses
+        if not hypothesis.links or segment.parts[0].text == segment.text:
+            return hypothesis
+        positions = self._positions(segment)
+        shown = [word for word in words(segment.text) if positions[word[0]] < positions[word[1]]]
+        starts, ends = ([positions[word[side]] for word in shown] for side in (0, 1))
+        links = []
+        for link in hypothesis.links:
+            first, last = bisect_right(ends, link.source_start), bisect_left(starts, link.source_end)
+            links += [Link(*word, link.target_start, link.target_end) for word in shown[first:last]]
+        return replace(hypothesis, links=links)
+
+    @staticmethod
+    def _positions(segment: TextSegment) -> list[int]:
+        """Returns the position in the part for each position in the text of the segment, including its end."""
+        (part,) = segment.parts
+        positions = [0]
+        for char in segment.text:
+            last = positions[-1]
+            positions.append(last + (last < len(part.text) and part.text[last] == char))
+        return positions
 
 
 class Markup(Step):

@@ -258,6 +258,14 @@ def test_white_space_that_the_vocabulary_lacks_is_read_as_spaces(folder, space):
     assert other.stdout == spaced.stdout
 
 
+@pytest.mark.parametrize("sign", ["\u200b", "\u00ad", "\u2060", "\ufeff", "\x01"])
+def test_invisible_characters_that_the_vocabulary_lacks_are_left_out(folder, sign):
+    lines = ["a dog runs .", "the cat  sleeps", " a park"]
+    plain = run("--path", folder / "model.pt", text="\n".join(lines))
+    other = run("--path", folder / "model.pt", text="\n".join(line.replace("a", f"a{sign}") for line in lines))
+    assert other.stdout == plain.stdout
+
+
 def test_white_space_of_the_vocabulary_stays(tmp_path):
     """Trained on text with no-break spaces, the model reads them."""
     tokenizer = Tokenizer(train_model(["a\u00a0dog runs in the\u00a0park", "two\u00a0men sleep"] * 20, 300))

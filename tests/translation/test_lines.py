@@ -78,6 +78,25 @@ def test_links_are_of_the_line_as_it_was(path):
     assert {source for source, _ in texts} <= set(line.split())
 
 
+def test_links_are_of_a_line_with_its_invisible_characters(path):
+    translator = Translator.load(path)
+    pipeline = translator.pipeline(SearchOptions(**SHORT), links=True)
+    plain, odd = "a dog runs .", "a\u200b do\u00adg runs\u2060 \ufeff."
+    found, expected = translator.stream([odd, plain], pipeline)
+    assert found.source == odd and found.hypotheses[0].text == expected.hypotheses[0].text
+    words = {"a": "a", "do\u00adg": "dog", "runs\u2060": "runs", ".": "."}
+    links = [[words[odd[a:b]], c, d] for a, b, c, d in found.hypotheses[0].alignment]
+    assert links == [[plain[a:b], c, d] for a, b, c, d in expected.hypotheses[0].alignment] != []
+
+
+def test_markup_goes_around_words_with_invisible_characters(path):
+    translator = Translator.load(path)
+    pipeline = translator.pipeline(SearchOptions(**SHORT), TextOptions(markup="html"))
+    plain, odd = "a <b>dog</b> runs .", "a <b>do\u00adg</b> runs\u200b ."
+    found, expected = translator.stream([odd, plain], pipeline)
+    assert found.hypotheses[0].text == expected.hypotheses[0].text
+
+
 def test_settings_that_do_not_go_together_are_refused(path):
     with pytest.raises(ValueError, match="which protect_spans changes"):
         nmtkit.load(path).translate("a dog", protect_spans=True, alignment="words", nbest=1)
