@@ -48,9 +48,12 @@ def translations_of(lines: list[str], name: Path) -> list[str]:
 
     `nmtkit generate --format jsonl` writes such records.
 
-    Raises ValueError if the first line is a record and a later line is not.
+    Warns if the first line is JSON of another program. Raises ValueError if the first line is a record and a later line
+    is not.
     """
     if _best_translation(lines[0]) is None:
+        if _is_object(lines[0]):
+            logger.warning("%s: the first line is JSON without a translation, so the lines are scored as text", name)
         return lines
     translations = []
     for number, line in enumerate(lines, 1):
@@ -69,9 +72,16 @@ def _best_translation(line: str) -> str | None:
         return None
     try:
         translation = json.loads(line)["hypotheses"][0]["text"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return translation if isinstance(translation, str) else None
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:

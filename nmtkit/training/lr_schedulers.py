@@ -217,7 +217,7 @@ class Plateau(LRScheduler):
         return peak * warmup_factor(update, config.warmup_updates)
 
     def observe(self, score: float) -> None:
-        if score < self.best:
+        if math.isfinite(score) and score < self.best:
             self.best, self.waited = score, 0
             return
         self.waited += 1

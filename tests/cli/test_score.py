@@ -295,6 +295,14 @@ def test_json_lines_of_generate_are_scored_by_their_best_translation(name, tmp_p
     assert mixed.exit_code == 2 and "standard input:2: the first line is a record of nmtkit generate" in mixed.stderr
 
 
+@pytest.mark.parametrize("line", ['{"translation": "ein Hund"}', '{"hypotheses": []}', '{"hypotheses": [{}]}'])
+def test_json_of_another_program_is_told(line, tmp_path):
+    reference = write(tmp_path / "ref", ["ein Hund"])
+    said = nmtkit_score("--ref", reference, stdin=f"{line}\n").stderr
+    assert "standard input: the first line is JSON without a translation, so the lines are scored as text" in said
+    assert "JSON" not in nmtkit_score("--ref", reference, stdin="{ein Hund}\n").stderr
+
+
 @pytest.mark.parametrize(("name", "flags"), [("ref.tsv", ()), ("ref.tmx", ("-t", "de")), ("ref.jsonl", ("-t", "de"))],
                          ids=["tsv", "tmx", "jsonl"])  # fmt: skip
 def test_the_target_side_of_a_corpus_is_the_reference(name, flags, tmp_path):

@@ -86,6 +86,14 @@ def test_plateau_shrinks_when_validation_does_not_improve_and_resumes() -> None:
     assert resumed.lr(1) == 0.3
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_is_never_the_best_of_a_plateau(score: float) -> None:
+    rates = schedule("plateau", lr=1.0, lr_shrink=0.5, lr_patience=2)
+    for each in (score, 3.0, 2.0, 1.0):
+        rates.observe(each)
+    assert rates.lr(1) == 1.0
+
+
 class Wrong(LRScheduler):
     def __init__(self, rate: object) -> None:
         self.rate = rate
