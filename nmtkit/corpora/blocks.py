@@ -5,7 +5,7 @@ the text of a line that exceeds a size limit is not kept.
 """
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,16 @@ class Block:
     source: Span
     target: Span
     alignments: Span | None = None
+    over_long: bool = False
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Like `Block`, for any number of files: a span for each file."""
+
+    first_line: int
+    lines: int
+    spans: tuple[Span, ...]
     over_long: bool = False
 
 
@@ -173,7 +183,17 @@ def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = 
     if corpus.format is not None:
         yield from _extracted_blocks(corpus, folder, longest, shard)
         return
-    readers = [LineReader(path, longest) for path in corpus.paths()]
+    for block in blocks_of_files(corpus.paths(), folder, longest, shard):
+        source, target, *alignments = block.spans
+        yield Block(block.first_line, block.lines, source, target, next(iter(alignments), None), block.over_long)
+
+
+def blocks_of_files(
+    paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, int] = (1, 1)
+) -> Iterator[LineBlock]:
+    """Yields the lines of files with equal numbers of lines, like `blocks`."""
+    longest = max(longest, BLOCK_BYTES)
+    readers = [LineReader(path, longest) for path in paths]
     try:
         for index in range(1 << 62):
             ends = [reader.look_ahead() for reader in readers]
@@ -189,8 +209,8 @@ def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = 
                 for number, (reader, size) in enumerate(zip(readers, sizes, strict=True))
             ]
             if in_shard:
-                yield Block(first_line, lines, spans[0], spans[1], spans[2] if len(spans) > 2 else None, over_long)
-        check_line_counts(corpus.paths(), [reader.count_lines() for reader in readers])
+                yield LineBlock(first_line, lines, tuple(spans), over_long)
+        check_line_counts(list(paths), [reader.count_lines() for reader in readers])
     finally:
         for reader in readers:
             reader.close()

@@ -6,7 +6,7 @@ A dataset is checked once, when it is opened: every count, size, length and offs
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +16,21 @@ import numpy.typing as npt
 from nmtkit.corpora.lines import decode
 from nmtkit.data.dataset_files import (
     ALIGNMENTS,
+    DIRECTION_DTYPE,
     LINK_DTYPE,
+    SHARED,
     SIDES,
     SMALL_FILE,
     TOKENIZER_FOLDER,
     array_file,
     check_files,
+    direction_file,
     map_array,
     read_manifest,
     shard_folders,
     text_file,
 )
+from nmtkit.data.directions import Direction
 from nmtkit.data.tokenizer import BOS, EOS, Encoded, Tokenizer
 
 if TYPE_CHECKING:
@@ -79,23 +83,39 @@ class ConcatArrays:
 
 
 @dataclass(frozen=True, eq=False)
+class FirstTokens:
+    """The first token of each sentence of a side: the token of its direction, instead of the stored token."""
+
+    direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
+    tokens: npt.NDArray[np.int64]  # [directions]
+
+    def of(self, rows: Any) -> Any:
+        return self.tokens[self.direction_index[rows]]
+
+
+@dataclass(frozen=True, eq=False)
 class Side:
     """One side of a split. Sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
     ids: npt.NDArray[Any] | ConcatArrays  # flat, uint16 or uint32
     offsets: npt.NDArray[np.int64] | ConcatArrays  # [n], one per sentence
     lengths: npt.NDArray[np.int32] | ConcatArrays  # [n], in tokens, eos included
+    first: FirstTokens | None = None
 
     def sentence(self, row: int) -> list[int]:
         start = int(self.offsets[row])
-        return self.ids[start : start + int(self.lengths[row])].tolist()
+        ids: list[int] = self.ids[start : start + int(self.lengths[row])].tolist()
+        return ids if self.first is None else [int(self.first.of(row)), *ids[1:]]
 
     def gather(self, rows: Pairs) -> Encoded:
         """Returns the sentences of these rows, concatenated."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
         index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
-        return Encoded(self.ids[index].astype(np.int64 if self.ids.dtype == np.uint32 else np.int32), lengths)
+        ids = self.ids[index].astype(np.int64 if self.ids.dtype == np.uint32 else np.int32)
+        if self.first is not None:
+            ids[ends - lengths] = self.first.of(rows)
+        return Encoded(ids, lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +128,22 @@ class Split:
     tokenizer: Tokenizer
     folder: Path
     alignments: Side | None = None  # links between pieces, see alignments.py
+    directions: tuple[Direction, ...] = ()  # all directions of the dataset; none for a dataset of one direction
+    direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
+
+    def rows_of(self, direction: int) -> Pairs:
+        """Returns the rows of the direction with this index."""
+        if self.direction_index is None:
+            return np.arange(len(self))
+        return np.flatnonzero(np.asarray(self.direction_index) == direction)
+
+    def direction_counts(self) -> list[int]:
+        """Returns the number of rows of each direction. Reads the directions of all rows."""
+        counts = np.zeros(len(self.directions), np.int64)
+        if self.direction_index is not None:
+            for start in range(0, len(self), CHUNK_ROWS):
+                counts += np.bincount(self.direction_index[start : start + CHUNK_ROWS], minlength=len(counts))
+        return counts.tolist()
 
     def __len__(self) -> int:
         return len(self.source.lengths)
@@ -210,7 +246,7 @@ class Dataset:
                     f"{shard} and {shards[0]} have different tokenizers; "
                     "preprocess all shards with the same --tokenizer-from"
                 )
-            for name in ("source_lang", "target_lang", "languages"):
+            for name in ("source_lang", "target_lang", "languages", "directions"):
                 if manifest[name] != manifests[0][name]:
                     raise ValueError(
                         f"{shard} and {shards[0]} have different languages: {name} {manifest[name]} and "
@@ -235,6 +271,11 @@ class Dataset:
     @property
     def target_lang(self) -> str:
         return self.manifest["target_lang"]
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions of a dataset of many languages, or () for a dataset of one direction."""
+        return tuple(Direction(source, target) for source, target in self.manifest["directions"])
 
     @property
     def source_language(self) -> str | None:
@@ -267,10 +308,16 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
         for shard, facts in zip(shards, manifests, strict=True)
         if name in facts["splits"]
     ]
+    directions = tuple(Direction(source, target) for source, target in manifests[0]["directions"])
+    indices = [_direction_index(shard, name, len(directions)) for shard, _ in having if directions]
+    index = None if not indices else indices[0] if len(indices) == 1 else ConcatArrays(indices)
     sides = []
     for side in SIDES:
-        loaded = [_side(shard, name, side, facts[side]) for shard, facts in having]
+        loaded = [_side(shard, name, side, facts[side], SHARED if directions else side) for shard, facts in having]
         sides.append(loaded[0] if len(loaded) == 1 else _concatenated(loaded))
+    if index is not None and tokenizer.has_target_languages_only:
+        tokens = np.array([tokenizer.languages[direction.target] for direction in directions], np.int64)
+        sides[0] = replace(sides[0], first=FirstTokens(index, tokens))
     aligned = [(shard, facts[ALIGNMENTS]) for shard, facts in having if ALIGNMENTS in facts]
     if aligned and len(aligned) < len(having):
         raise ValueError(
@@ -279,19 +326,27 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
         )
     loaded = [_side(shard, name, ALIGNMENTS, facts) for shard, facts in aligned]
     alignments = None if not loaded else loaded[0] if len(loaded) == 1 else _concatenated(loaded)
-    return Split(name, sides[0], sides[1], tokenizer, having[0][0], alignments)
+    return Split(name, sides[0], sides[1], tokenizer, having[0][0], alignments, directions, index)
 
 
-def _side(folder: Path, split: str, side: str, facts: dict[str, Any]) -> Side:
-    """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest."""
-    ids, offsets, lengths = (
-        map_array(folder / array_file(split, side, array), dtype)
-        for array, dtype in (
-            ("ids", LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]),
-            ("offsets", "int64"),
-            ("lengths", "int32"),
-        )
-    )
+def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:
+    """Memory-maps the directions of the rows. Raises ValueError for a number that is not a direction."""
+    index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
+    for start in range(0, len(index), CHUNK_ROWS):
+        if int(index[start : start + CHUNK_ROWS].max()) >= directions:
+            raise ValueError(f"{folder}: {split} has rows of unknown directions; run preprocess again")
+    return index
+
+
+def _side(folder: Path, split: str, side: str, facts: dict[str, Any], ids_side: str | None = None) -> Side:
+    """Memory-maps one side. Raises ValueError if offsets and lengths exceed the ids or do not match the manifest.
+
+    `ids_side` replaces the side in the name of the file of ids.
+    """
+    dtype = LINK_DTYPE if side == ALIGNMENTS else facts["dtype"]
+    ids = map_array(folder / array_file(split, ids_side or side, "ids"), dtype)
+    offsets = map_array(folder / array_file(split, side, "offsets"), "int64")
+    lengths = map_array(folder / array_file(split, side, "lengths"), "int32")
     tokens = 0
     for start in range(0, len(lengths), CHUNK_ROWS):
         length, offset = lengths[start : start + CHUNK_ROWS], offsets[start : start + CHUNK_ROWS]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nmtkit.config import Config, FlagRule, option, to_dict
+from nmtkit.data.directions import LanguageTokens
 
 MAX_SHARDS = 100_000
 MAX_ALIGNED = 65_000  # largest length in pieces with --alignments: the positions of links are stored in 16 bits
@@ -27,6 +28,29 @@ PREPROCESS_RULES = (
     ),
     FlagRule("--source-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
     FlagRule("--target-language-token", needs=("--tokenizer-from",), excludes=("--alignments",)),
+    FlagRule(
+        "--corpora",
+        excludes=(
+            "--source-lang",
+            "--target-lang",
+            "--trainpref",
+            "--validpref",
+            "--testpref",
+            "--columns",
+            "--alignments",
+            "--separate-vocab",
+            "--weights",
+            "--temperature",
+            "--tag",
+            "--valid-tag",
+            "--test-tag",
+            "--source-language-token",
+            "--target-language-token",
+        ),
+        reason="the file of --corpora has the corpora, languages and weights",
+    ),
+    FlagRule("--language-tokens", needs=("--corpora",), excludes=("--tokenizer-from",)),
+    FlagRule("--spm-temperature", needs=("--corpora",), excludes=("--tokenizer-from",)),
 )
 
 
@@ -35,13 +59,13 @@ class PreprocessConfig(Config):
     """The settings. A corpus is a prefix of two files, prefix.source_lang and prefix.target_lang, or a single file."""
 
     source_lang: str = option(
-        ...,
+        "",
         "source language: the LANG of files PREFIX.LANG, or the name of a column; en includes en-GB and eng_Latn",
         flag="-s/--source-lang",
         metavar="LANG",
         section="Files",
     )
-    target_lang: str = option(..., "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
+    target_lang: str = option("", "target language, like --source-lang", flag="-t/--target-lang", metavar="LANG")
     train: tuple[str, ...] = option(
         (),
         "training corpora: prefixes of two files, or files .tsv, .tmx, .jsonl, .parquet, .zip, .xlf or .po; files may "
@@ -157,6 +181,26 @@ class PreprocessConfig(Config):
     )
     test_tags: tuple[str | None, ...] = option((), "like --tag, for each test set", flag="--test-tag", metavar="TAG,…")
 
+    corpora: Path | None = option(
+        None,
+        "make a dataset of many languages from the corpora in this file, instead of --source-lang, --target-lang and "
+        "--trainpref; see docs/multilingual.md",
+        metavar="FILE.toml",
+        section="Many languages",
+    )
+    language_tokens: LanguageTokens | None = option(
+        None,
+        "with --corpora: both puts the token of its language before each sentence, like M2M-100; target-on-source puts "
+        "the token of the target language before the source; none means both",
+    )
+    spm_temperature: float = option(
+        5.0,
+        "with --corpora: the share of each language in the training sample of the tokenizer is proportional to "
+        "lines^(1/X)",
+        min=0.1,
+        max=1_000,
+    )
+
     workers: int | None = option(
         None, "number of encoding processes; none means one per core", min=1, max=1_024, section="Running"
     )
@@ -170,22 +214,27 @@ class PreprocessConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.min_len > self.max_len:
+            raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
+        if self.strict and self.drop_duplicates:
+            raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
+        self.shard_of()
+        if self.corpora is not None:
+            return
+        if not self.source_lang or not self.target_lang:
+            raise ValueError("give --source-lang and --target-lang, or --corpora for many languages")
         if not self.train and not self.valid and not self.test:
             raise ValueError("no corpus is given; give --trainpref, --validpref or --testpref")
         if not self.train and not self.tokenizer_from:
             raise ValueError("without --trainpref there is no text to train a tokenizer on; give --tokenizer-from")
         if len(self.columns) not in (0, 2):
             raise ValueError(f"--columns has {len(self.columns)} items; give the source and the target column")
-        if self.min_len > self.max_len:
-            raise ValueError(f"--min-len {self.min_len} and --max-len {self.max_len} leave no pair")
         if self.weights and self.temperature is not None:
             raise ValueError("--weights and --temperature both set the share of each corpus; give one of them")
         if self.weights and len(self.weights) != len(self.train):
             raise ValueError(
                 f"--weights has {len(self.weights)} numbers for {len(self.train)} training corpora; give one per corpus"
             )
-        if self.strict and self.drop_duplicates:
-            raise ValueError("--strict allows no pair to be dropped; leave out --drop-duplicates")
         if self.tags and all(self.tags):
             for flag, tags, prefixes in self._tags_of_held_out():
                 if prefixes and not tags:
@@ -205,11 +254,6 @@ class PreprocessConfig(Config):
                     raise ValueError(f"{flag} {item!r} contains white space")
         if any(self.alignments) and self.max_len > MAX_ALIGNED:
             raise ValueError(f"--alignments needs a --max-len of at most {MAX_ALIGNED:,}")
-        self.shard_of()
-        if self.shard is not None and not self.tokenizer_from:
-            raise ValueError(
-                "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
-            )
 
     def shard_of(self) -> tuple[int, int] | None:
         """Returns `shard` as two numbers (i, n), with i from 1 to n. Raises ValueError if `shard` has another form."""
@@ -218,6 +262,10 @@ class PreprocessConfig(Config):
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
         if match is None or not 1 <= int(match[1]) <= int(match[2]) <= MAX_SHARDS:
             raise ValueError(f"--shard {self.shard!r} is not I/N with I from 1 to N, such as 3/8")
+        if not self.tokenizer_from:
+            raise ValueError(
+                "--shard needs --tokenizer-from, so that all shards have the same tokenizer; preprocess a sample first"
+            )
         return int(match[1]), int(match[2])
 
     def _tags_of_held_out(self) -> Sequence[tuple[str, tuple[str | None, ...], tuple[str, ...]]]:

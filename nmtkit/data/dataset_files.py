@@ -8,6 +8,11 @@
     train.alignments.….bin    the same for links between pieces (uint32), with --alignments; see alignments.py
     valid.source.txt          the raw lines; valid and test sets only
 
+A dataset of many directions (`preprocess --corpora`) has, in place of the ids of each side:
+
+    train.shared.ids.bin      the ids of all sentences, which the offsets of both sides refer to
+    train.directions.bin      uint16, for each row, the index of its direction in the manifest
+
 Row i of the source side belongs to row i of the target side. Rows may share ids: an up-sampled corpus is stored once.
 A folder of shards is read as one dataset. Every shard is a dataset folder, and all shards have the same tokenizer.
 """
@@ -28,25 +33,32 @@ import numpy.typing as npt
 from nmtkit.files import sync_folder
 
 FORMAT = 2
+MULTILINGUAL_FORMAT = 3  # format of a dataset of many directions
 MANIFEST = "manifest.json"
 TOKENIZER_FOLDER = "tokenizer"
 SCRATCH_FOLDER = "scratch"  # folder of temporary files; a finished dataset does not have this folder
 UNFINISHED = ".nmtkit-unfinished"  # empty file that marks a folder that preprocess is writing or removing
 SIDES = ("source", "target")
+SHARED = "shared"  # replaces the side in the name of a file of ids that both sides share
 ALIGNMENTS = "alignments"  # replaces the side in the names of files of alignments
 ID_DTYPES = ("uint16", "uint32")
 LINK_DTYPE = "uint32"
+DIRECTION_DTYPE = "uint16"
 SHARD_NAME = re.compile(r"shard-(\d+)-of-(\d+)")
 SMALL_FILE = 1 << 20  # maximum bytes of a file whose checksum is checked when a dataset is opened
 
 _OWN_NAME = re.compile(
-    r"(train|valid\d*|test\d*)\.(source|target|alignments)\.((ids|offsets|lengths)\.bin|txt)"
+    r"(train|valid\d*|test\d*)\.((source|target|alignments|shared)\.((ids|offsets|lengths)\.bin|txt)|directions\.bin)"
     rf"|{re.escape(MANIFEST)}|{TOKENIZER_FOLDER}|{SCRATCH_FOLDER}|{re.escape(UNFINISHED)}"
 )
 
 
 def array_file(split: str, side: str, array: str) -> str:
     return f"{split}.{side}.{array}.bin"
+
+
+def direction_file(split: str) -> str:
+    return f"{split}.directions.bin"
 
 
 def text_file(split: str, side: str) -> str:
@@ -99,9 +111,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON, or is damaged: {error}") from error
     if not isinstance(manifest, dict) or "nmtkit_dataset" not in manifest:
         raise ValueError(f"{path} is not the manifest of an nmtkit dataset")
-    if manifest["nmtkit_dataset"] != FORMAT:
+    if manifest["nmtkit_dataset"] not in (FORMAT, MULTILINGUAL_FORMAT):
         raise ValueError(
-            f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads format {FORMAT}; run preprocess again"
+            f"{path} has format {manifest['nmtkit_dataset']}; this nmtkit reads formats {FORMAT} and "
+            f"{MULTILINGUAL_FORMAT}; run preprocess again"
         )
     try:
         _check_manifest(manifest)
@@ -123,6 +136,11 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     languages = _entry(manifest, "languages", dict, "")
     if any(not isinstance(languages.get(side), str | None) for side in SIDES):
         raise ValueError(f"languages is {str(languages)[:40]}")
+    directions = manifest.setdefault("directions", [])
+    if (manifest["nmtkit_dataset"] == MULTILINGUAL_FORMAT) != bool(directions):
+        raise ValueError(f"format {manifest['nmtkit_dataset']} has {len(directions)} directions")
+    if not all(isinstance(pair, list) and len(pair) == 2 and set(map(type, pair)) == {str} for pair in directions):
+        raise ValueError(f"directions is {str(directions)[:40]}")
     for index, corpus in enumerate(_entry(_entry(manifest, "report", dict, ""), "corpora", list, "report.")):
         kinds = {"source": str, "target": str, "read": int, "written": int, "dropped": dict, "kept": dict}
         if not isinstance(corpus, dict) or any(type(corpus.get(name)) is not kind for name, kind in kinds.items()):
@@ -149,7 +167,9 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             dtype = _entry(described, "dtype", str, f"splits.{split}.{side}.")
             if dtype not in ID_DTYPES:
                 raise ValueError(f"splits.{split}.{side}.dtype is {dtype!r}, not {' or '.join(ID_DTYPES)}")
-            _check_arrays(split, side, dtype, pairs, files)
+            _check_arrays(split, side, dtype, pairs, files, SHARED if directions else side)
+        if directions:
+            _check_directions(split, facts, len(directions), pairs, files)
         if ALIGNMENTS in facts:
             _entry(_entry(facts, ALIGNMENTS, dict, f"splits.{split}."), "tokens", int, f"splits.{split}.{ALIGNMENTS}.")
             _check_arrays(split, ALIGNMENTS, LINK_DTYPE, pairs, files)
@@ -157,9 +177,19 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
             raise ValueError(f"splits.{split}.{ALIGNMENTS} is missing")
 
 
-def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any]) -> None:
+def _check_directions(split: str, facts: dict[str, Any], directions: int, pairs: int, files: dict[str, Any]) -> None:
+    counts = _entry(facts, "directions", list, f"splits.{split}.")
+    if len(counts) != directions or not all(type(count) is int for count in counts) or sum(counts) != pairs:
+        raise ValueError(f"splits.{split}.directions does not have the {pairs:,} pairs of {directions} directions")
+    name = direction_file(split)
+    if files.get(name, {}).get("bytes") != 2 * pairs:
+        raise ValueError(f"{name} is missing or does not match {pairs:,} pairs")
+
+
+def _check_arrays(split: str, side: str, dtype: str, pairs: int, files: dict[str, Any], ids: str | None = None) -> None:
+    """Checks the sizes of the arrays of a side. `ids` replaces the side in the name of the file of ids."""
     for array, width in (("ids", np.dtype(dtype).itemsize), ("offsets", 8), ("lengths", 4)):
-        name = array_file(split, side, array)
+        name = array_file(split, (ids or side) if array == "ids" else side, array)
         if name not in files:
             raise ValueError(f"files lacks {name}")
         size = files[name]["bytes"]

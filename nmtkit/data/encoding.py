@@ -6,9 +6,9 @@ Offsets follow the order of the text, so that the files are the same for any num
 
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -66,19 +66,17 @@ class PairEncoder:
         that are not UTF-8. If `config.strict` is true, also raises ValueError for the first pair to drop.
         """
         if block.over_long:
-            return _over_long(block, files, config)
+            nothing = Encoded(np.empty(0, np.uint16), np.empty(0, np.int64))
+            sizes = block.source.size, block.target.size
+            statistics = over_long_pair(sizes, block.first_line, files, config)
+            return EncodedBlock((nothing, nothing, nothing), np.empty((0, 2), np.uint64), statistics)
         texts = block.source.read(), block.target.read()
         source, target = self.encode_texts(texts, files, block.first_line)
         hashes = self.hashes(source, target)
         lines = LineBytes(texts[0]), LineBytes(texts[1])
         masks = cleaning.text_masks(*lines, config) | cleaning.piece_masks(source.lengths, target.lengths, config)
-        masks[OVERLAP] = _in_sorted(duplicates.pair_keys(hashes), held_out_keys)
-        keep, rows = cleaning.first_reasons(masks, config)
-        if config.strict and not keep.all():
-            row = int(np.argmin(keep))
-            reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
-            raise ValueError(_strict_error(files, block.first_line + row, reason))
-        statistics = _statistics(rows, lines, block, files, config)
+        masks[OVERLAP] = in_sorted(duplicates.pair_keys(hashes), held_out_keys)
+        keep, statistics = kept_pairs(masks, lines, block.first_line, files, config)
         unknown = self._source.unknown_pieces(source), self._target.unknown_pieces(target)
         text = TextStatistics.of(block.first_line, texts, (source, target), unknown, keep)
         links = self._links(texts, source, target, keep, block, files)
@@ -127,65 +125,73 @@ class PairEncoder:
         return source, target
 
 
-def _over_long(block: Block, files: Corpus, config: PreprocessConfig) -> EncodedBlock:
-    """Returns an empty block in place of a single pair that is too long to be read."""
+class CorpusFiles(Protocol):
+    """The files of a corpus, for messages."""
+
+    @property
+    def source(self) -> Path: ...
+
+    def position(self, number: int) -> str:
+        """Returns the place of a pair, by its number from 1."""
+
+
+def over_long_pair(
+    sizes: tuple[int, int], line: int, files: CorpusFiles, config: PreprocessConfig
+) -> CleaningStatistics:
+    """Returns the statistics of a single pair that is too long to be read. `sizes` are the bytes of both sides."""
     if config.strict:
-        raise ValueError(_strict_error(files, block.first_line, LONG_LINE))
-    sizes = [f"({span.size:,} bytes)" for span in (block.source, block.target)]
+        raise ValueError(_strict_error(files, line, LONG_LINE))
     statistics = CleaningStatistics()
-    statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{block.first_line}", *sizes)], config)
-    nothing = Encoded(np.empty(0, np.uint16), np.empty(0, np.int64))
-    return EncodedBlock((nothing, nothing, nothing), np.empty((0, 2), np.uint64), statistics)
+    texts = [f"({size:,} bytes)" for size in sizes]
+    statistics.count(LONG_LINE, 1, [Example(f"{files.source}:{line}", *texts)], config)
+    return statistics
 
 
-def _in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
+def in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
+    """Returns a mask of the keys that are in `sorted_keys`."""
     if not len(sorted_keys):
         return np.zeros(len(keys), np.bool_)
     return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
 
 
-def _statistics(
-    rows: dict[str, Rows],
-    lines: tuple[LineBytes, LineBytes],
-    block: Block,
-    files: Corpus,
+def kept_pairs(
+    masks: dict[str, Mask], lines: tuple[LineBytes, LineBytes], first_line: int, files: CorpusFiles,
     config: PreprocessConfig,
-) -> CleaningStatistics:
+) -> tuple[Mask, CleaningStatistics]:  # fmt: skip
+    """Returns a mask of the pairs to keep, and the statistics, from a mask of pairs for each reason.
+
+    Raises ValueError for the first pair to drop if `config.strict` is true.
+    """
+    keep, rows = cleaning.first_reasons(masks, config)
+    if config.strict and not keep.all():
+        row = int(np.argmin(keep))
+        reason = next(reason for reason in cleaning.REASONS if row in rows.get(reason, ()))
+        raise ValueError(_strict_error(files, first_line + row, reason))
     statistics = CleaningStatistics()
     for reason, matching in rows.items():
         examples = [
-            Example.of(f"{files.source}:{block.first_line + row}", lines[0].line(row), lines[1].line(row))
+            Example.of(f"{files.source}:{first_line + row}", lines[0].line(row), lines[1].line(row))
             for row in matching[: cleaning.EXAMPLES].tolist()
         ]
         statistics.count(reason, len(matching), examples, config)
-    return statistics
+    return keep, statistics
 
 
-def _strict_error(files: Corpus, line: int, reason: str) -> str:
+def _strict_error(files: CorpusFiles, line: int, reason: str) -> str:
     return f"{files.position(line)}: {reason}; --strict allows no pair to be dropped"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class SplitFiles:
-    """The files of one split, ids and lengths of each side, which are written block by block at any offset."""
+class ArrayFiles:
+    """Files of arrays, which are written in parts at any position."""
 
-    sides: list[tuple[Path, Path]]
-    hashes: Path | None = None  # None for splits without a search for duplicates
-    _open: dict[Path, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._open: dict[Path, int] = {}
 
-    def write(self, block: EncodedBlock, offset: Sizes) -> None:
-        """Writes a block. `offset` has the number of pairs, then the number of ids per side, in all earlier blocks."""
-        pair, *first_ids = offset
-        for (ids, lengths), side, first in zip(self.sides, block.sides, first_ids, strict=False):
-            self._write(ids, side.ids, first)
-            self._write(lengths, side.lengths.astype(np.int32), pair)
-        if self.hashes is not None:
-            self._write(self.hashes, block.hashes, 2 * pair)
-
-    def _write(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
+    def write_at(self, path: Path, values: npt.NDArray[Any], first: int) -> None:
+        """Writes `values` so that the first value gets the index `first`."""
         if path not in self._open:
             self._open[path] = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
         rest = memoryview(values.tobytes())
@@ -197,6 +203,24 @@ class SplitFiles:
     def close(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+
+
+class SplitFiles(ArrayFiles):
+    """The files of one split, ids and lengths of each side. `hashes` is None without a search for duplicates."""
+
+    def __init__(self, sides: list[tuple[Path, Path]], hashes: Path | None = None) -> None:
+        super().__init__()
+        self.sides = sides
+        self.hashes = hashes
+
+    def write(self, block: EncodedBlock, offset: Sizes) -> None:
+        """Writes a block. `offset` has the number of pairs, then the number of ids per side, in all earlier blocks."""
+        pair, *first_ids = offset
+        for (ids, lengths), side, first in zip(self.sides, block.sides, first_ids, strict=False):
+            self.write_at(ids, side.ids, first)
+            self.write_at(lengths, side.lengths.astype(np.int32), pair)
+        if self.hashes is not None:
+            self.write_at(self.hashes, block.hashes, 2 * pair)
 
 
 # --- the worker -----------------------------------------------------------------------------------------------------

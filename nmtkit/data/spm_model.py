@@ -151,6 +151,20 @@ def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> byte
     return b"".join([*parts, _bytes_field(TRAINER_SPEC, trainer), _bytes_field(NORMALIZER_SPEC, normalizer)])
 
 
+def with_control_pieces(model: bytes, pieces: Sequence[str]) -> bytes:
+    """Returns the model file with control pieces, such as language tokens, at the end of its table.
+
+    Text never becomes a control piece. Raises ValueError if the model already has one of the pieces.
+    """
+    if not pieces:
+        return model
+    present = {piece.text for piece in pieces_of(model)}
+    for text in pieces:
+        if text in present:
+            raise ValueError(f"the tokenizer already has the piece {text!r}")
+    return model + b"".join(_bytes_field(PIECES, _piece_message(Piece(text, 0.0, CONTROL))) for text in pieces)
+
+
 def _piece_message(piece: Piece) -> bytes:
     score = bytes([SCORE << 3 | 5]) + struct.pack("<f", piece.score)
     return _bytes_field(PIECE, piece.text.encode()) + score + bytes([TYPE << 3, piece.type])

@@ -4,7 +4,7 @@ import io
 import logging
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,11 @@ import sentencepiece
 
 from nmtkit.corpora.blocks import line_lists
 from nmtkit.corpora.corpus import Corpus
+from nmtkit.corpora.lines import lists_of_lines
 from nmtkit.data.config import PreprocessConfig
 from nmtkit.data.dataset_files import MANIFEST, TOKENIZER_FOLDER, read_manifest
-from nmtkit.data.spm_model import model_facts
+from nmtkit.data.directions import token_of
+from nmtkit.data.spm_model import model_facts, with_control_pieces
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
 
 # The number of threads changes the last digits of sums in unigram training, so a fixed number gives the same model.
@@ -84,8 +86,29 @@ def train_tokenizer(config: PreprocessConfig, train: Sequence[Corpus], tags: Seq
     return Tokenizer(train_model(source + target, config.vocab_size, config.model_type, tags))
 
 
-def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", tags: Sequence[str] = ()) -> bytes:
+def train_multilingual_tokenizer(config: PreprocessConfig, texts: Mapping[str, Sequence[Path]]) -> Tokenizer:
+    """Trains a joint tokenizer with language tokens at its end, which count towards `config.vocab_size`.
+
+    `texts` has the files of lines of each language. Raises ValueError if the text is too small.
+    """
+    tokens = [token_of(language, config.language_tokens or "both") for language in texts]
+    if len(tokens) >= config.vocab_size:
+        raise ValueError(f"--vocab-size {config.vocab_size} leaves no room beside {len(tokens)} language tokens")
+    lines = sample_languages(texts, config.spm_sample, config.spm_temperature, config.seed, config.max_line_bytes)
+    log.info("training %s tokenizer on %s lines in %d languages", config.model_type, f"{len(lines):,}", len(texts))
+    return Tokenizer(train_model(lines, config.vocab_size, config.model_type, control=tokens))
+
+
+def train_model(
+    lines: Iterable[str],
+    vocab_size: int,
+    model_type: str = "bpe",
+    tags: Sequence[str] = (),
+    control: Sequence[str] = (),
+) -> bytes:
     """Trains a SentencePiece model on raw `lines`; `tags` become symbols that can precede a line.
+
+    The last pieces of the model are `control`, pieces that never occur in text, such as language tokens.
 
     Raises ValueError, naming a possible size, if the text is too small or has too many characters for `vocab_size`.
     """
@@ -94,7 +117,7 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", 
         sentencepiece.SentencePieceTrainer.Train(
             sentence_iterator=(normalize(line.translate(TRAINER_RESERVED)) for line in lines),
             model_writer=model,
-            vocab_size=vocab_size,
+            vocab_size=vocab_size - len(control),
             model_type=model_type,
             byte_fallback=model_type != "word",  # a word vocabulary maps unknown words to <unk>
             normalization_rule_name="identity",
@@ -108,17 +131,19 @@ def train_model(lines: Iterable[str], vocab_size: int, model_type: str = "bpe", 
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise ValueError(_training_error(str(error), vocab_size, model_type)) from error
-    return model.getvalue()
+        raise ValueError(_training_error(str(error), vocab_size, model_type, len(control))) from error
+    return with_control_pieces(model.getvalue(), control)
 
 
-def _training_error(message: str, vocab_size: int, model_type: str) -> str:
+def _training_error(message: str, vocab_size: int, model_type: str, control: int) -> str:
     largest = re.search(r"value <= (\d+)", message)
     if largest:
-        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {largest[1]}"
+        size = int(largest[1]) + control
+        return f"the text is too small for --vocab-size {vocab_size}; the largest possible size is {size}"
     smallest = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if smallest:
-        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {smallest[1]}"
+        size = int(smallest[1]) + control
+        return f"--vocab-size {vocab_size} is too small for all characters; the smallest possible size is {size}"
     if "char_model_trainer" in message:
         return f"--vocab-size {vocab_size} is too small: bytes and special symbols leave no room for characters"
     if "sentences_.empty()" in message:
@@ -194,3 +219,33 @@ def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: in
         for side, lines in line_lists(corpus, max_bytes):
             samples[side].add(lines, max_bytes)
     return samples[0].lines(), samples[1].lines()
+
+
+def sample_languages(
+    texts: Mapping[str, Sequence[Path]], limit: int, temperature: float, seed: int, max_bytes: int
+) -> list[str]:
+    """Samples about `limit` lines, or as many lines as there are. `texts` has the files of each language.
+
+    The share of a language with n lines is proportional to n^(1 / temperature). Lines of a language with fewer lines
+    than its share are repeated. Reads all files twice, with bounded memory.
+    """
+    counts = {
+        language: sum(
+            sum(map(bool, map(str.strip, lines))) for path in paths for lines in lists_of_lines(path, max_bytes)
+        )
+        for language, paths in texts.items()
+    }
+    total = sum(count ** (1 / temperature) for count in counts.values()) or 1.0
+    size = min(limit, sum(counts.values()))
+    result = []
+    for number, (language, paths) in enumerate(texts.items()):
+        share = round(size * counts[language] ** (1 / temperature) / total)
+        if not share:
+            continue
+        sample = LineSample(share, seed + number)
+        for path in paths:
+            for lines in lists_of_lines(path, max_bytes):
+                sample.add(lines, max_bytes)
+        drawn = sample.lines()
+        result += (drawn * -(-share // max(1, len(drawn))))[:share]
+    return result

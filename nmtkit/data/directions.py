@@ -1,0 +1,70 @@
+"""Translation directions of a dataset or model with many languages, and the language tokens that mark them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nmtkit.config import suggestion
+
+LanguageTokens = Literal["both", "target-on-source"]
+MAX_DIRECTIONS = 65_535  # the direction of a row is stored in 16 bits; the largest number means no direction
+
+
+@dataclass(frozen=True, order=True)
+class Direction:
+    """A source and a target language. Both are equal for monolingual text, which a model learns to reconstruct."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
+
+
+def token_of(language: str, tokens: LanguageTokens) -> str:
+    """Returns the piece of a language, such as __de__ (M2M-100) or >>de<< (multilingual models of Marian)."""
+    return f"__{language}__" if tokens == "both" else f">>{language}<<"
+
+
+def number_of(name: str, directions: Sequence[Direction], setting: str) -> int:
+    """Returns the index of the direction `name`, such as en-de. Raises ValueError, naming `setting`, if unknown."""
+    names = [str(direction) for direction in directions]
+    if name not in names:
+        raise ValueError(f"{setting} names the direction {name!r}; {suggestion(name, names)}")
+    return names.index(name)
+
+
+def named_weights(items: Sequence[str], directions: Sequence[Direction], setting: str) -> dict[int, float]:
+    """Returns the weights by the index of a direction. An item such as en-de=2 has a direction and its weight.
+
+    Raises ValueError, naming `setting`, for an unknown or repeated direction and for a weight outside 0 to 1,000.
+    """
+    weights: dict[int, float] = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        number = number_of(name, directions, setting)
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = -1.0
+        if not 0 <= weight <= 1_000:
+            raise ValueError(f"{setting} {item!r} must be a direction and a weight from 0 to 1,000, such as {name}=2")
+        if number in weights:
+            raise ValueError(f"{setting} has two weights of {name}; give one of them")
+        weights[number] = weight
+    return weights
+
+
+def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[int, float]) -> list[float]:
+    """Returns how often an epoch contains each row of direction i on average, if the direction has `rows[i]` rows.
+
+    With a temperature, the share of direction i is proportional to weights[i] * rows[i]^(1 / temperature), and an epoch
+    has as many rows as the data. Without a temperature, the weights are returned. A missing weight is 1. Source:
+    Arivazhagan et al. 2019, section 4.2.
+    """
+    given = [weights.get(number, 1.0) for number in range(len(rows))]
+    if temperature is None:
+        return given
+    shares = [weight * count ** (1 / temperature) for weight, count in zip(given, rows, strict=True)]
+    total = sum(shares) or 1.0
+    return [share / total * sum(rows) / count if count else 0.0 for share, count in zip(shares, rows, strict=True)]
