@@ -93,7 +93,7 @@ def languages_of(path: Path) -> tuple[str, str] | None:
     ValueError for a file that is not a checkpoint."""
     run = checkpoint.load(path, mmap=True).get("run", {})
     languages = run.get("languages")
-    if languages is None:
+    if languages is None and "directions" not in run:
         with contextlib.suppress(OSError, ValueError, KeyError):
             manifest = json.loads((Path(run["data"]) / MANIFEST).read_bytes())
             languages = manifest["source_lang"], manifest["target_lang"]

@@ -7,6 +7,7 @@ depend only on (lengths, budget, seed, epoch), so they are the same for every wo
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
@@ -21,10 +22,31 @@ COUNTED_PAIRS = 1_000_000  # number of pairs up to which updates are counted ins
 Pairs = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """How often an epoch has each pair of a direction, on average. A direction with the weight 2.3 has each pair twice
+    and a random 30 % of the pairs a third time, drawn anew for each epoch."""
+
+    direction_index: Any  # [pairs], index into `weights`
+    weights: npt.NDArray[np.float64]  # [directions]
+
+    def weights_of(self, start: int, end: int) -> npt.NDArray[np.float64]:
+        """Returns the weights of a range of pairs."""
+        return self.weights[self.direction_index[start:end]]
+
+    def draw(self, start: int, end: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """Returns the pairs of a range in an epoch, as offsets from `start`, in ascending order."""
+        weights = self.weights_of(start, end)
+        whole = np.floor(weights)
+        counts = whole.astype(np.int64) + (rng.random(end - start) < weights - whole)
+        return np.repeat(np.arange(end - start, dtype=np.int32), counts)
+
+
 class BatchSampler:
     """The updates of a training set. An update has at most `batch_tokens` tokens (eos included) on either side.
 
-    With `repeated`, every epoch cycles through the first `repeated` updates of epoch 0.
+    With `repeated`, every epoch cycles through the first `repeated` updates of epoch 0. With `sampling`, an epoch has a
+    sample of the pairs, which depends on (seed, epoch); otherwise, an epoch has each pair once.
 
     Raises ValueError if a single pair exceeds the budget; the message names the pair and the budget that it needs.
     """
@@ -37,7 +59,9 @@ class BatchSampler:
         seed: int,
         window_pairs: int = WINDOW_PAIRS,
         repeated: int | None = None,
+        sampling: Sampling | None = None,
     ) -> None:
+        self.sampling = sampling
         self.source_lengths = source_lengths
         self.target_lengths = target_lengths
         self.batch_tokens = batch_tokens
@@ -51,8 +75,11 @@ class BatchSampler:
             check_sizes(range(start, end), source, target, batch_tokens, "--batch-tokens")
             max_source = max(max_source, int(source.max(initial=0)))
             max_target = max(max_target, int(target.max(initial=0)))
-            source_tokens += int(source.sum(dtype=np.int64))
-            target_tokens += int(target.sum(dtype=np.int64))
+            if sampling is not None:
+                weights = sampling.weights_of(start, end)
+                source, target = source * weights, target * weights
+            source_tokens += round(float(source.sum(dtype=np.float64)))
+            target_tokens += round(float(target.sum(dtype=np.float64)))
         self.max_lengths = max_source, max_target  # number of tokens of the longest source and target
         self._tokens = max(source_tokens, target_tokens)
         self._repeated: list[Pairs] | None = None
@@ -96,15 +123,19 @@ class BatchSampler:
         """Returns the pairs of a window, sorted by length, as offsets from its start, and the bounds of updates."""
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
-        order = rng.permutation(np.arange(end - begin, dtype=np.int32))  # pairs with equal sort keys get a random order
-        noise = rng.random(end - begin, dtype=np.float32)
+        sampled = None if self.sampling is None else self.sampling.draw(begin, end, rng)
+        lengths = target if sampled is None else target[sampled]
+        order = rng.permutation(np.arange(len(lengths), dtype=np.int32))  # pairs with equal sort keys: random order
+        noise = rng.random(len(lengths), dtype=np.float32)
         noise *= 2 * JITTER
         noise += 1 - JITTER
-        noise *= target
+        noise *= lengths
         noise *= 8
         # for 16-bit keys, the stable sort of NumPy is a radix sort, which sorts 16 M keys in a fraction of a second
         keys = np.minimum(noise, 65_535, out=noise).astype(np.uint16)[order]
         order = order[np.argsort(keys, kind="stable")]
+        if sampled is not None:
+            order = sampled[order]
         return order, split_by_tokens(source[order], target[order], self.batch_tokens)
 
 

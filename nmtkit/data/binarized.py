@@ -130,6 +130,27 @@ class Split:
     alignments: Side | None = None  # links between pieces, see alignments.py
     directions: tuple[Direction, ...] = ()  # all directions of the dataset; none for a dataset of one direction
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
+    rows: Pairs | None = None  # rows of the subset on disk that this split has; None: all rows
+
+    def select(self, rows: Pairs) -> "Split":
+        """Returns a split of some rows."""
+        index = None if self.direction_index is None else np.asarray(self.direction_index[rows])
+
+        def selected(side: Side) -> Side:
+            first = None if side.first is None or index is None else replace(side.first, direction_index=index)
+            return Side(side.ids, np.asarray(side.offsets[rows]), np.asarray(side.lengths[rows]), first)
+
+        alignments = None if self.alignments is None else selected(self.alignments)
+        sides = selected(self.source), selected(self.target)
+        return replace(
+            self, source=sides[0], target=sides[1], alignments=alignments, direction_index=index,
+            rows=rows if self.rows is None else self.rows[rows],
+        )  # fmt: skip
+
+    def first_rows(self, count: int) -> "Split":
+        """Returns a split of the first `count` rows of each direction."""
+        parts = [self.rows_of(direction)[:count] for direction in range(max(1, len(self.directions)))]
+        return self.select(np.sort(np.concatenate(parts)))
 
     def rows_of(self, direction: int) -> Pairs:
         """Returns the rows of the direction with this index."""
@@ -161,6 +182,8 @@ class Split:
         if not path.is_file():
             raise ValueError(f"{self.folder} keeps no raw text of {self.name!r}, only of valid and test sets")
         lines = decode(path.read_bytes(), path, 1).split("\n")[:-1]
+        if self.rows is not None:
+            return [lines[row] for row in self.rows.tolist()]
         if len(lines) != len(self):
             raise ValueError(f"{path} has {len(lines):,} lines, not {len(self):,}; run preprocess again")
         return lines

@@ -198,9 +198,10 @@ class Comet(Metric):
         self.scorer: Any = None
 
     def score(self, outputs: Outputs) -> float:
-        if self.scorer is None:  # loaded once, because all validations of a run have the same sources
+        if self.scorer is None:  # loaded once
             settings = Settings(sources=tuple(outputs.sources), comet_model=self.model_name)
             self.scorer = build_metrics(("comet",), settings)[0]
+        self.scorer.sources = outputs.sources  # they differ between directions and between subsets
         return float(self.scorer.corpus_score(outputs.hypotheses, [outputs.references]).score)
 
 

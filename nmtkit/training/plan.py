@@ -8,10 +8,12 @@ import math
 import os
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from nmtkit.data.batching import BatchSampler
+from nmtkit.data.batching import BatchSampler, Sampling
 from nmtkit.data.binarized import Split
+from nmtkit.data.directions import Direction, epoch_weights, named_weights
 from nmtkit.layers.shape_padding import limit_product_caches
 from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
@@ -87,7 +89,42 @@ class RunPlan:
         Raises ValueError for a pair that exceeds --batch-tokens, and if there are fewer batches than --overfit-batches.
         """
         lengths = split.source.lengths, split.target.lengths
-        return BatchSampler(*lengths, self.batch_tokens, self.job.run.seed, repeated=self.job.run.overfit_batches)
+        run = self.job.run
+        return BatchSampler(
+            *lengths, self.batch_tokens, run.seed, repeated=run.overfit_batches, sampling=sampling_of(run, split)
+        )
+
+
+def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
+    """Returns the sampling of the directions of a training set, or None if every epoch has each pair once.
+
+    Raises ValueError for a dataset of one direction, an unknown direction, and weights that leave no pair.
+    """
+    if config.sampling_temperature is None and not config.sampling_weights:
+        return None
+    setting = "--sampling-weights" if config.sampling_weights else "--sampling-temperature"
+    if not split.directions:
+        raise ValueError(f"{setting} needs a dataset of many directions, which preprocess --corpora makes")
+    counts = split.direction_counts()
+    given = named_weights(config.sampling_weights, split.directions, "--sampling-weights")
+    for number in given:
+        if not counts[number]:
+            raise ValueError(f"--sampling-weights: the training set has no pairs of {split.directions[number]}")
+    weights = epoch_weights(counts, config.sampling_temperature, given)
+    if not any(weight * count for weight, count in zip(weights, counts, strict=True)):
+        raise ValueError("--sampling-weights leaves no training pair; give a direction a weight above 0")
+    return Sampling(split.direction_index, np.array(weights))
+
+
+def trained_directions(config: RunConfig, split: Split) -> list[Direction]:
+    """Returns the directions of a training set that an epoch has pairs of."""
+    sampling = sampling_of(config, split)
+    weights = [1.0] * len(split.directions) if sampling is None else sampling.weights.tolist()
+    return [
+        direction
+        for direction, count, weight in zip(split.directions, split.direction_counts(), weights, strict=True)
+        if count and weight
+    ]
 
 
 def resolve(

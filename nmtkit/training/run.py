@@ -284,6 +284,8 @@ class Run:
         if distributed.is_rank_zero():
             position = self.progress.position
             more = {"best": better, "followed": validator.followed(), "by_length": validator.by_length}
+            if validator.by_direction:
+                more["directions"] = validator.by_direction
             more |= {"epoch": position.epoch + (position.index > 0), "maximized": self.maximized}
             self.log.write("valid", update=number, **scores, seconds=round(seconds, 3), **more)
             self.health.after_validation(scores)

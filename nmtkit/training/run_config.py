@@ -8,7 +8,14 @@ from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of,
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
 # settings of validations
-OF_VALIDATIONS = ("--patience", "--best-checkpoint-metric", "--valid-subset", "--valid-beam", "--validate-first")
+OF_VALIDATIONS = (
+    "--patience",
+    "--best-checkpoint-metric",
+    "--valid-subset",
+    "--valid-beam",
+    "--valid-sentences",
+    "--validate-first",
+)
 VALIDATION_FLAGS = (*VALIDATION, *OF_VALIDATIONS)
 RUN_RULES = (
     *(FlagRule(name, needs=VALIDATION) for name in OF_VALIDATIONS),
@@ -45,6 +52,18 @@ class RunConfig(Config):
     )
     update_freq: int | None = option(
         None, "Instead of --batch-tokens: an update has N micro-batches of --max-tokens (or 4096) per process.", min=1
+    )
+    sampling_temperature: float | None = option(
+        None,
+        "For a dataset of many directions: the share of a direction in an epoch is proportional to pairs^(1/X), such "
+        "as 5; none: an epoch has all pairs once.",
+        min=0.1,
+        max=1_000,
+    )
+    sampling_weights: tuple[str, ...] = option(
+        (),
+        "How often an epoch has each pair of a direction; with --sampling-temperature, a factor of its share.",
+        metavar="en-de=X,…",
     )
     overfit_batches: int | None = option(
         None, "Train only on the first N batches, repeatedly, as a test: the loss should approach 0.", min=1
@@ -154,6 +173,9 @@ class RunConfig(Config):
     valid_subset: tuple[str, ...] = option(
         ("valid",),
         "Subsets of the dataset for validation. Scores of the second and later subsets are called loss@SUBSET.",
+    )
+    valid_sentences: int | None = option(
+        None, "Validate on at most the first N pairs of each direction; none: on all pairs.", min=1
     )
     valid_beam: int = option(4, "Beam of the translations for metrics.", min=1, max=1000)
 

@@ -14,7 +14,7 @@ import nmtkit
 from nmtkit.data.binarized import Dataset
 from nmtkit.plugins import source_digests
 from nmtkit.training.config import JobConfig
-from nmtkit.training.plan import RunPlan
+from nmtkit.training.plan import RunPlan, trained_directions
 
 
 def fingerprint(dataset: Dataset) -> str:
@@ -25,6 +25,12 @@ def fingerprint(dataset: Dataset) -> str:
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the facts, by name, that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
+    # an old checkpoint lacks these facts, but it is always of one direction
+    sampling = {
+        "directions": [str(direction) for direction in dataset.directions],
+        "sampling temperature": job.run.sampling_temperature,
+        "sampling weights": list(job.run.sampling_weights),
+    }
     return {
         "architecture": settings.pop("name"),
         **settings,
@@ -36,6 +42,7 @@ def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, An
         "batch tokens": job.run.batch_tokens,
         **{f"adapters: {name}": (adapters or {}).get(name) for name in ("rank", "alpha", "layers", "fingerprint")},
         "overfit batches": job.run.overfit_batches,
+        **(sampling if dataset.directions else {}),
     }
 
 
@@ -46,10 +53,7 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "command": _command(),
         "data": str(data.absolute()),
         "dataset": fingerprint(dataset),
-        "languages": [
-            dataset.source_language or dataset.source_lang,
-            dataset.target_language or dataset.target_lang,
-        ],
+        **_languages(plan, dataset),
         "nmtkit": nmtkit.__version__ + (f" at commit {commit}" if (commit := _commit()) else ""),
         # converted, because __version__ is an instance of a subclass of str, which checkpoints reject
         "torch": str(torch.__version__),
@@ -60,6 +64,16 @@ def run_facts(plan: RunPlan, data: Path, dataset: Dataset) -> dict[str, Any]:
         "plugin_sources": source_digests(plan.job.plugins),
         "settings": plan.job.tables(),
     }
+
+
+def _languages(plan: RunPlan, dataset: Dataset) -> dict[str, Any]:
+    """Returns the languages of a model of one direction, or the trained directions of a model of many directions."""
+    if dataset.directions:
+        trained = trained_directions(plan.job.run, dataset["train"])
+        return {"directions": [[direction.source, direction.target] for direction in trained]}
+    names = dataset.source_lang, dataset.target_lang
+    codes = dataset.source_language, dataset.target_language
+    return {"languages": [code or name for code, name in zip(codes, names, strict=True)]}
 
 
 def changed_plugins(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -30,7 +30,7 @@ from nmtkit.training.loader import BatchLoader
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, RunInfo
 from nmtkit.training.metrics import objective
 from nmtkit.training.parameters import Side, adapters_of, choose_trained, embedding_of, load_embeddings, start_from
-from nmtkit.training.plan import RunPlan, device_of, resolve
+from nmtkit.training.plan import RunPlan, device_of, resolve, trained_directions
 from nmtkit.training.run_config import VALIDATION_FLAGS
 from nmtkit.training.run_facts import run_facts
 from nmtkit.training.stopping import StopSignal
@@ -162,7 +162,7 @@ def _build_validator(
             raise ValueError(f"{dataset.folder}: the subset {name!r} is empty")
     first, *others = (
         Validator(
-            split=dataset[name],
+            split=dataset[name] if config.valid_sentences is None else dataset[name].first_rows(config.valid_sentences),
             max_tokens=max_tokens,
             device=plan.device,
             precision=plan.precision,
@@ -172,6 +172,7 @@ def _build_validator(
             beam=config.valid_beam,
             sharded=config.parallel == "fsdp" and plan.world_size > 1,
             interruptible=stop.interrupting,
+            averaged=trained_directions(config, dataset["train"]),
         )
         for name in names
     )

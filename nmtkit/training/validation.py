@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from nmtkit.architectures import Architecture
 from nmtkit.criterions import Criterion
 from nmtkit.data.batching import micro_batches
 from nmtkit.data.binarized import Split
+from nmtkit.data.directions import Direction
 from nmtkit.layers import adapters
 from nmtkit.processes import distributed
 from nmtkit.training import precision as precisions
@@ -29,7 +30,11 @@ LENGTHS = (10, 20, 30, 40, 60)  # maximum target tokens of each length class; th
 RATED = 10  # number of best and of worst translations in the report
 FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of three sentences whose translations every validation shows
 
-Sums = dict[tuple[str, str], Tensor]  # (metric or "" for the criterion, name) -> sum for each length class
+CLASSES = len(LENGTHS) + 1  # number of length classes
+
+# (metric or "" for the criterion, name) -> sum for each length class of each direction
+Sums = dict[tuple[str, str], Tensor]
+Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # the same on all ranks, [directions, CLASSES]
 
 
 @dataclass(eq=False)
@@ -52,20 +57,27 @@ class Validator:
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     target_lang: str | None = None  # language of the references, for metrics
+    # for a split of many directions: the directions whose mean is the score of the split
+    averaged: Sequence[Direction] = ()
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
     by_length: list[dict[str, Any]] = field(default_factory=list)  # see `_by_length`; only on rank 0
+    by_direction: list[dict[str, Any]] = field(default_factory=list)  # the scores of each direction; only on rank 0
 
     def __post_init__(self) -> None:
         self.translates = any(metric.translates for metric in self.metrics.values())
         self.sources = self.split.source_lines() if self.translates else []
         self.references = self.split.references() if self.translates else []
-        self.classes = np.searchsorted(LENGTHS, np.asarray(self.split.target.lengths))  # length class of each pair
+        self.lengths = np.asarray(self.split.target.lengths)
+        lengths = np.searchsorted(LENGTHS, self.lengths)
+        index = self.split.direction_index
+        self.directions = np.zeros(len(lengths), np.int64) if index is None else np.asarray(index).astype(np.int64)
+        self.classes = self.directions * CLASSES + lengths  # direction and length class of each pair
 
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         """Returns the loss and the counts of the criterion per target token, ppl = exp(nll), and the metrics, by name.
 
-        Scores of other splits are called "loss@SPLIT". Returns None on all ranks if a stop signal interrupts a rank.
+        For a split of many directions, each score is the mean over the directions. Scores of other splits are called "loss@SPLIT". Returns None on all ranks if a stop signal interrupts a rank.
         """
         scores = self._own_scores(model, criterion)
         for name, other in self.others.items():
@@ -124,7 +136,7 @@ class Validator:
     # --- sums over tokens -------------------------------------------------------------------------------------------
 
     def _sums(self, model: Architecture, criterion: Criterion) -> Sums:
-        """Returns the sums of this rank for each length class."""
+        """Returns the sums of this rank for each length class of each direction."""
         sums: Sums = {}
         with torch.no_grad():
             for length, pairs in self.micro_batches():
@@ -139,12 +151,15 @@ class Validator:
                         }
                 for name, value in counts.items():
                     if name not in sums:
-                        sums[name] = torch.zeros(len(LENGTHS) + 1, dtype=torch.float64, device=self.device)
+                        sums[name] = self._zeros()
                     sums[name][length] += value
         return sums
 
+    def _zeros(self) -> Tensor:
+        return torch.zeros(CLASSES * max(1, len(self.split.directions)), dtype=torch.float64, device=self.device)
+
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Returns the micro-batches of this rank, each with its length class.
+        """Returns the micro-batches of this rank, each with the number of its direction and length class.
 
         A micro-batch has at most `max_tokens` tokens. A longer sentence is a separate micro-batch.
         """
@@ -157,44 +172,72 @@ class Validator:
         ]
         return parts[distributed.rank() :: distributed.world_size()]
 
-    def _totals(self, sums: Sums) -> dict[tuple[str, str], list[float]]:
+    def _totals(self, sums: Sums) -> Totals:
         """Returns the sums over all ranks."""
         names = distributed.broadcast(list(sums))
-        zero = torch.zeros(len(LENGTHS) + 1, dtype=torch.float64, device=self.device)
-        total = distributed.all_reduce(torch.stack([sums.get(name, zero) for name in names])).tolist()
-        return dict(zip(names, total, strict=True))
+        zero = self._zeros()
+        total = distributed.all_reduce(torch.stack([sums.get(name, zero) for name in names])).cpu().numpy()
+        return {name: values.reshape(-1, CLASSES) for name, values in zip(names, total, strict=True)}
 
     # --- scores, on rank 0 ------------------------------------------------------------------------------------------
 
-    def _scores(self, totals: dict[tuple[str, str], list[float]]) -> dict[str, float]:
-        self.by_length = self._by_length(totals["", "loss"])
-        tokens = int(np.asarray(self.split.target.lengths).sum())
-        shared = {name: sum(values) for (metric, name), values in totals.items() if not metric}
+    def _scores(self, totals: Totals) -> dict[str, float]:
+        self.by_length = self._by_length(totals["", "loss"].sum(0))
+        if not self.split.directions:
+            return self._scores_of({name: float(values.sum()) for name, values in totals.items()}, self.target_lang)
+        self.by_direction = []
+        scores: dict[Direction, dict[str, float]] = {}
+        for number in np.unique(self.directions).tolist():
+            direction = self.split.directions[number]
+            sums = {name: float(values[number].sum()) for name, values in totals.items()}
+            rows = np.flatnonzero(self.directions == number)
+            scores[direction] = self._scores_of(sums, direction.target, rows)
+            facts = {"source": direction.source, "target": direction.target, "sentences": len(rows)}
+            trained = {} if not self.averaged or direction in self.averaged else {"trained": False}
+            self.by_direction.append(facts | trained | scores[direction])
+        averaged = [scores[direction] for direction in self.averaged if direction in scores] or list(scores.values())
+        means = {name: sum(of[name] for of in averaged) / len(averaged) for name in averaged[0]}
+        return means | {"ppl": perplexity(means["nll"])}
+
+    def _scores_of(
+        self,
+        totals: Mapping[tuple[str, str], float],
+        target_lang: str | None,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> dict[str, float]:
+        """Returns the scores of some rows (None: all rows), whose sums are `totals`."""
+        texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
+        if rows is not None and self.translates:
+            texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
+        tokens = int((self.lengths if rows is None else self.lengths[rows]).sum())
+        shared = {name: value for (metric, name), value in totals.items() if not metric}
         scores = {name: value / tokens for name, value in shared.items()}
         scores["ppl"] = perplexity(scores["nll"])
         for name, metric in self.metrics.items():
             if name in scores:
                 raise ValueError(f"metric {name!r} has the same name as a different score of this run; rename it")
-            of_subset = {key: sum(values) for (owner, key), values in totals.items() if owner == name}
-            texts: dict[str, Any] = {"hypotheses": self.hypotheses, "references": self.references}
-            texts |= {"sources": self.sources, "target_lang": self.target_lang}
-            scores[name] = score_of(name, metric, Outputs(sums=shared | of_subset, tokens=tokens, **texts))
+            own = {key: value for (owner, key), value in totals.items() if owner == name}
+            outputs = Outputs(sums=shared | own, tokens=tokens, target_lang=target_lang, **texts)
+            scores[name] = score_of(name, metric, outputs)
         return scores
 
-    def _by_length(self, losses: list[float]) -> list[dict[str, Any]]:
-        """Returns a record for each length class that has sentences: "tokens", "sentences", "loss", "bleu"."""
+    def _by_length(self, losses: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+        """Returns a record for each length class that has sentences: "tokens", "sentences", "loss", "bleu".
+
+        "bleu" is missing for a split of many directions, because BLEU needs the language of the references.
+        """
         bleu = self.metrics.get("bleu") or METRICS["bleu"].factory(METRICS["bleu"].preset)
-        lengths = np.asarray(self.split.target.lengths)
         records = []
-        for number in np.unique(self.classes):
-            members = np.flatnonzero(self.classes == number)
+        classes = self.classes % CLASSES
+        for number in np.unique(classes):
+            members = np.flatnonzero(classes == number)
             first = LENGTHS[number - 1] + 1 if number else 1
             record: dict[str, Any] = {
                 "tokens": f"{first}-{LENGTHS[number]}" if number < len(LENGTHS) else f"{first} and more",
                 "sentences": len(members),
-                "loss": losses[number] / int(lengths[members].sum()),
+                "loss": float(losses[number]) / int(self.lengths[members].sum()),
             }
-            if self.translates:
+            if self.translates and not self.split.directions:
                 texts = {
                     name: [getattr(self, name)[i] for i in members] for name in ("sources", "hypotheses", "references")
                 }
@@ -212,16 +255,30 @@ class Validator:
 
         rank, ranks = distributed.rank(), distributed.world_size()
         translator = Translator([self._prepared_copy(model)], self.split.tokenizer)
-        source, target = self.languages
-        settings: dict[str, Any] = {"beam": self.beam, "source_lang": source, "target_lang": target}
-        translations = self._share(lambda: translator.translate(self.sources[rank::ranks], **settings))
-        if translations is None:
+        own = np.arange(len(self.sources))[rank::ranks]
+
+        def translate() -> dict[int, str]:
+            texts: dict[int, str] = {}
+            for number in np.unique(self.directions[own]).tolist():
+                rows = own[self.directions[own] == number].tolist()
+                source, target = self._languages_of(number)
+                settings: dict[str, Any] = {"beam": self.beam, "source_lang": source, "target_lang": target}
+                translations = translator.translate([self.sources[row] for row in rows], **settings)
+                texts |= {row: translation.text for row, translation in zip(rows, translations, strict=True)}
+            return texts
+
+        translated = self._share(translate)
+        if translated is None:
             return None
-        texts = [translation.text for translation in translations]
-        hypotheses = [""] * len(self.sources)
-        for other, share in enumerate(distributed.all_gather_object(texts)):
-            hypotheses[other::ranks] = share
-        return hypotheses
+        texts = {row: text for share in distributed.all_gather_object(translated) for row, text in share.items()}
+        return [texts[row] for row in range(len(self.sources))]
+
+    def _languages_of(self, number: int) -> tuple[str | None, str | None]:
+        """Returns the language codes that the model needs for a direction."""
+        if not self.split.directions:
+            return self.languages
+        direction = self.split.directions[number]
+        return (None if self.split.tokenizer.has_target_languages_only else direction.source), direction.target
 
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model that is prepared like in `nmtkit generate`.
@@ -240,7 +297,7 @@ class Validator:
 
     def followed(self) -> list[dict[str, str]]:
         """Returns source, translation and reference of up to three fixed sentences of different lengths."""
-        order = np.argsort(np.asarray(self.split.target.lengths), kind="stable")
+        order = np.argsort(self.lengths, kind="stable")
         rows = dict.fromkeys(int(order[int(share * len(order))]) for share in FOLLOWED)
         return [
             {"source": self.sources[i], "translation": self.hypotheses[i], "reference": self.references[i]}
