@@ -330,6 +330,7 @@ def generate(
 
         from nmtkit.processes import openmp
         from nmtkit.translation import inputs
+        from nmtkit.translation.directions import DirectionsTranslator
         from nmtkit.translation.line_reports import GlossaryReport, QualityReport
         from nmtkit.translation.parallel import distribute, process_group, rank_device, worker_processes
         from nmtkit.translation.pivot import PivotTranslator
@@ -382,13 +383,21 @@ def generate(
         prompts = at_terminal and ranks == 1 and not (has_input or config.output or config.pivot)
         if prompts and config.format == "text" and not text.active:
             search = dataclasses.replace(search, alignment="hard")  # the prompt shows alignments
-        pivot = None
+        pivot = many = None
+        if dataset is not None and dataset.directions:
+            if config.pivot is not None:
+                raise ValueError(f"--pivot does not translate {data}, a dataset of many directions; give --input FILE")
+            subset = dataset[config.gen_subset]
+            many = DirectionsTranslator(translator, subset, search, text, config.source_tag, WINDOW * ranks)
         if config.pivot is not None:
             if ranks > 1:
                 raise ValueError("--pivot runs in one process or with --workers; leave torchrun out")
             first = translator if config.pivot_path is None else load((config.pivot_path,))
             pivot = PivotTranslator(first, translator, config.pivot, search, text)
-        pipeline = pivot.pipelines[1] if pivot else translator.pipeline(search, text, config.source_tag)
+        if many is not None:
+            pipeline = many.pipelines[0]
+        else:
+            pipeline = pivot.pipelines[1] if pivot else translator.pipeline(search, text, config.source_tag)
         decoder = None if pivot else distribute(translator.batch_decoder(pipeline.search))
         if decoder is None and pivot is None:  # rank 0 writes the translations
             return
@@ -399,7 +408,9 @@ def generate(
             translations = typed_translations(translator, pipeline)
         else:
             requests: Iterable[list[Request]]
-            if dataset is not None:
+            if many is not None:
+                requests = many.requests(search.score_reference)
+            elif dataset is not None:
                 requests = inputs.dataset_requests(dataset[config.gen_subset], WINDOW * ranks, search.score_reference)
             elif document is not None:
                 requests = inputs.segment_requests(document.segments, WINDOW * ranks)
@@ -418,6 +429,8 @@ def generate(
             ]
             if pivot is not None:
                 translations = counted(pivot.run(requests, decoders, config.workers))
+            elif many is not None:
+                translations = counted(many.run(requests, decoders[0] or decoder, max(ranks, config.workers)))
             else:
                 found = translator.run(requests, pipeline, decoders[0] or decoder, max(ranks, config.workers))
                 translations = counted(found)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,11 +13,13 @@ from nmtkit.cli.command import Command, standard_input
 from nmtkit.cli.flags import flags, given_flags, on_command_line
 from nmtkit.config import COMMAND_LINE, Config, FlagRule, check_flags, derive, option
 from nmtkit.plugins import load_plugins
-from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, check_names
+from nmtkit.scoring.metrics import DEFAULT_COMET_MODEL, DEFAULT_METRICS, Settings, check_names
 
 if TYPE_CHECKING:
+    from nmtkit.data.directions import Direction
     from nmtkit.scoring.metrics import Score
     from nmtkit.scoring.significance import Comparison
+    from nmtkit.scoring.texts import Texts
     from nmtkit.translation.likelihood import Likelihood
 
 
@@ -173,14 +176,10 @@ def score(references: tuple[Path, ...], systems: tuple[Path, ...], config: Score
 
     stream = None if systems else standard_input()
     texts = read_texts(references, config.data, config.gen_subset, systems, config.src, stream, config.target_lang)
-    settings = metrics.Settings(
-        tokenize=config.tokenize,
-        lowercase=config.lowercase,
-        target_lang=config.target_lang or texts.target_lang,
-        languages=config.languages,
-        sources=None if texts.sources is None else tuple(texts.sources),
-        comet_model=config.comet_model,
-    )
+    if texts.directions:
+        show_directions(direction_scores(texts, config), texts.untrained, config.width, config.format == "json")
+        return
+    settings = settings_of(texts, config)
     hypotheses = next(iter(texts.systems.values()))
     as_json = config.format == "json"
     if config.sentence_level:
@@ -257,6 +256,77 @@ def show_likelihoods(likelihoods: list["Likelihood"], as_json: bool) -> None:
         return
     for each in likelihoods:
         click.echo(f"{each.log_probability:.6f}\t{each.pieces}")
+
+
+def settings_of(texts: "Texts", config: ScoreConfig) -> Settings:
+    return Settings(
+        tokenize=config.tokenize,
+        lowercase=config.lowercase,
+        target_lang=config.target_lang or texts.target_lang,
+        languages=config.languages,
+        sources=None if texts.sources is None else tuple(texts.sources),
+        comet_model=config.comet_model,
+    )
+
+
+def direction_scores(texts: "Texts", config: ScoreConfig) -> "dict[Direction, tuple[int, list[Score]]]":
+    """Returns the number of sentences and the scores of each direction of a dataset of many directions.
+
+    Raises ValueError for settings that need texts of one direction.
+    """
+    from nmtkit.scoring import metrics, significance
+
+    unusable = {"several --sys": len(texts.systems) > 1, "--sentence-level": config.sentence_level}
+    unusable["--target-lang"] = config.target_lang is not None
+    for setting, given in unusable.items():
+        if given:
+            raise ValueError(f"--data has many directions, and {setting} needs one direction; give --ref FILE")
+    samples = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
+    result = {}
+    for direction in texts.directions:
+        own = texts.of(direction)
+        (lines,) = own.systems.values()
+        scores = metrics.score(lines, own.references, config.metric, settings_of(own, config), bootstrap=samples)
+        result[direction] = len(lines), scores
+    return result
+
+
+def show_directions(
+    directions: "Mapping[Direction, tuple[int, list[Score]]]",
+    untrained: "Collection[Direction]",
+    width: int,
+    as_json: bool,
+) -> None:
+    """Writes the scores of each direction, and the mean of each score over the trained directions."""
+    trained = [scores for direction, (_, scores) in directions.items() if direction not in untrained]
+    columns = list(zip(*(trained or [scores for _, scores in directions.values()]), strict=True))
+    means = {column[0].name: sum(score.value for score in column) / len(column) for column in columns}
+    if as_json:
+        rows: list[dict[str, Any]] = [
+            {"direction": str(direction), "sentences": count, "scores": [plain(score) for score in scores]}
+            | ({"trained": False} if direction in untrained else {})
+            for direction, (count, scores) in directions.items()
+        ]
+        show_json({"directions": rows, "average": means})
+        return
+    table = [["direction", "sentences", *means]]
+    for direction, (count, scores) in directions.items():
+        name = f"{direction}{' *' * (direction in untrained)}"
+        table.append([name, f"{count:,}", *(number(score, width) for score in scores)])
+    table.append(["average", "", *(f"{mean:.{width}f}" for mean in means.values())])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [cell.rjust(size) for cell, size in zip(row[1:], widths[1:], strict=True)]
+        click.echo("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    if any(direction in untrained for direction in directions):
+        click.echo("* no training pairs; not part of the average")
+    click.echo()
+    names: dict[str, list[str]] = {}
+    for direction, (_, scores) in directions.items():
+        for score in scores:
+            names.setdefault(f"{score.name}  {score.signature}", []).append(str(direction))
+    for signature, of in names.items():
+        click.echo(signature + ("" if len(of) == len(directions) else f"  {', '.join(of)}"))
 
 
 def plain(score: "Score") -> dict[str, Any]:

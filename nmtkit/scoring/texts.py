@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +12,7 @@ from nmtkit.corpora.corpus import format_of
 from nmtkit.corpora.lines import LineDecoder
 from nmtkit.corpora.pairs import windows_of_side
 from nmtkit.data.binarized import Dataset
+from nmtkit.data.directions import Direction
 
 logger = logging.getLogger("nmtkit")
 
@@ -103,6 +104,21 @@ class Texts:
     systems: dict[str, list[str]]
     sources: list[str] | None
     target_lang: str | None
+    directions: Mapping[Direction, Sequence[int]] = field(default_factory=dict)  # rows of each direction of a dataset
+    untrained: frozenset[Direction] = frozenset()  # directions without training pairs in the dataset
+
+    def of(self, direction: Direction) -> "Texts":
+        """Returns the texts of one direction."""
+
+        def lines(texts: list[str]) -> list[str]:
+            return [texts[row] for row in self.directions[direction]]
+
+        return Texts(
+            references=list(map(lines, self.references)),
+            systems={name: lines(system) for name, system in self.systems.items()},
+            sources=None if self.sources is None else lines(self.sources),
+            target_lang=direction.target,
+        )
 
 
 def read_texts(
@@ -127,6 +143,8 @@ def read_texts(
         if str(path) in systems:
             raise ValueError(f"--sys {path} is given twice")
         systems[str(path)] = translations_of(read_lines(path), path)
+    directions: dict[Direction, Sequence[int]] = {}
+    untrained: frozenset[Direction] = frozenset()
     references = {str(path): read_side(path, 1, target_lang) for path in reference_paths}
     sources = {str(source): read_side(source, 0, target_lang)} if source else {}
     if data is not None:
@@ -134,7 +152,13 @@ def read_texts(
         split = dataset[subset]
         references[f"{data} ({subset})"] = split.references()
         sources = sources or {f"{data} ({subset}, source)": split.source_lines()}
-        target_lang = dataset.target_language or dataset.target_lang
+        target_lang = None if dataset.directions else dataset.target_language or dataset.target_lang
+        for number, direction in enumerate(split.directions):
+            if len(rows := split.rows_of(number)):
+                directions[direction] = rows.tolist()
+        if dataset.directions and "train" in dataset.splits:
+            counts = dict(zip(dataset.directions, dataset["train"].direction_counts(), strict=True))
+            untrained = frozenset(direction for direction, count in counts.items() if not count)
     if stream is not None:
         name = Path("standard input")
         systems[str(name)] = translations_of(lines_of(stream.read(), name), name)
@@ -144,4 +168,6 @@ def read_texts(
         systems=systems,
         sources=next(iter(sources.values()), None),
         target_lang=target_lang,
+        directions=directions,
+        untrained=untrained,
     )

@@ -106,7 +106,7 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     default = to_dict(RunConfig())
     run = {name: value for name, value in tables["run"].items() if name not in default or value != default[name]}
     sections: dict[str, Section] = {
-        "Made by": {name: value for name, value in facts.items() if name != "settings"},
+        "Made by": {name: _shown(name, value) for name, value in facts.items() if name != "settings"},
         "Run (settings that differ from the defaults)": run,
     }
     for table in ("criterion", "optimizer", "lr-scheduler"):
@@ -114,10 +114,16 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
     return sections
 
 
+def _shown(name: str, value: Any) -> Any:
+    """Returns a fact about a run as it is shown: directions as names such as en-de."""
+    return ", ".join("-".join(pair) for pair in value) if name == "directions" else value
+
+
 def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) -> dict[str, str]:
     """Returns shell commands that use the checkpoint, by purpose."""
     plugins = [word for plugin in contents["plugins"] for word in ("--plugin", plugin)]
-    trained = contents.get("run", {}).get("languages") or (None, None)
+    first = next(iter(contents.get("run", {}).get("directions") or ()), (None, None))
+    trained = contents.get("run", {}).get("languages") or first
     known = [language if language in tokenizer.languages else None for language in trained]
     generate = ["nmtkit", "generate", "--path", str(path), *tokenizer.language_flags(*known), *plugins]
     result = {"translate": shlex.join(generate) + " < source.txt"}
@@ -162,6 +168,12 @@ def of_dataset(path: Path) -> Description:
         "Dataset": {"source": dataset.source_lang, "target": dataset.target_lang, "shards": len(manifests)},
         "Vocabulary": vocabulary(dataset.tokenizer),
     }
+    if dataset.directions:
+        counts = {name: split.direction_counts() for name, split in dataset.splits.items()}
+        sections["Directions"] = {
+            str(direction): ", ".join(f"{name} {of[number]:,}" for name, of in counts.items())
+            for number, direction in enumerate(dataset.directions)
+        }
     for name, split in dataset.splits.items():
         having = [manifest["splits"][name] for manifest in manifests if name in manifest["splits"]]
         sections[f"Subset {name}"] = {

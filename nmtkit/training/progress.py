@@ -106,8 +106,19 @@ def lines_of(record: Mapping[str, Any], width: int | None = None) -> list[str]:
         shown = fields(record)
         return [fitting(shown, width) if width else "  ".join(shown)]
     if record["kind"] == "valid":
-        return ["valid  " + "  ".join(fields(record)), *_translations(record.get("followed", ()))]
+        directions = _directions(record.get("directions", ()))
+        return ["valid  " + "  ".join(fields(record)), *directions, *_translations(record.get("followed", ()))]
     return [str(record["message"])] if record.get("message") else []
+
+
+def _directions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a line with the scores of each direction, or no line if the directions are too many for a terminal."""
+    if len(rows) > SHOWN_DIRECTIONS:
+        return []
+    return [
+        f"  {row['source']}-{row['target']}  " + "  ".join([*shown_scores(row), *UNTRAINED[row.get("trained", True)]])
+        for row in rows
+    ]
 
 
 def _translations(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -135,6 +146,8 @@ def shown_scores(record: Mapping[str, Any]) -> list[str]:
     return fields(scores)
 
 
+SHOWN_DIRECTIONS = 30  # largest number of directions whose scores are shown in the terminal
+UNTRAINED = {True: (), False: ("(not trained)",)}
 LIVE = ("epoch", "loss", "tokens_per_second", "seconds_left")  # first fields of the live line
 FIRST = ("loss", "ppl", "lr", "norm", "bleu")
 HIDDEN = ("nll",)  # numbers that are not shown, because a different number has the same information

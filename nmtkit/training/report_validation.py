@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Example = tuple[str, str, str, float]  # source, translation, reference, chrF
-TITLES = {"bleu": "BLEU"}
+TITLES = {"bleu": "BLEU", "chrf": "chrF"}
 
 
 def sections(records: Sequence[Mapping[str, Any]], best: Sequence[Example], worst: Sequence[Example]) -> dict[str, Any]:
@@ -16,10 +16,43 @@ def sections(records: Sequence[Mapping[str, Any]], best: Sequence[Example], wors
     ]
     latest = valid[-1] if valid else {}
     return {
+        "matrices": _matrices(latest),
         "by_length": _by_length(latest) if latest.get("by_length") else None,
         "followed": _followed(valid) if latest.get("followed") else [],
         "examples": examples,
     }
+
+
+def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns a matrix of source and target languages for each score of a run of many directions.
+
+    A cell has the score as text, its share of the largest score, and whether the direction was trained. The cell of a
+    direction without valid set is None.
+    """
+    rows = record.get("directions") or []
+    sources, targets = (list(dict.fromkeys(row[side] for row in rows)) for side in ("source", "target"))
+    matrices = []
+    for name in (key for key, value in (rows[0] if rows else {}).items() if isinstance(value, int | float)):
+        if name in ("sentences", "trained", "nll", "ppl"):
+            continue
+        cells = {(row["source"], row["target"]): (row[name], row.get("trained", True)) for row in rows}
+        largest = max((value for value, _ in cells.values() if value), default=0) or 1
+        shown = {
+            key: None
+            if value is None
+            else (f"{value:.{3 if name == 'loss' else 1}f}", max(0, value / largest), trained)
+            for key, (value, trained) in cells.items()
+        }
+        matrices.append(
+            {
+                "title": TITLES.get(name, name),
+                "update": record["update"],
+                "targets": targets,
+                "rows": [(source, [shown.get((source, target)) for target in targets]) for source in sources],
+                "untrained": not all(trained for _, trained in cells.values()),
+            }
+        )
+    return matrices
 
 
 def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,8 @@ class Validator:
     def scores(self, model: Architecture, criterion: Criterion) -> dict[str, float] | None:
         """Returns the loss and the counts of the criterion per target token, ppl = exp(nll), and the metrics, by name.
 
-        For a split of many directions, each score is the mean over the directions. Scores of other splits are called "loss@SPLIT". Returns None on all ranks if a stop signal interrupts a rank.
+        For a split of many directions, each score is the mean over the directions in `averaged`. Scores of other splits
+        are called "loss@SPLIT". Returns None on all ranks if a stop signal interrupts a rank.
         """
         scores = self._own_scores(model, criterion)
         for name, other in self.others.items():

@@ -1,0 +1,67 @@
+"""Translates a subset of a dataset of many directions: each row into the target language of its own direction."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from nmtkit.data.binarized import Split
+from nmtkit.data.directions import Direction
+from nmtkit.search.options import SearchOptions
+from nmtkit.search.segments import BatchDecoder
+from nmtkit.translation.inputs import dataset_requests
+from nmtkit.translation.options import TextOptions
+from nmtkit.translation.requests import Request, Translation
+from nmtkit.translation.translator import Translator
+
+
+class DirectionsTranslator:
+    """Translates the rows of `split` in windows of at most `window` rows of one direction.
+
+    Raises ValueError if `search` names languages, or if the rows are not sorted by direction, as in a training set.
+    """
+
+    def __init__(
+        self, translator: Translator, split: Split, search: SearchOptions, text: TextOptions, source_tag: str | None,
+        window: int,
+    ) -> None:  # fmt: skip
+        for flag, code in (("--source-lang", search.source_lang), ("--target-lang", search.target_lang)):
+            if code is not None:
+                raise ValueError(
+                    f"{flag} {code} has no effect: each row of {split.folder} has its own direction; to choose a "
+                    "direction, give text with --input"
+                )
+        index = np.asarray(split.direction_index).astype(np.int64)
+        if (np.diff(index) < 0).any():
+            raise ValueError(f"the rows of {split.name} are mixed; with many directions, give a valid or test set")
+        self.translator, self.window = translator, window
+        self.parts = [split.select(split.rows_of(number)) for number in np.unique(index).tolist()]
+        directions = [split.directions[number] for number in np.unique(index).tolist()]
+        self.pipelines = [
+            translator.pipeline(in_direction(search, direction, translator), text, source_tag)
+            for direction in directions
+        ]
+
+    def requests(self, with_references: bool) -> Iterator[list[Request]]:
+        """Yields requests for the rows, in order."""
+        for part in self.parts:
+            yield from dataset_requests(part, self.window, with_references)
+
+    def run(
+        self, windows: Iterable[Sequence[Request]], decoder: BatchDecoder | None = None, processes: int = 1
+    ) -> Iterator[Translation]:
+        """Yields the translations of the windows of `requests`, to which fields may have been added."""
+        remaining, first = iter(windows), 0
+        for part, pipeline in zip(self.parts, self.pipelines, strict=True):
+            of_part = islice(remaining, -(-len(part) // self.window))
+            yield from self.translator.run(of_part, pipeline, decoder, processes, first)
+            first += len(part)
+        deque(remaining, maxlen=0)  # lets `with_fields` check that its files have no more lines
+
+
+def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:
+    """Returns the options with the languages of a direction."""
+    source = None if translator.tokenizer.has_target_languages_only else direction.source
+    return dataclasses.replace(search, source_lang=source, target_lang=direction.target)
