@@ -1,0 +1,349 @@
+"""Training on many directions: sampled epochs, exact resume, validation by direction, translation and scores."""
+
+import json
+import logging
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from digits import digit_rows, spelled, write_digits
+from sacrebleu.metrics import BLEU
+
+from nmtkit import checkpoint, models
+from nmtkit.cli import main
+from nmtkit.criterions import CRITERIONS
+from nmtkit.data.batching import BatchSampler, Sampling
+from nmtkit.data.binarized import Dataset
+from nmtkit.data.directions import Direction
+from nmtkit.training.loader import BatchLoader, Position
+from nmtkit.training.metrics import Metric, Outputs
+from nmtkit.training.validation import Validator
+
+LANGUAGES = ("en", "de", "it")
+TOML = """
+[[corpus]]
+languages = ["en", "de"]
+train = "ende"
+
+[[corpus]]
+languages = ["en", "it"]
+train = "enit"
+
+[[corpus]]
+languages = ["en", "de", "it"]
+valid = "val"
+test = "test"
+directions = ["en-de", "de-en", "en-it", "it-en", "de-it"]
+"""
+MODEL = shlex.split("""
+    --arch transformer_tiny --d-model 32 --d-ff 64 --heads 2 --encoder-layers 1 --decoder-layers 1 --dropout 0
+    --precision fp32 --device cpu --threads 1 --lr 0.01 --warmup-updates 30 --batch-tokens 500 --max-tokens 200
+    --validate-interval none --save-interval none
+""")
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(main, list(map(str, words)))
+    assert result.exit_code == 0, result.output
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of 1,000 pairs of en and de and 800 pairs of en and it, with a vocabulary of words."""
+    folder = tmp_path_factory.mktemp("many")
+    for name, count, seed, languages in (
+        ("ende", 1000, 1, ("en", "de")),
+        ("enit", 800, 2, ("en", "it")),
+        ("val", 12, 3, LANGUAGES),
+        ("test", 10, 4, LANGUAGES),
+    ):
+        write_digits(folder / name, digit_rows(count, seed, 4), languages)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("corpora.toml").write_text(TOML)
+        run(
+            "preprocess",
+            "--corpora=corpora.toml",
+            "--destdir=bin",
+            "--model-type=word",
+            "--vocab-size=36",
+            "--workers=1",
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(home: Path) -> Path:
+    """A model of a few seconds of training."""
+    save = home / "trained"
+    run("train", home / "bin", *MODEL, "--save-dir", save, "--max-update=260", "--sampling-temperature=5",
+        "--metrics=accuracy,bleu", "--validate-interval-updates=260", "--valid-beam=1")  # fmt: skip
+    return save
+
+
+def test_a_tiny_model_learns_all_trained_directions(home: Path, trained: Path) -> None:
+    (record,) = validations(trained)
+    accuracy = {(row["source"], row["target"]): row["accuracy"] for row in record["directions"]}
+    assert list(accuracy) == [("en", "de"), ("de", "en"), ("en", "it"), ("it", "en"), ("de", "it")]
+    learnt = [value for direction, value in accuracy.items() if direction != ("de", "it")]
+    assert min(learnt) > 90
+    assert record["accuracy"] == pytest.approx(np.mean(learnt), rel=1e-4)
+    assert [row.get("trained", True) for row in record["directions"]] == [True, True, True, True, False]
+
+
+def validations(save_dir: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (save_dir / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "valid"]
+
+
+# --- the epochs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [10_000, 170])
+def test_an_epoch_has_each_pair_as_often_as_the_weight_of_its_direction(window: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 9, 2000).astype(np.int32)
+    index = rng.choice(4, 2000, p=[0.5, 0.3, 0.15, 0.05]).astype(np.uint16)
+    weights = np.array([0.25, 1.0, 2.5, 0.0])
+    sampler = BatchSampler(lengths, lengths, 100, 7, window, sampling=Sampling(index, weights))
+    epochs = []
+    for epoch in (1, 2):
+        updates = list(sampler.epoch(epoch))
+        counts = np.bincount(np.concatenate(updates), minlength=2000)
+        for direction, allowed in enumerate([{0, 1}, {1}, {2, 3}, {0}]):
+            assert set(counts[index == direction].tolist()) == allowed
+        # four standard deviations of a mean of Bernoulli numbers
+        for direction in (0, 2):
+            share = counts[index == direction]
+            deviation = 4 * np.sqrt(0.25 * (0.75 if direction == 0 else 1) / len(share))
+            assert abs(share.mean() - weights[direction]) < deviation
+        again = BatchSampler(lengths, lengths, 100, 7, window, sampling=Sampling(index, weights)).epoch(epoch, 5)
+        assert [update.tolist() for update in again] == [update.tolist() for update in updates[5:]]
+        if window == 10_000:  # the number of updates of several windows is an estimate
+            assert abs(len(updates) / sampler.updates_per_epoch - 1) < 0.05
+        assert all(lengths[update].sum() <= 100 for update in updates)
+        epochs.append(counts)
+    assert (epochs[0] != epochs[1]).any()
+
+
+def test_weights_of_one_leave_the_epochs_as_they_are() -> None:
+    lengths = np.random.default_rng(0).integers(2, 9, 300).astype(np.int32)
+    sampling = Sampling(np.zeros(300, np.uint16), np.ones(1))
+    rows = np.concatenate(list(BatchSampler(lengths, lengths, 100, 7, sampling=sampling).epoch(1)))
+    assert sorted(rows.tolist()) == list(range(300))
+
+
+def test_an_update_is_the_same_for_one_process_and_for_two(home: Path) -> None:
+    split = Dataset.open(home / "bin")["train"]
+    sampling = Sampling(split.direction_index, np.array([0.5, 1.5, 2.0, 1.0, 0.0]))
+
+    def tokens(ranks: int) -> list[Counter[tuple[int, ...]]]:
+        """Returns the target sentences of all ranks in the first updates."""
+        sampler = BatchSampler(split.source.lengths, split.target.lengths, 300, 1, sampling=sampling)
+        updates: list[Counter[tuple[int, ...]]] = [Counter() for _ in range(4)]
+        for rank in range(ranks):
+            loader = BatchLoader(split, sampler, 90, rank, ranks, torch.device("cpu"))
+            stream = loader._updates(Position(2, 3))
+            for found in updates:
+                for _, batch in next(stream).micro_batches:
+                    ends = batch.target_input.layout.lengths.cumsum(0).tolist()
+                    for start, end in zip([0, *ends], ends, strict=False):
+                        sentence = tuple(batch.target_output[start:end].tolist())
+                        found[sentence] += int(batch.target_tokens > 0)
+        return updates
+
+    assert tokens(1) == tokens(2)
+    assert sum(map(Counter.total, tokens(1))) > 100
+
+
+def test_a_resumed_run_equals_the_whole_run(home: Path, tmp_path: Path) -> None:
+    def weights(save: Path, *ends: int) -> dict[str, torch.Tensor]:
+        for end in ends:
+            run("train", home / "bin", *MODEL, "--save-dir", save, "--max-update", end, "--save-interval-updates=100",
+                "--sampling-temperature=3", "--sampling-weights=en-it=2,de-en=0.5")  # fmt: skip
+        return checkpoint.load(save / "last.pt")["model"]
+
+    whole, parts = weights(tmp_path / "whole", 30), weights(tmp_path / "parts", 13, 30)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    changed = CliRunner().invoke(
+        main, ["train", str(home / "bin"), *MODEL, "--save-dir", str(tmp_path / "parts"), "--max-update=40",
+               "--sampling-temperature=5", "--sampling-weights=en-it=2,de-en=0.5"]
+    )  # fmt: skip
+    assert changed.exit_code == 2
+    assert "sampling temperature" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--sampling-weights=en-fr=2", "--sampling-weights names the direction 'en-fr'"),
+        ("--sampling-weights=de-it=2", "the training set has no pairs of de-it"),
+        ("--sampling-weights=en-de=0,de-en=0,en-it=0,it-en=0", "leaves no training pair"),
+        ("--sampling-weights=en-de=x", "must be a direction and a weight"),
+        ("--sampling-temperature=0", "--sampling-temperature is 0.0"),
+    ],
+)
+def test_sampling_of_unknown_or_missing_directions_is_an_error(
+    home: Path, tmp_path: Path, words: str, message: str
+) -> None:
+    result = CliRunner().invoke(main, ["train", str(home / "bin"), *MODEL, "--save-dir", str(tmp_path / "run"), words])
+    assert result.exit_code == 2
+    assert message in result.stderr.replace("\n", " ")
+
+
+def test_sampling_needs_many_directions(mirror_data: Path, tmp_path: Path) -> None:
+    words = ["train", str(mirror_data), *MODEL, "--save-dir", str(tmp_path / "run"), "--sampling-temperature=5"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "--sampling-temperature needs a dataset of many directions" in result.stderr
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+
+class Heard(Metric):
+    """Records the texts and the target language of each call. The score is the number of sentences."""
+
+    translates = True
+
+    def __init__(self) -> None:
+        self.outputs: list[Outputs] = []
+
+    def score(self, outputs: Outputs) -> float:
+        self.outputs.append(outputs)
+        return len(outputs.hypotheses)
+
+
+def test_scores_of_a_validation_are_means_over_the_trained_directions(home: Path, trained: Path) -> None:
+    split = Dataset.open(home / "bin")["valid"]
+    model, _ = models.from_checkpoint(trained / "last.pt")
+    criterion = CRITERIONS["label_smoothed_cross_entropy"].factory(
+        CRITERIONS["label_smoothed_cross_entropy"].preset, split.tokenizer
+    )
+    heard = Heard()
+
+    def validator(part: Any, **more: Any) -> Validator:
+        return Validator(part, 100, torch.device("cpu"), "fp32", {"heard": heard}, beam=1, **more)
+
+    whole = validator(split.first_rows(7), averaged=split.directions[:4])
+    scores = whole.scores(model, criterion)
+    assert scores is not None
+    assert [outputs.target_lang for outputs in heard.outputs] == ["de", "en", "it", "en", "it"]
+    for number, (direction, outputs) in enumerate(zip(split.directions, heard.outputs, strict=True)):
+        rows = digit_rows(12, 3, 4)[:7]
+        assert outputs.sources == [spelled(row, direction.source) for row in rows]
+        assert outputs.references == [spelled(row, direction.target) for row in rows]
+        record = whole.by_direction[number]
+        assert (record["source"], record["target"], record["sentences"]) == (direction.source, direction.target, 7)
+        # the loss of the direction from a plain pass over its rows
+        batch = split.batch(split.rows_of(number)[:7])
+        loss = criterion(model, batch)
+        assert record["loss"] == pytest.approx(float(loss.sum.detach()) / batch.target_tokens, rel=1e-4)
+    losses = [record["loss"] for record in whole.by_direction[:4]]
+    assert scores["loss"] == pytest.approx(sum(losses) / 4)
+    assert scores["ppl"] == pytest.approx(np.exp(np.mean([record["nll"] for record in whole.by_direction[:4]])))
+
+
+def test_the_checkpoint_the_log_and_the_pages_have_the_directions(home: Path, trained: Path) -> None:
+    contents = checkpoint.load(trained / "last.pt")
+    directions = [Direction("en", "de"), Direction("de", "en"), Direction("en", "it"), Direction("it", "en")]
+    assert models.trained_directions(contents) == tuple(directions)
+    assert "en-de, de-en, en-it, it-en" in run("inspect", trained / "last.pt")
+    shown = run("inspect", home / "bin")
+    assert re.search(r"en-de +valid 12, test 10, train 1,000\n", shown)
+    assert re.search(r"de-it +valid 12, test 10, train 0\n", shown)
+    page = (trained / "report.html").read_text()
+    assert "accuracy by direction, after update 260" in page
+    matrix = page[page.index("BLEU by direction") :]
+    assert re.findall(r"<th>(\w+)</th>", matrix)[:6] == ["de", "en", "it", "en", "de", "it"]
+    (record,) = validations(trained)
+    bleu = {f"{row['source']}-{row['target']}": row["bleu"] for row in record["directions"]}
+    cells = re.findall(r"</span>([\d.]+\*?)</td>|<td></td>", matrix)[:9]
+    expected = ["en-de", None, "en-it", None, "de-en", "de-it", None, "it-en", None]
+    assert cells == ["" if name is None else f"{bleu[name]:.1f}{'*' * (name == 'de-it')}" for name in expected]
+
+
+# --- use of the dataset -----------------------------------------------------------------------------------------------
+
+
+def test_generate_and_score_work_on_each_direction(
+    home: Path, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    model, output = trained / "last.pt", tmp_path / "out.txt"
+    run("generate", home / "bin", "--gen-subset=test", "--path", model, "--beam=2", "--output", output, "--device=cpu")
+    lines = output.read_text().splitlines()
+    assert len(lines) == 50
+    rows = digit_rows(10, 4, 4)
+    names = ["en-de", "de-en", "en-it", "it-en", "de-it"]
+    expected = {}
+    for number, name in enumerate(names):
+        source, target = name.split("-")
+        (tmp_path / "in.txt").write_text("".join(spelled(row, source) + "\n" for row in rows))
+        alone = tmp_path / "alone.txt"
+        run("generate", "--path", model, "--source-lang", source, "--target-lang", target, "--beam=2", "--device=cpu",
+            "--input", tmp_path / "in.txt", "--output", alone)  # fmt: skip
+        hypotheses = lines[10 * number : 10 * number + 10]
+        assert alone.read_text().splitlines() == hypotheses
+        references = [spelled(row, target) for row in rows]
+        expected[name] = BLEU().corpus_score(hypotheses, [references]).score
+    words = ["score", "--data", home / "bin", "--gen-subset=test", "--sys", output, "--metric=bleu"]
+    shown = json.loads(run(*words, "--format=json"))
+    found = {row["direction"]: row["scores"][0]["score"] for row in shown["directions"]}
+    assert found == pytest.approx(expected)
+    assert [row.get("trained", True) for row in shown["directions"]] == [True] * 4 + [False]
+    mean = np.mean([expected[name] for name in names[:4]])
+    assert shown["average"]["BLEU"] == pytest.approx(mean)
+    table = run(*words).splitlines()
+    assert table[1].split() == ["en-de", "10", f"{expected['en-de']:.1f}"]
+    assert table[6].split() == ["average", f"{mean:.1f}"]
+
+
+def test_generate_with_fields_and_jsonl_counts_lines_over_all_directions(
+    home: Path, trained: Path, tmp_path: Path
+) -> None:
+    output, prefix = tmp_path / "out.jsonl", tmp_path / "prefix.txt"
+    names = ["de", "en", "it", "en", "it"]
+    prefix.write_text("".join(spelled([7], language) + "\n" for language in names for _ in range(10)))
+    run("generate", home / "bin", "--gen-subset=test", "--path", trained / "last.pt", "--format=jsonl", "--beam=1",
+        "--prefix", prefix, "--output", output, "--device=cpu")  # fmt: skip
+    records = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [record["id"] for record in records] == list(range(50))
+    starts = [record["hypotheses"][0]["text"].split()[0] for record in records]
+    assert starts == prefix.read_text().split()
+    prefix.write_text("seven\n" * 51)
+    words = ["generate", home / "bin", "--gen-subset=test", "--path", trained / "last.pt", "--device=cpu"]
+    result = CliRunner().invoke(main, [*map(str, words), "--prefix", str(prefix)])
+    assert result.exit_code == 2
+    assert "has more lines than the input, which has 50" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--gen-subset train", "the rows of train are mixed"),
+        ("--source-lang en --target-lang de", "--source-lang en has no effect"),
+        ("--pivot en --target-lang de", "--pivot does not translate"),
+    ],
+)
+def test_generate_refuses_what_has_no_single_direction(home: Path, trained: Path, words: str, message: str) -> None:
+    command = ["generate", str(home / "bin"), "--path", str(trained / "last.pt"), "--device=cpu", *words.split()]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_score_of_one_direction_is_asked_for_where_it_matters(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.txt").write_text("x\n" * 50)
+    for more in ("--sentence-level", "--target-lang=de"):
+        words = ["score", "--data", str(home / "bin"), "--gen-subset=test", "--sys", str(tmp_path / "out.txt"), more]
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 2
+        assert "--data has many directions" in result.stderr
