@@ -56,7 +56,7 @@ def named_weights(items: Sequence[str], directions: Sequence[Direction], setting
 
 
 def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[int, float]) -> list[float]:
-    """Returns how often an epoch contains each row of direction i on average, if the direction has `rows[i]` rows.
+    """Returns the average number of times that an epoch contains a row of direction i, which has `rows[i]` rows.
 
     With a temperature, the share of direction i is proportional to weights[i] * rows[i]^(1 / temperature), and an epoch
     has as many rows as the data. Without a temperature, the weights are returned. A missing weight is 1. Source:

@@ -1,6 +1,6 @@
 """Reads and encodes corpora in any number of languages, for `preprocess --corpora`.
 
-A sentence is encoded once, with the token of its own language before the text, for all directions of its corpus.
+A sentence is encoded once, with the token of its language before the text, for all directions of its corpus.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Translates a subset of a dataset of many directions: each row into the target language of its own direction."""
+"""Translates a subset of a dataset of many directions: each row into the target language of its direction."""
 
 import dataclasses
 from collections import deque
@@ -30,7 +30,7 @@ class DirectionsTranslator:
         for flag, code in (("--source-lang", search.source_lang), ("--target-lang", search.target_lang)):
             if code is not None:
                 raise ValueError(
-                    f"{flag} {code} has no effect: each row of {split.folder} has its own direction; to choose a "
+                    f"{flag} {code} has no effect: the rows of {split.folder} have several directions; to choose a "
                     "direction, give text with --input"
                 )
         index = np.asarray(split.direction_index).astype(np.int64)
