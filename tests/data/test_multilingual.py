@@ -290,3 +290,18 @@ def test_weights_of_directions() -> None:
     # square roots 10, 10 and 2: shares 10/22, 10/22 and 2/22 of 204 rows
     assert epoch_weights([100, 100, 4], 2.0, {}) == pytest.approx([204 / 220, 204 / 220, 204 / 44])
     assert epoch_weights([100, 100, 4], 2.0, {0: 0.0, 2: 5.0}) == pytest.approx([0, 204 / 200, 204 / 8])
+
+
+def test_extending_the_tokenizer_adds_the_new_languages_of_the_corpora(make: Make, here: Path) -> None:
+    old = make().tokenizer
+    write_digits(here / "french", digit_rows(30, 9), ("fr", "en"))
+    toml = (
+        '[[corpus]]\nlanguages = ["fr", "en"]\ntrain = "french"\n[[corpus]]\nlanguages = ["en", "de"]\ntrain = "ende"'
+    )
+    dataset = make(toml, "more", tokenizer_from=(here / "data",), extend_tokenizer=5)
+    assert set(dataset.tokenizer.languages) == {"en", "de", "it", "fr"}
+    pieces, before = dataset.tokenizer.source_pieces, old.source_pieces
+    texts = old.source_size - len(old.languages)  # pieces that are not language tokens keep their ids
+    assert pieces(range(texts)) == before(range(texts))
+    train = expected(digit_rows(30, 9), "fr-en", "en-fr") + expected(digit_rows(60, 1), "en-de", "de-en")
+    assert triples(dataset["train"]) == train
