@@ -1,12 +1,19 @@
 """Every example of docs/plugins.md is a file of examples/plugin and keeps its contract."""
 
+import math
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
+from nmtkit.architectures import ARCHITECTURES, Vocabulary
 from nmtkit.cli import main
+from nmtkit.config import derive
+from nmtkit.layers.packed import Packed
 from nmtkit.plugins import load_plugin
 
 ROOT = Path(__file__).parent.parent
@@ -17,8 +24,8 @@ SHOWN = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) 
 
 def test_the_page_shows_the_files() -> None:
     files = {path.read_text(encoding="utf-8") for path in FILES if "optuna" not in path.name}
-    assert set(SHOWN) == files and len(SHOWN) == 7
-    assert all(20 <= block.count("\n") <= 40 for block in SHOWN)
+    assert set(SHOWN) == files and len(SHOWN) == 8
+    assert all(20 <= block.count("\n") <= 40 for block in SHOWN if "RotaryTransformer" not in block)
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +40,51 @@ def test_the_examples_keep_to_their_contracts() -> None:
     namespace: dict[str, object] = {}
     exec(block, namespace)
     namespace["test_my_components"]()  # type: ignore[operator]
+
+
+ROTARY = ["transformer_rotary", "--encoder-layers", "1", "--decoder-layers", "2", "--d-model", "16", "--d-ff", "24"]
+
+
+@pytest.mark.parametrize(
+    "changes", [["--heads", "2"], ["--heads", "2", "--pre-norm", "--encoder-layers", "0"]], ids=str
+)
+def test_the_variant_of_the_transformer_keeps_its_contract(changes: list[str]) -> None:
+    plugin = ["--plugin", str(ROOT / "examples/plugin/rotary.py")]
+    result = CliRunner().invoke(main, ["check", *plugin, *ROTARY, *changes])
+    assert result.exit_code == 0 and "18 of 18 checks passed" in result.stdout, result.output
+
+
+def test_the_variant_turns_queries_by_the_position_and_divides_by_the_temperature() -> None:
+    config = derive(
+        ARCHITECTURES["transformer_rotary"].preset, {"d_model": 16, "heads": 2, "encoder_layers": 1}, "test"
+    )
+    torch.manual_seed(1)
+    model: Any = ARCHITECTURES["transformer_rotary"].factory(config, Vocabulary(source=9, target=9, joint=True)).eval()
+    embedding, x, position = model.source_embedding, torch.randn(3, 2, 8), torch.tensor([0, 5, 2])
+    embedding(torch.tensor([3, 4, 5]), position, 6)
+    numbers = x.double().numpy()
+    angles = position.numpy()[:, None, None] * 10_000.0 ** (-np.arange(0, 8, 2) / 8)
+    turned = (numbers[..., :4] + 1j * numbers[..., 4:]) * np.exp(1j * angles)
+    expected = np.concatenate([turned.real, turned.imag], -1)
+    np.testing.assert_allclose(embedding.rotate(x).numpy(), expected, rtol=1e-5, atol=1e-5)
+    source = Packed.from_lists([[3, 4, 5, 2]])
+    with torch.no_grad():
+        before = model.attention_weights(source, source)["encoder"][0].double()
+        model.encoder[0].self_attention.temperature.fill_(math.log(2.0))
+        after = model.attention_weights(source, source)["encoder"][0].double()
+    halved = before.sqrt() / before.sqrt().sum(-1, keepdim=True)  # softmax(scores / 2)
+    torch.testing.assert_close(after, halved, rtol=1e-4, atol=1e-5)
+    assert not [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+
+
+def test_check_has_the_settings_of_the_named_components() -> None:
+    plugin = ["check", "--plugin", str(ROOT / "examples/plugin/gru.py")]
+    page = CliRunner().invoke(main, [*plugin, "gru", "--help"])
+    assert "Architecture gru" in page.stdout and "--width" in page.stdout
+    wrong = CliRunner().invoke(main, ["check", "label_smoothed_cross_entropy", "--label-smoothing", "2"])
+    assert wrong.exit_code == 2 and "--label-smoothing" in wrong.stderr
+    unknown = CliRunner().invoke(main, [*plugin, "gru", "--depth", "2"])
+    assert unknown.exit_code == 2 and "--depth" in unknown.stderr
 
 
 def test_the_example_architecture_trains_and_translates(mirror_data: Path, tmp_path: Path) -> None:

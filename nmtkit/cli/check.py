@@ -1,17 +1,49 @@
 """`nmtkit check`: runs the contract checks of the package on components of plug-ins."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from nmtkit.cli.command import Command
+from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
+from nmtkit.cli.flags import flags, on_command_line
+from nmtkit.config import check_no_collisions, split_settings
 from nmtkit.plugins import load_plugins
 
 INDENT = 10  # a reason is on the line below the name of the check, indented by this number of columns
 
 
-@click.command(cls=Command)
+class CheckCommand(Command):
+    """The check command. Its flags include the settings of the components that are named as arguments."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        known = parsed_known_flags(self, info_name, args, parent)
+        settings: list[click.Option] = []
+        with errors_in_one_line(known):
+            load_plugins(known.params["plugins"])
+            presets = presets_of(known.args)
+            check_no_collisions(presets)
+            for title, preset in presets.items():
+                settings += flags(preset, title[0].upper() + title[1:])
+        full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *settings])
+        return full.make_context(info_name, args, parent, **extra)
+
+
+def presets_of(words: Sequence[str]) -> dict[str, Any]:
+    """Returns the presets of the components whose names are among the words, by kind and name."""
+    if not any(not word.startswith("-") for word in words):
+        return {}
+    from nmtkit.testing.components import CONTRACTS
+
+    found = [(contract.registry, name) for contract in CONTRACTS for name in dict.fromkeys(words)]
+    return {f"{registry.kind} {name}": registry[name].preset for registry, name in found if name in registry}
+
+
+@click.command(cls=CheckCommand)
 @click.argument("names", nargs=-1, metavar="[NAME]…")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE|MODULE", help="Import this plug-in first; repeatable."
@@ -26,15 +58,20 @@ INDENT = 10  # a reason is on the line below the name of the check, indented by 
 )
 @click.pass_context
 def command(
-    context: click.Context, names: tuple[str, ...], plugins: tuple[str, ...], tokenizer_from: tuple[Path, ...]
+    context: click.Context,
+    names: tuple[str, ...],
+    plugins: tuple[str, ...],
+    tokenizer_from: tuple[Path, ...],
+    **settings: Any,
 ) -> None:
     """Check that the components NAME keep their contracts. Without NAME, check all components of plug-ins.
 
     \b
     nmtkit check --plugin my_model.py
-    nmtkit check --plugin my_model.py gru
+    nmtkit check --plugin my_model.py gru --width 8
 
-    Components have the settings of their preset and a tiny vocabulary. Architectures are checked for shapes, causality,
+    Components have a tiny vocabulary and the settings of their preset. The settings of the components NAME are flags;
+    small sizes make the checks fast. Architectures are checked for shapes, causality,
     equal results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In
     pytest, nmtkit.testing runs the same checks.
     """
@@ -45,7 +82,8 @@ def command(
     tokenizer = load_tokenizer(tokenizer_from) if tokenizer_from else None
     failed = total = 0
     for contract, name in components(names):
-        subject = contract.subject(name, tokenizer)
+        given = split_settings(on_command_line(settings), type(contract.registry[name].preset))[0]
+        subject = contract.subject(name, tokenizer, **given)
         click.echo(str(subject))
         told: dict[str, str] = {}  # reason -> first check that failed for this reason
         for result in contract.results(subject):
