@@ -5,14 +5,16 @@
 #
 # TREEBANK is a folder of .mrg files; OUTPUT is where data and model go (runs/parsing). CONFIG is a file of configs/, by
 # default small.toml, for a sample of the treebank on a CPU; wsj.toml is the setting of "Attention Is All You Need".
-# TAGS= PIECES=16000 are the paper's choices for prepare.py: XX instead of parts of speech, and 16,000 pieces.
+# TAGS= PIECES=16000 are the paper's choices for prepare.py: XX instead of parts of speech, and 16,000 pieces. With parts
+# of speech, the search uses the tag dictionary of the training trees.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 treebank=$1 output=${2:-runs/parsing} config=${3:-$here/configs/small.toml}
+tags=${TAGS---tags}
 nmtkit=${NMTKIT:-nmtkit}
 python=${PYTHON:-python3}
 
-[ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" ${TAGS---tags}
+[ -e "$output/test.mrg" ] || "$python" "$here/prepare.py" "$treebank" "$output" --pieces "${PIECES:-4000}" $tags
 [ -e "$output/data-bin" ] || $nmtkit preprocess -s words -t trees --trainpref "$output/train" --validpref "$output/valid" \
     --testpref "$output/test" --tokenizer-from "$output/words.model,$output/trees.model" --destdir "$output/data-bin" \
     --alignments "$output/train.align" --max-len 1000 --max-line-bytes 100000
@@ -21,7 +23,8 @@ $nmtkit average-checkpoints "$output/checkpoints" --last 5 --output "$output/ave
 
 # Section 6.3: beam 21, length penalty 0.3, outputs of at most input + 300 tokens
 $nmtkit generate "$output/data-bin" --gen-subset test --path "$output/averaged.pt" --beam 21 --lenpen 0.3 --max-len-a 1 \
-    --max-len-b 300 --plugin "$here/well_formed.py" --logits-processors well_formed_trees > "$output/test.out"
+    --max-len-b 300 --plugin "$here/well_formed.py" --logits-processors well_formed_trees \
+    ${tags:+--tag-dictionary "$output/train.mrg"} > "$output/test.out"
 "$python" "$here/restore.py" "$output/test.mrg" "$output/test.out" > "$output/parsed.mrg"
 "$python" "$here/draw.py" "$output/parsed.mrg" "$output/trees.html" --gold "$output/test.mrg"
 "$python" "$here/brackets.py" "$output/test.mrg" "$output/parsed.mrg"

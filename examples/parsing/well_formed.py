@@ -4,10 +4,16 @@
 
 At each step the plug-in allows only tokens after which the output can still become such a tree within the longest
 length. A rule of trees is a rule about the next token, so that beam search, sampling and ensembles all obey it.
+
+`--tag-dictionary train.mrg` also restricts the parts of speech: a word of the training trees gets a part of speech that
+it has there (the tag dictionary of Ratnaparkhi 1996). A model that skips a word then finds no tags for the next words.
 """
 
 import math
+import re
+from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +30,9 @@ from nmtkit.search.logits_processors import LOGITS_PROCESSORS, LogitsProcessor, 
 class WellFormedConfig(Config):
     max_depth: int = option(60, "most constituents that are open at a time", min=1, max=1000)
     max_unary: int = option(4, "most constituents that open one after another without a word between", min=1, max=100)
+    tag_dictionary: Path | None = option(
+        None, "trees whose words keep the parts of speech that they have there", metavar="FILE.mrg"
+    )
 
 
 class TreeTokens:
@@ -50,16 +59,46 @@ class TreeTokens:
         self.closes[self.closing] = True
 
 
+class TagDictionary:
+    """The parts of speech of each word in a file of trees."""
+
+    def __init__(self, path: Path, tokenizer: Tokenizer, tokens: TreeTokens) -> None:
+        pieces = tokenizer.target_pieces(range(tokenizer.target_size))
+        ids = {piece.removeprefix(SPACE_SYMBOL): id for id, piece in enumerate(pieces) if tokens.preterminals[id]}
+        self.tags: dict[str, set[int]] = defaultdict(set)
+        for tag, word in re.findall(r"\(([^\s()]+) ([^\s()]+)\)", path.read_text(encoding="utf-8")):
+            if tag in ids:
+                self.tags[word].add(ids[tag])
+        if not self.tags:
+            raise ValueError(f"{path}: no word has a part of speech of the target vocabulary, {', '.join(ids)}")
+        self.tokenizer, self.preterminals = tokenizer, tokens.preterminals
+
+    def allowed(self, sentences: list[list[int]]) -> Tensor:
+        """Returns the tags that each word may have: [sentences, words, V], bool. An unknown word may have all tags."""
+        words = [self.tokenizer.decode_source(ids).split(" ") for ids in sentences]
+        result = self.preterminals.repeat(len(words), max(map(len, words)), 1)
+        for sentence, row in zip(words, result, strict=True):
+            for word, tags in zip(sentence, row, strict=False):
+                if known := self.tags.get(word):
+                    tags[:] = False
+                    tags[list(known)] = True
+        return result
+
+
 class TreeState(LogitsProcessorState):
     """What each row has written: open constituents, words covered, and brackets opened since the last word."""
 
     def __init__(
-        self, tokens: TreeTokens, words: Tensor, longest: Tensor, beams: int, config: WellFormedConfig
+        self, tokens: TreeTokens, words: Tensor, longest: Tensor, tags: Tensor, beams: int, config: WellFormedConfig
     ) -> None:
-        """`words` [N] counts the words of each sentence; `longest` [N] is the most tokens of an output, without eos."""
+        """`words` [N] counts the words of each sentence; `longest` [N] is the most tokens of an output, without eos.
+
+        `tags` [B, words, V] are the tags that each word of each sentence may have.
+        """
         super().__init__(beams)
         self.tokens, self.config = tokens, config
-        self.words, self.longest = words, longest
+        self.words, self.longest, self.tags = words, longest, tags
+        self.sentence = torch.arange(len(tags)).repeat_interleave(beams)  # N: index into `tags`
         self.stack = torch.zeros(len(words), config.max_depth, dtype=torch.int64)  # N max_depth: labels
         self.depth, self.covered, self.opened, self.written = (torch.zeros_like(words) for _ in range(4))
 
@@ -83,7 +122,8 @@ class TreeState(LogitsProcessorState):
         may_open = (left > 0) & (self.depth < self.config.max_depth) & (self.opened < self.config.max_unary)
         may_open &= room >= left + self.depth + 2
         result[:, self.tokens.opening] = may_open[:, None]
-        result |= (inside & (left > 0))[:, None] & self.tokens.preterminals
+        next_word = self.covered.clamp(max=self.tags.shape[1] - 1)
+        result |= (inside & (left > 0))[:, None] & self.tags[self.sentence, next_word]
         # the root closes after the last word only
         may_close = inside & (self.opened == 0) & ((self.depth > 1) | (left == 0))
         rows = may_close.nonzero().flatten()
@@ -99,7 +139,7 @@ class TreeState(LogitsProcessorState):
 
     def reorder(self, beam_index: Tensor) -> None:
         index = beam_index.cpu()
-        for name in ("words", "longest", "stack", "depth", "covered", "opened", "written"):
+        for name in ("words", "longest", "sentence", "stack", "depth", "covered", "opened", "written"):
             setattr(self, name, getattr(self, name)[index])
 
 
@@ -112,6 +152,8 @@ class WellFormedTrees(LogitsProcessor):
         self.tokens = TreeTokens(tokenizer)
         begins = [piece.startswith(SPACE_SYMBOL) for piece in tokenizer.source_pieces(range(tokenizer.source_size))]
         self.begins_word = torch.tensor(begins)  # source vocabulary, bool
+        path = config.tag_dictionary
+        self.dictionary = None if path is None else TagDictionary(path, tokenizer, self.tokens)
 
     def start(self, source: Packed, max_length: Tensor, beams: int) -> TreeState:
         ids, layout = source.values.cpu(), source.layout
@@ -119,5 +161,8 @@ class WellFormedTrees(LogitsProcessor):
         words.index_add_(0, layout.segment_ids.cpu(), self.begins_word[ids].long())
         if bool((max_length < words + 2).any()):
             raise ValueError("an output of the longest length has no room for the words; raise --max-len-a")
+        tags = self.tokens.preterminals.expand(layout.sentences, 1, -1)
+        if self.dictionary is not None:
+            tags = self.dictionary.allowed([ids.tolist() for ids in ids.split(layout.lengths.tolist())])
         rows = words.repeat_interleave(beams), max_length.repeat_interleave(beams)
-        return TreeState(self.tokens, *rows, beams, self.config)
+        return TreeState(self.tokens, *rows, tags, beams, self.config)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from trees import tree_of
-from well_formed import TreeTokens, WellFormedConfig, WellFormedTrees
+from well_formed import WellFormedConfig, WellFormedTrees
 
 from nmtkit.cli import main
 from nmtkit.data.tokenizer import BOS, EOS, Tokenizer
@@ -35,9 +35,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def accepted(tokens: TreeTokens, both: Tokenizer, sentence: str, longest: int) -> set[tuple[int, ...]]:
+def accepted(both: Tokenizer, sentence: str, longest: int, tag_dictionary: Path | None = None) -> set[tuple[int, ...]]:
     """Returns every output that the processor allows, followed to its end token by token."""
-    processor = WellFormedTrees(WellFormedConfig(max_unary=2), both)
+    processor = WellFormedTrees(WellFormedConfig(max_unary=2, tag_dictionary=tag_dictionary), both)
     source = Packed.from_lists([both.encode_source([sentence]).ids.tolist()])
     complete: set[tuple[int, ...]] = set()
     prefixes: list[tuple[int, ...]] = [()]
@@ -67,6 +67,21 @@ def test_parts_of_speech_are_preterminals(tmp_path: Path) -> None:
     compare_with_all_sequences(tagged, "the dog", 2, ["NN", "."])
 
 
+def test_a_word_of_the_tag_dictionary_has_the_tags_that_it_has_there(tmp_path: Path) -> None:
+    tagged = tokenizer(tmp_path, "(S (NP NN )NP . )S")
+    tag = {id: piece.strip("▁") for id, piece in enumerate(tagged.target_pieces(range(tagged.target_size)))}
+    (tmp_path / "train.mrg").write_text("(S (NP (NN dog) (XX dog)) (. runs))\n(S (NP (. runs)) (NN runs))\n")
+    free, limited = (accepted(tagged, "the dog runs", 7, file) for file in (None, tmp_path / "train.mrg"))
+    expected = {ids for ids in free if [tag[id] for id in ids if tag[id] in ("NN", ".")][1] == "NN"}
+    assert limited == expected and 0 < len(limited) < len(free)
+
+
+def test_a_tag_dictionary_without_a_tag_of_the_vocabulary_is_refused(both: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "train.mrg").write_text("(S (NN dog))\n")
+    with pytest.raises(ValueError, match=r"train\.mrg: no word has a part of speech of the target vocabulary, XX"):
+        WellFormedTrees(WellFormedConfig(tag_dictionary=tmp_path / "train.mrg"), both)
+
+
 def compare_with_all_sequences(both: Tokenizer, sentence: str, words: int, preterminals: list[str]) -> None:
     longest = words + 4
     pieces = [piece.removeprefix("▁") for piece in both.target_pieces(range(both.target_size))]
@@ -83,7 +98,7 @@ def compare_with_all_sequences(both: Tokenizer, sentence: str, words: int, prete
             if len(tree.children) == 1 and tree.children[0].word is None and max(runs) <= 2:
                 expected.add(ids)
     assert expected
-    assert accepted(TreeTokens(both), both, sentence, longest) == expected
+    assert accepted(both, sentence, longest) == expected
 
 
 def test_rows_are_independent_and_follow_the_search(both: Tokenizer) -> None:
