@@ -19,6 +19,7 @@ BULK_RULES = (
         excludes=("--glossary-report", "--quality-report"),
         reason="the shards have no common report; --format jsonl writes the terms and the quality of each line",
     ),
+    FlagRule("--output-dir", excludes=("--pivot",), reason="translate in two jobs, first to the pivot language"),
     FlagRule("--executor ray", excludes=("--device", "--threads"), reason="see --actor-cpus and --actor-gpus"),
     FlagRule("--executor ray", excludes=("--shard",), reason="Ray distributes the shards over the cluster"),
 )

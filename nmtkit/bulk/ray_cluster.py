@@ -3,7 +3,6 @@
 Only shards, not text, pass through Ray. A shard whose actor dies is given to another actor.
 """
 
-import contextlib
 import logging
 import platform
 from collections import Counter, deque
@@ -54,7 +53,8 @@ class RayCluster:
         threads = max(1, int(self._cpus))
         attempts: Counter[int] = Counter()
         waiting = deque(shards)
-        working: dict[Any, tuple[Any, Shard]] = {}  # a result to come -> its actor and shard
+        # a result to come -> its actor and its shard, or None while the actor starts
+        working: dict[Any, tuple[Any, Shard | None]] = {}
 
         def start() -> Any:
             return actor_class.remote(factory, threads, plan.folder.absolute())
@@ -62,30 +62,35 @@ class RayCluster:
         idle = [start() for _ in range(min(self._actors, len(shards)))]
         try:
             self._check_placed(idle)
-            while waiting or working:
+            while waiting or any(shard is not None for _, shard in working.values()):
                 while waiting and idle:
-                    actor, shard = idle.pop(), waiting.popleft()
-                    working[actor.write.remote(shard)] = actor, shard
-                if not working:
+                    actor, next_shard = idle.pop(), waiting.popleft()
+                    working[actor.write.remote(next_shard)] = actor, next_shard
+                only_starting = all(shard is None for _, shard in working.values())
+                timeout = SECONDS_TO_PLACE if only_starting else None
+                ready = ray.wait(list(working), num_returns=1, timeout=timeout)[0] if working else []
+                if not ready:
                     raise ChildProcessError("all actors have died, and the cluster has no room for another actor")
-                (ready,), _ = ray.wait(list(working), num_returns=1)
-                actor, shard = working.pop(ready)
+                actor, shard = working.pop(ready[0])
                 try:
-                    yield ray.get(ready)
+                    result = ray.get(ready[0])
                     idle.append(actor)
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except died as error:
+                    ray.kill(actor)  # it may be alive, but out of reach
+                    if shard is None:
+                        continue
                     attempts[shard.index] += 1
                     if attempts[shard.index] >= ATTEMPTS:
-                        raise ChildProcessError(
-                            f"{shard.name}: {ATTEMPTS} actors died in this shard: {error}"
-                        ) from None
+                        raise ChildProcessError(f"{ATTEMPTS} actors died in {shard.name}: {error}") from None
                     log.warning("%s: its actor died; another actor takes the shard", shard.name)
                     waiting.appendleft(shard)
-                    with contextlib.suppress(ValueError):  # without room for a new actor, the other actors go on
-                        check_room(self._nodes(), 1 + len(idle) + len(working), self._cpus, self._gpus)
-                        idle.append(start())
+                    actor = start()  # a node may have died: nothing waits for this actor before it has started
+                    working[actor.folder_is_visible.remote()] = actor, None
+                else:
+                    if shard is not None:
+                        yield result
         finally:
             for actor in [*idle, *(actor for actor, _ in working.values())]:
                 ray.kill(actor)

@@ -64,6 +64,9 @@ def translate_shards(
         loaded = job.load()
     inputs = {"input" if len(files) == 1 else f"input {number}": path for number, path in enumerate(files, 1)}
     line_files = dict(zip(job.fields, job.texts[1:], strict=True))
+    for path in (*files, *line_files.values()):
+        if path.exists() and not path.is_file():
+            raise ValueError(f"{path} is not a regular file; --output-dir reads its input again to continue")
     models = {"model" if len(job.models) == 1 else f"model {number}": path for number, path in enumerate(job.models, 1)}
     glossaries = {} if job.text.glossary is None else {"glossary": job.text.glossary}
     is_text = len(files) == 1 and (languages is None or format_of(files[0]) is None) and not is_compressed(files[0])

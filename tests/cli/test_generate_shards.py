@@ -122,6 +122,8 @@ def test_another_search_or_model_is_refused_and_speed_may_change(folder: Path, t
         (["--output-dir", "out", "--input", "text", "--output", "b"], "--output-dir and --output cannot be combined"),
         (["--output-dir", "out", "--input", "text", "--actor-gpus", "1"], "--actor-gpus does nothing without"),
         (["--output-dir", "out", "--input", "a.html"], "--output-dir and a document cannot be combined"),
+        (["--output-dir", "out", "--input", "/dev/stdin"], "/dev/stdin is not a regular file"),
+        (["--output-dir", "out", "--input", "text", "--pivot", "en"], "--output-dir and --pivot cannot be combined"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
