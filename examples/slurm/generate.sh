@@ -4,6 +4,7 @@
 #   sbatch --array=1-64 generate.sh averaged.pt mono.de shards --beam 4      # other flags are passed to nmtkit generate
 #   nmtkit merge shards --output mono.en
 #
+# To repeat only some tasks, give the number of all tasks: PARTS=64 sbatch --array=3,17 generate.sh …
 # All tasks need the model, the text and the folder under the same names. The first task makes the plan of the shards.
 #SBATCH --job-name=nmtkit-generate
 #SBATCH --ntasks=1
@@ -20,4 +21,4 @@ shift 3
 # without a GPU: a process for each core
 [[ -n ${SLURM_GPUS_ON_NODE:-} ]] || set -- --workers "${SLURM_CPUS_PER_TASK:-1}" --device cpu "$@"
 exec nmtkit generate --path "$model" --input "$input" --output-dir "$shards" \
-    --shard "$SLURM_ARRAY_TASK_ID/${SLURM_ARRAY_TASK_MAX:-$SLURM_ARRAY_TASK_COUNT}" "$@"
+    --shard "$SLURM_ARRAY_TASK_ID/${PARTS:-$SLURM_ARRAY_TASK_MAX}" "$@"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import WORDS, save_tiny_transformer, tiny_tokenizer
 
 from nmtkit.bulk.merging import merge
-from nmtkit.bulk.plan import Plan, open_plan
+from nmtkit.bulk.plan import Plan, open_plan, read_plan
 from nmtkit.bulk.ray_cluster import check_room
 
 LINES = 200
@@ -142,3 +143,19 @@ def test_actors_without_room_are_refused(cluster: Any, tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(plan.folder), cluster.address, "nothing"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     assert "room for 1 actors with 1 CPUs and 0 GPUs each, but 9 are needed" in done.stderr
+
+
+@pytest.mark.slow
+def test_generate_on_a_cluster_equals_generate(cluster: Any, tmp_path: Path) -> None:
+    save_tiny_transformer(tmp_path / "model.pt", tiny_tokenizer(), decoder_layers=1)
+    (tmp_path / "text").write_text("".join(" ".join(WORDS[: 1 + number % 7]) + "\n" for number in range(50)))
+    words = ["generate", "--path", "model.pt", "--input", "text", "--max-len-a", "0", "--max-len-b", "6"]
+    command = [sys.executable, "-m", "nmtkit", *words]
+    whole = subprocess.run([*command, "--device", "cpu"], cwd=tmp_path, stdout=subprocess.PIPE, check=True).stdout
+    subprocess.run(
+        [*command, "--output-dir", "shards", "--shard-lines", "8", "--executor", "ray"], cwd=tmp_path, check=True,
+        env=os.environ | {"RAY_ADDRESS": cluster.address},
+    )  # fmt: skip
+    out = io.BytesIO()
+    assert merge(read_plan(tmp_path / "shards"), out)[0] == 50
+    assert out.getvalue() == whole
