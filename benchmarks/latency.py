@@ -2,10 +2,14 @@
 
     python benchmarks/latency.py --text m30k --only "int8 beam 4"        # needs nmtkit[export]
     python benchmarks/latency.py --text m30k --before CHECKOUT
+    python benchmarks/latency.py --text m30k --only "tiny,student" --clock cpu
 
-Models: transformer_base with random weights, sentences of about 15 pieces and 15 forced steps; and a transformer_tiny
-(`--checkpoint`, or one that is trained first) on lines of the test set, where each system has its own rule to stop. A
-time is from lines to translated lines. `--only` takes texts such as `base fp32 beam 1`.
+Models: transformer_base, transformer_tiny (tiny) and student_tiny (student) with random weights, sentences of about 15
+pieces and 15 forced steps; and a transformer_tiny (trained: `--checkpoint`, or one that is trained first) on lines of
+the test set, where each system has its own rule to stop. A time is from lines to translated lines; `--clock cpu` counts
+the seconds of the processor, which other processes disturb less. `--only` takes texts such as `base fp32 beam 1`.
+CTranslate2 has no SSRU for the student.
+`--shortlist` adds nmtkit with a shortlist of 100 entries for each source piece.
 
 Each system is a process of `--latency-threads` threads, which is warm and idle while the others run. Systems take
 turns, round by round, on the same lines, and the median round counts. For single lines there are percentiles, too.
@@ -19,20 +23,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, Report, Row, Server, Workspace, answer, busy_cores, chosen, parser
+from harness import ROOT, Report, Row, Server, Workspace, answer, busy_cores, chosen, nmtkit, parser
 
 GROUPS = {1: 16, 4: 6, 16: 2, 64: 1, 256: 1}  # sentences of a group: groups of one turn
 PRECISIONS = {"int8": "int8", "bf16": "bfloat16", "fp32": "float32"}  # ours -> CTranslate2's compute type
+ARCHS = {"base": "transformer_base", "tiny": "transformer_tiny", "student": "student_tiny"}
+MODELS = (*ARCHS, "trained")
 PERCENTILES = (50, 90, 99)
 STEPS = 15
 
 
-def nmtkit_system(path: str, precision: str, beam: int, forced: bool, threads: int) -> Callable[[list[str]], Any]:
+def nmtkit_system(
+    path: str, precision: str, beam: int, forced: bool, threads: int, shortlist: bool = False
+) -> Callable[[list[str]], Any]:
     import nmtkit
 
     model = nmtkit.load(path, precision=precision, threads=threads)
     steps = {"min_len": STEPS - 1, "max_len_a": 0, "max_len_b": STEPS - 1} if forced else {}
-    return lambda lines: model.translate(lines, beam=beam, **steps)
+    return lambda lines: model.translate(lines, beam=beam, shortlist=shortlist, **steps)
 
 
 def ctranslate2_system(path: str, precision: str, beam: int, forced: bool, threads: int) -> Callable[[list[str]], Any]:
@@ -52,14 +60,15 @@ def ctranslate2_system(path: str, precision: str, beam: int, forced: bool, threa
     return translate
 
 
-def child(system: str, settings: list[Any]) -> None:
+def child(system: str, settings: list[Any], clock: str) -> None:
     """Answers groups of lines with the seconds of each group."""
+    now = time.process_time if clock == "cpu" else time.perf_counter
     translate = (ctranslate2_system if system == "CTranslate2" else nmtkit_system)(*settings)
 
     def seconds(group: list[str]) -> float:
-        start = time.perf_counter()
+        start = now()
         translate(group)
-        return time.perf_counter() - start
+        return now() - start
 
     answer(lambda groups: [seconds(group) for group in groups])
 
@@ -77,8 +86,9 @@ def milliseconds(servers: dict[str, Server], lines: Sequence[str], n: int, round
 
 
 def row_of(kind: str, values: dict[str, float]) -> Row:
-    others = {name: value for name, value in values.items() if name != "nmtkit"}
-    ratios = {f"nmtkit's speed / {name}'s": value / values["nmtkit"] for name, value in others.items()}
+    """Returns the times, and the speed of each system relative to CTranslate2, or else to nmtkit."""
+    base = "CTranslate2" if "CTranslate2" in values else "nmtkit"
+    ratios = {f"{name} / {base}": values[base] / value for name, value in values.items() if name != base}
     return {"ms": kind, **values, **ratios}
 
 
@@ -89,18 +99,20 @@ def contest(arguments: argparse.Namespace, name: str, path: Path, lines: list[st
     from nmtkit.formats import ctranslate2 as export
 
     model, precision, _, beam = name.split()
-    settings = [precision, int(beam), model == "base", arguments.latency_threads]
-    folder = path.with_name(f"{path.stem}-{'int8' if precision == 'int8' else 'float32'}-latency")
-    if not folder.exists():
-        export.save(path, folder, "int8" if precision == "int8" else "float32")
-    systems: dict[str, tuple[Path, Path]] = {"nmtkit": (path, ROOT)}
+    settings = [precision, int(beam), model != "trained", arguments.latency_threads]
+    systems: dict[str, tuple[list[Any], Path]] = {"nmtkit": ([str(path), *settings], ROOT)}
     if arguments.before:
-        systems["before"] = path, arguments.before.resolve()
-    if PRECISIONS[precision] in ctranslate2.get_supported_compute_types("cpu"):
-        systems["CTranslate2"] = folder, ROOT
+        systems["before"] = [str(path), *settings], arguments.before.resolve()
+    if arguments.shortlist:
+        systems["nmtkit shortlist"] = [str(path), *settings, True], ROOT
+    if model != "student" and PRECISIONS[precision] in ctranslate2.get_supported_compute_types("cpu"):
+        folder = path.with_name(f"{path.stem}-{'int8' if precision == 'int8' else 'float32'}-latency")
+        if not folder.exists():
+            export.save(path, folder, "int8" if precision == "int8" else "float32")
+        systems["CTranslate2"] = [str(folder), *settings], ROOT
     servers = {
-        system: Server(__file__, [system, [str(file), *settings]], checkout, arguments.latency_threads)
-        for system, (file, checkout) in systems.items()
+        system: Server(__file__, [system, values, arguments.clock], checkout, arguments.latency_threads)
+        for system, (values, checkout) in systems.items()
     }
     rows = []
     for n in arguments.sizes:
@@ -125,10 +137,13 @@ def main() -> None:
     flags.add_argument("--before", type=Path, help="a second checkout of nmtkit")
     flags.add_argument("--sizes", type=int, nargs="+", choices=GROUPS, default=list(GROUPS), help="sentences at once")
     flags.add_argument("--latency-threads", type=int, default=1, help="of each process")
+    flags.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="time of a clock or of the processor")
+    flags.add_argument("--shortlist", action="store_true", help="also measure nmtkit with a shortlist")
     flags.add_argument("--child", help=argparse.SUPPRESS)
     arguments = flags.parse_args()
     if arguments.child:
         return child(*json.loads(arguments.child))
+    from nmtkit import checkpoint
     from nmtkit.data.binarized import Dataset
 
     if arguments.quick:
@@ -138,15 +153,22 @@ def main() -> None:
     lengths = [len(ids) for ids in tokenizer.encode_source(lines).split()]
     middle = [lines[index] for index in sorted(range(len(lines)), key=lambda line: abs(lengths[line] - STEPS))]
     training = f"--arch transformer_tiny --max-update {2 if arguments.quick else 900} --threads 2"
-    models = {
-        "base": (workspace.untrained("transformer_tiny" if arguments.quick else "transformer_base"), middle),
-        "trained": (arguments.checkpoint or workspace.trained("tiny", training), lines),
-    }
-    kinds = [(model, precision, beam) for model in models for beam in (4, 1) for precision in PRECISIONS]
+
+    def of(model: str) -> tuple[Path, list[str]]:
+        if model == "trained":
+            path, text = arguments.checkpoint or workspace.trained("tiny", training), lines
+        else:
+            arch = "transformer_tiny" if arguments.quick and model == "base" else ARCHS[model]
+            path, text = workspace.untrained(arch), middle
+        if arguments.shortlist and "shortlist" not in checkpoint.read(path, mmap=True):
+            nmtkit("shortlist", str(workspace.data), "--path", str(path))
+        return path, text
+
+    kinds = [(model, precision, beam) for model in MODELS for beam in (4, 1) for precision in PRECISIONS]
     names = {f"{model} {precision} beam {beam}": model for model, precision, beam in kinds}
     with busy_cores(arguments.busy):
         for name, model in chosen(names, arguments.only).items():
-            contest(arguments, name, *models[model], report)
+            contest(arguments, name, *of(model), report)
 
 
 if __name__ == "__main__":
