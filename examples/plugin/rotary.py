@@ -62,13 +62,13 @@ class RotaryAttention(SelfAttention):
 class RotaryTransformer(Transformer):
     def __init__(self, config: RotaryConfig, vocabulary: Vocabulary) -> None:
         super().__init__(config, vocabulary)
-        self.target_embedding = RotaryEmbedding(config, self.target_embedding.tokens, config.zero_bos)
+        self.target_embedding = target = RotaryEmbedding(config, self.target_embedding.tokens, config.zero_bos)
         for layer in self.decoder:
-            layer.self_attention = RotaryAttention(config, True, self.target_embedding)
+            layer.self_attention = RotaryAttention(config, True, target)
         if config.reads_source:  # a language model has no encoder
-            self.source_embedding = RotaryEmbedding(config, self.source_embedding.tokens)
-        for layer in self.encoder:
-            layer.self_attention = RotaryAttention(config, False, self.source_embedding)
+            self.source_embedding = source = RotaryEmbedding(config, self.source_embedding.tokens)
+            for encoder_layer in self.encoder:
+                encoder_layer.self_attention = RotaryAttention(config, False, source)
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, nn.LayerNorm):

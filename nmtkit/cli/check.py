@@ -59,6 +59,7 @@ def presets_of(words: Sequence[str]) -> dict[str, Any]:
 @click.pass_context
 def command(
     context: click.Context,
+    /,
     names: tuple[str, ...],
     plugins: tuple[str, ...],
     tokenizer_from: tuple[Path, ...],
