@@ -1,4 +1,4 @@
-"""The shell commands of docs/models.md and docs/fine-tuning.md, typed one after the other for tiny imported models.
+"""The shell commands of docs/models.md, docs/fine-tuning.md and docs/multilingual.md, typed for tiny models.
 
 Files of the pages stand for tiny ones: opus-mt-en-de is a bilingual Marian model of transformers, and
 nllb-200-distilled-600M a model of many languages. Only `train` gets more flags, so that a run takes a second.
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from builders import REAL_LINES
 from click.testing import CliRunner
+from digits import digit_rows, write_digits
 
 from nmtkit.cli import main
 
@@ -49,7 +50,7 @@ def typed(line: str, multilingual: bool) -> str:
     assert result.exit_code == 0, f"{line}\n{result.output}"
     if ">" in files:
         files[">"].write_text(result.stdout, encoding="utf-8")
-    if words[0] == "generate":
+    if words[0] == "generate" and "--output" not in words:
         assert result.stdout.count("\n") == len(REAL_LINES)
     return result.stderr
 
@@ -115,3 +116,29 @@ def test_the_commands_of_the_page_about_models(folder: Path, multilingual: bool)
     typed("nmtkit generate --path again.pt < raw.en > again.de", False)
     typed("nmtkit generate --path averaged.pt < raw.en > averaged.de", False)
     assert Path("again.de").read_text() == Path("averaged.de").read_text()
+
+
+def test_the_commands_of_the_page_about_many_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name, count, languages in (
+        ("en-de", 40, "en de"),
+        ("en-it", 30, "en it"),
+        ("val", 4, "en de it"),
+        ("test", 4, "en de it"),
+    ):
+        write_digits(Path("data") / name, digit_rows(count, len(name)), tuple(languages.split()))
+    Path("raw.en").write_text("".join(f"{line}\n" for line in REAL_LINES))
+    page = (ROOT / "docs/multilingual.md").read_text(encoding="utf-8")
+    (toml,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    Path("corpora.toml").write_text(toml)
+    (prepare, train, *use), (generate,), (_, take, tune) = blocks("multilingual.md")
+    typed(f"{prepare} --vocab-size 300", False)
+    typed(train, False)
+    for line in use:
+        typed(line.replace("--last 5", "--last 2"), False)
+    assert len(Path("test.out").read_text().splitlines()) == 4 * 6
+    typed(generate, False)
+    shutil.copy("many/averaged.pt", "m2m100.pt")  # a model of these languages stands for the imported model
+    typed(take, False)
+    typed(tune, False)

@@ -218,6 +218,8 @@ def _next_commands(job: JobConfig, data: Path, end: "StopReason") -> list[str]:
     known = [str(data), "--gen-subset", subset] if subset in dataset.splits else []  # if empty, standard input is read
     codes = {"--source-lang": dataset.source_language, "--target-lang": dataset.target_language}
     languages = [word for flag, code in codes.items() if code is not None for word in (flag, code)]
+    if dataset.directions and not known:
+        languages = dataset.tokenizer.language_flags(dataset.directions[0].source, dataset.directions[0].target)
     generate = ["nmtkit", "generate", *known, "--path", str(model), *languages, *plugins]
     score = ["nmtkit", "score", "--path", str(model), *plugins, "--sys", f"text.{dataset.target_lang}"]
     use = generate if getattr(job.components["architecture"].config, "reads_source", True) else score

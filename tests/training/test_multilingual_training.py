@@ -351,3 +351,15 @@ def test_score_of_one_direction_is_asked_for_where_it_matters(home: Path, tmp_pa
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 2
         assert "--data has many directions" in result.stderr
+
+
+def test_the_next_command_names_the_languages_if_the_dataset_has_no_subset_to_translate(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    (tmp_path / "corpora.toml").write_text('[[corpus]]\nlanguages = ["en", "it"]\ntrain = "enit"')
+    run("preprocess", "--corpora", tmp_path / "corpora.toml", "--destdir", tmp_path / "bin", "--tokenizer-from", "bin",
+        "--workers=1")  # fmt: skip
+    shown = run("train", tmp_path / "bin", *MODEL, "--save-dir", tmp_path / "run", "--max-update=1")
+    expected = f"nmtkit generate --path {tmp_path / 'run/last.pt'} --source-lang en --target-lang it"
+    assert f"next: {expected}\n" in shown
