@@ -4,6 +4,11 @@
         --other debian/en-da.train.tsv.gz
     python benchmarks/clean_quality.py debian/en-it.train.tsv.gz --languages en it --columns 4 5 --new-column 3 \\
         --other debian/en-da.train.tsv.gz
+    python benchmarks/clean_quality.py multi30k/train.en.gz multi30k/train.de.gz --languages en de \\
+        --other debian/en-da.train.tsv.gz --self-train --keep corpora
+
+`--keep` writes the text before noise (`clean.en`, `clean.de`), with noise (`noisy`) and after cleaning (`cleaned`), so
+that models of the three texts can be compared.
 
 The noise has 15 classes and touches 46 % of the pairs, in equal parts. Pairs of the class `mendable` count as good:
 they should be kept, and their text should be mended. All other classes are bad. Pairs whose sides are equal in the
@@ -18,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from nmtkit.cli.clean import filter_presets
+from nmtkit.cli.clean import filter_presets, scorer_of
 from nmtkit.corpora.clean_config import DEFAULT_FILTERS, CleanConfig
 from nmtkit.corpora.cleaning import Worker, clean, fit, sample_of
 from nmtkit.corpora.corpus import Corpus, Pairs, locate
@@ -165,6 +170,17 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
     return count / seconds
 
 
+def keep(folder: Path, languages: tuple[str, str], good: list[Pair], rows: list[tuple[str, Pair]], out: Path) -> None:
+    """Writes the corpora `clean`, `noisy` and `cleaned` into a folder, as two files each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, kept in (("clean", good), ("noisy", [pair for _, pair in rows])):
+        with CorpusWriter(str(folder / name), languages) as writer:
+            writer.write(Pairs([pair[0] for pair in kept], [pair[1] for pair in kept], [{}] * len(kept)))
+    with CorpusWriter(str(folder / "cleaned"), languages) as writer:
+        for part in pairs(locate(str(out), *languages)):
+            writer.write(Pairs(part.sources, part.targets, [{}] * len(part)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", nargs="+", help="one file, or the source and the target file")
@@ -175,8 +191,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=29_000)
     parser.add_argument("--preset", default="curated")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--self-train", action="store_true", help="also score pairs by two small models")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write the three texts into this folder")
     arguments = parser.parse_args()
-    source_lang, target_lang = arguments.languages
+    source_lang, target_lang = arguments.languages = tuple(arguments.languages)
     if len(arguments.corpus) == 2:
         corpus = Corpus(*map(Path, arguments.corpus))
     else:
@@ -201,26 +219,32 @@ def main() -> None:
                                [{"class": name} for name, _ in rows]))  # fmt: skip
         rules = tuple(name for name in DEFAULT_FILTERS if name != "alignment")
         tables = []
-        for names in (rules, DEFAULT_FILTERS):
+        titles = ["rules and language", "and alignment", *(["and models"] if arguments.self_train else [])]
+        for title in titles:
+            names = rules if title == titles[0] else DEFAULT_FILTERS
             config = CleanConfig(source_lang=source_lang, target_lang=target_lang, output=str(path / "out.jsonl"),
                                  dropped=str(path / "dropped.jsonl"), filters=names, preset=arguments.preset,
-                                 workers=1)  # fmt: skip
-            clean(config, [str(path / "noisy.jsonl")], filter_presets(names, arguments.preset))
+                                 self_train=title == "and models", workers=1)  # fmt: skip
+            presets = filter_presets(names, arguments.preset)
+            clean(config, [str(path / "noisy.jsonl")], presets, scorer=scorer_of(config))
             kept, lost = (
                 [others for part in pairs(locate(str(path / name), source_lang, target_lang)) for others in part.extras]
                 for name in ("out.jsonl", "dropped.jsonl")
             )
             noisy_corpus = locate(str(path / "noisy.jsonl"), source_lang, target_lang)
+            if arguments.keep is not None and title == titles[-1]:
+                keep(arguments.keep, arguments.languages, good, rows, path / "out.jsonl")
             tables.append((Counter(each["class"] for each in kept), rate(noisy_corpus, config, names)))
             reasons = Counter((each["class"], each["reason"]) for each in lost)
     totals = Counter(name for name, _ in rows)
-    print("| class | pairs | kept by rules and language | and alignment | first reasons |\n|---|---|---|---|---|")
+    print(f"| class | pairs | kept by {' | '.join(titles)} | first reasons |")
+    print("|---" * (len(titles) + 3) + "|")
     for name in ("good", *Noise(good, foreign, 1).classes()):
         found = sorted(((count, reason) for (cls, reason), count in reasons.items() if cls == name), reverse=True)[:3]
         cells = [f"{counts[name] / max(1, totals[name]):.1%}" for counts, _ in tables]
         print(f"| {name} | {totals[name]:,} | {' | '.join(cells)} | {', '.join(f'{r} {c:,}' for c, r in found)} |")
     fine = ("good", "mendable")
-    for title, (counts, pace) in zip(("rules and language", "and alignment"), tables, strict=True):
+    for title, (counts, pace) in zip(titles, tables, strict=True):
         kept_good = sum(counts[name] for name in fine) / sum(totals[name] for name in fine)
         bad = sum(count for name, count in totals.items() if name not in fine)
         kept_bad = sum(count for name, count in counts.items() if name not in fine)

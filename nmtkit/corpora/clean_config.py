@@ -98,7 +98,9 @@ class CleanConfig(Config):
         "no pair", min=0, max=1,
     )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
-        "pair", "drop pairs that equal an earlier kept pair, source or target, without case, spaces and punctuation"
+        "pair",
+        "drop pairs that equal another kept pair, source or target, without case, spaces and punctuation; the pair "
+        "with the highest probability, score of models or alignment stays, else the first pair",
     )
     lid_model: Path | None = option(
         None, "fastText model for the filters language and swapped, such as lid.176.ftz; none: py3langid",

@@ -23,7 +23,7 @@ from nmtkit.corpora import duplicates
 from nmtkit.corpora.clean_config import CleanConfig
 from nmtkit.corpora.corpus import Corpus, Pairs, locate
 from nmtkit.corpora.filters import FILTERS, Filter, FilterContext, Limits
-from nmtkit.corpora.late_scores import LateScorer, PairScorer, late_columns
+from nmtkit.corpora.late_scores import MODEL, PROBABILITY, LateScorer, PairScorer, late_columns
 from nmtkit.corpora.mending import Mender
 from nmtkit.corpora.pairs import pairs
 from nmtkit.corpora.scores import ScoreReader, ScoreWriter
@@ -34,6 +34,7 @@ from nmtkit.processes.workers import Task, Workers
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
+QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that a run has decides between duplicates
 EXAMPLES = 6  # examples on each side of a limit
 BINS = 48  # bars of a histogram
 BLOCK = 4096
@@ -296,7 +297,7 @@ class Decision:
             report.dropped += int((first == index).sum())
 
     def _drop_duplicates(self, scratch: Path) -> None:
-        """Drops pairs that equal an earlier kept pair, without case, spaces and punctuation."""
+        """Drops pairs that equal a better kept pair, without case, spaces and punctuation."""
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
         hashes = scratch / "hashes"
@@ -304,11 +305,17 @@ class Decision:
             for start in range(0, len(kept), 1 << 18):
                 part = kept[start : start + (1 << 18)]
                 file.write(np.ascontiguousarray(self._scored.keys[part][:, columns]).tobytes())
+        quality = self._quality(kept)
         for path in duplicates.partition(hashes, scratch):
-            rows = kept[duplicates.find_duplicates(path)]
+            rows = kept[duplicates.find_duplicates(path, quality)]
             self._first[rows] = len(self._filters)
             self.reports[-1].dropped += len(rows)
             self.reports[-1].matching += len(rows)
+
+    def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
+        """Returns the score that compares duplicates, in hundredths, so that nearly equal pairs stay in order."""
+        index = next((self.reasons.index(name) for name in QUALITY if name in self._filters), None)
+        return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)
 
     def write(self, writer: CorpusWriter, dropped: CorpusWriter | None, scores: ScoreWriter | None) -> CleanReport:
         row = 0

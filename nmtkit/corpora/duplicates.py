@@ -85,10 +85,14 @@ def _chunks(hashes: Path) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
             first += len(chunk)
 
 
-def find_duplicates(path: Path) -> Rows:
-    """Returns the rows of a partition whose pairs equal the pair of an earlier row. The rows are in ascending order."""
+def find_duplicates(path: Path, quality: npt.NDArray[np.float32] | None = None) -> Rows:
+    """Returns the rows of a partition whose pairs equal the pair of a better row, in ascending order.
+
+    The best row of equal pairs is the row with the highest `quality` [rows of all partitions], else the first row.
+    """
     records = np.fromfile(path, np.uint64).reshape(-1, 3)
-    order = np.lexsort((records[:, 2], records[:, 1], records[:, 0]))
+    rank = np.zeros(len(records)) if quality is None else -quality[records[:, 2].astype(np.int64)]
+    order = np.lexsort((records[:, 2], rank, records[:, 1], records[:, 0]))
     source, target, rows = records[order].T
     repeats = (source[1:] == source[:-1]) & (target[1:] == target[:-1])
     return np.sort(rows[1:][repeats]).astype(np.int64)

@@ -150,7 +150,7 @@ class Copy(Filter):
     """The share of words in lower case that both sides have, in the side with more of these words.
 
     Pairs with fewer than 3 such words on a side have 0, because names and codes are the same in both languages. Equal
-    sides of at least 4 words have 1.
+    sides of at least 4 words have 1 if more than a third of the words is in lower case.
     """
 
     unit = "share of words"
@@ -170,8 +170,12 @@ class Copy(Filter):
                     scores[row] = lower[0] / max(lower[1:])
         equal = block.sides[0].keys == block.sides[1].keys
         for row in np.flatnonzero(equal).tolist():
-            line = block.sides[0].lines[row]
-            if len(block.sides[0].words[row]) > 3 or (len(line) > 20 and not line.isascii()):
+            line, words = block.sides[0].lines[row], block.sides[0].words[row]
+            if len(words) > 3:
+                with_case = [word for word in words if word.lower() != word.upper()]
+                if 3 * sum(map(str.islower, with_case)) > len(with_case) or not with_case:
+                    scores[row] = 1
+            elif len(line) > 20 and not line.isascii():
                 scores[row] = 1
         return scores
 

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -166,7 +168,9 @@ KINDS = {
                      ("It costs 1,000.50 dollars now.", "Es kostet jetzt 1.000,5 Dollar."),
                      ("We meet at 3 pm today.", "Wir treffen uns heute um 15 Uhr.")],
     "names": [("Barack Obama", "Barack Obama"), ("Microsoft Windows Server", "Microsoft Windows Server"),
-              ("Johann Sebastian Bach and Antonio Vivaldi", "Johann Sebastian Bach und Antonio Vivaldi")],
+              ("Johann Sebastian Bach and Antonio Vivaldi", "Johann Sebastian Bach und Antonio Vivaldi"),
+              ("EuroBraille (AzerBraille, Clio, Iris, Scriba)", "EuroBraille (AzerBraille, Clio, Iris, Scriba);"),
+              ("Another Twitter IRC gateway", "Another Twitter IRC Gateway")],
     "addresses": [("Write to info@example.org for help.", "Schreiben Sie an info@example.org um Hilfe."),
                   ("See https://example.org/en/page for more.", "Mehr unter https://www.example.org/de/seite finden.")],
 }  # fmt: skip
@@ -212,6 +216,16 @@ def test_duplicates_of_one_side(tmp_path: Path) -> None:
         assert "".join(row[1] for row in read(tmp_path / "o.tsv")) == kept, mode
 
 
+def test_the_most_probable_of_two_translations_stays(tmp_path: Path) -> None:
+    source, target = GOOD[0]
+    rows = [(source, f"{target} {GOOD[1][1]}"), *dict.fromkeys(GOOD[:300])]  # the first target says too much
+    write(tmp_path / "c.tsv", rows)
+    flags = (tmp_path / "c.tsv", "--filters", "length_ratio", "--max-length-z", "50", "--duplicates", "source")
+    for more, expected in (((), rows[0][1]), (("--min-probability", "0"), target)):
+        succeeds(*flags, *more, "--output", tmp_path / "o.tsv")
+        assert [row[1] for row in read(tmp_path / "o.tsv") if row[0] == source] == [expected]
+
+
 def test_a_filter_of_a_plug_in_has_flags_and_reasons(tmp_path: Path) -> None:
     (tmp_path / "questions.py").write_text(
         "from dataclasses import dataclass\nimport numpy as np\nfrom nmtkit.config import Config, option\n"
@@ -254,3 +268,27 @@ def test_exchanged_languages_leave_nothing_and_say_so(tmp_path: Path) -> None:
     write(tmp_path / "c.tsv", [(target, source) for source, target in GOOD[:1200]])
     result = clean(tmp_path / "c.tsv", "--output", tmp_path / "o.tsv", "--filters", "swapped,language")
     assert result.exit_code == 2 or "swapped" in result.stderr
+
+
+def test_a_fasttext_model_identifies_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        """Stands for the model of the package fasttext-predict: a word says the language."""
+
+        def predict(self, line: str, k: int) -> tuple[list[str], list[float]]:
+            assert k == 5 and "\n" not in line
+            code = "de" if "der" in line else "fr" if "le" in line.split() else "en"
+            return [f"__label__{code}", "__label__nl"], [0.9, 0.1]
+
+    module = types.ModuleType("fasttext")
+    module.load_model = lambda path: Model() if path.endswith("lid.ftz") else None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fasttext", module)
+    (tmp_path / "lid.ftz").write_bytes(b"model")
+    right = ("The company is hiring people.", "der Betrieb stellt Menschen ein.")
+    wrong = ("The company is hiring people now.", "le monde est un grand village.")
+    write(tmp_path / "c.tsv", [right, wrong, (right[1], right[0])])
+    flags = (tmp_path / "c.tsv", "--filters", "swapped,language", "--output", tmp_path / "o.tsv", "--lid-model")
+    succeeds(*flags, tmp_path / "lid.ftz", "--dropped", tmp_path / "d.jsonl")
+    assert [row[:2] for row in read(tmp_path / "o.tsv")] == [right]
+    assert [row[2]["reason"] for row in read(tmp_path / "d.jsonl")] == ["language", "swapped"]
+    result = clean(*flags, tmp_path / "missing.ftz")
+    assert result.exit_code == 2 and "missing.ftz: no such file" in " ".join(result.stderr.split())

@@ -24,6 +24,15 @@ def test_duplicates_are_those_a_set_would_find(tmp_path: Path, monkeypatch: pyte
     assert sorted(row for file in files for row in find_duplicates(file).tolist()) == expected
 
 
+def test_the_best_of_equal_pairs_stays(tmp_path: Path) -> None:
+    hashes = np.array([[1, 2], [1, 3], [1, 2], [1, 2], [1, 3], [4, 4]], np.uint64)
+    (tmp_path / "hashes").write_bytes(hashes.tobytes())
+    (file,) = partition(tmp_path / "hashes", tmp_path)
+    quality = np.array([0.5, 0.7, 0.9, 0.9, 0.7, 0.1], np.float32)
+    assert find_duplicates(file, quality).tolist() == [0, 3, 4]  # of equally good rows, the first row stays
+    assert find_duplicates(file).tolist() == [2, 3, 4]
+
+
 def test_hashes_are_those_of_a_plain_loop() -> None:
     hasher = RowHash(50, 0)
     lengths = np.array([1, 3, 2500, 4])

@@ -235,3 +235,18 @@ def test_unequal_sides_of_a_zip_name_both_counts(tmp_path: Path) -> None:
         archive.writestr("c.de", "y\n" * 1999)
     with pytest.raises(ValueError, match=r"c\.en has 3,000 lines, but .*c\.de has 1,999"):
         read(tmp_path / "c.zip")
+
+
+def test_a_translation_memory_is_read_in_little_memory(tmp_path: Path) -> None:
+    unit = ('<tu><tuv xml:lang="en"><seg>The {0} old dogs run through the park.</seg></tuv>'
+            '<tuv xml:lang="it"><seg>I {0} vecchi cani corrono nel parco.</seg></tuv></tu>\n')  # fmt: skip
+    text = '<tmx version="1.4"><header/><body>\n' + "".join(unit.format(n) for n in range(20_000)) + "</body></tmx>\n"
+    (tmp_path / "c.tmx").write_text(text)
+    assert len(text) > 2_900_000
+    del text
+    tracemalloc.start()
+    count = sum(len(part) for part in pairs(locate(str(tmp_path / "c.tmx"), "en", "it"), 256))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 20_000
+    assert peak < 1_000_000
