@@ -164,9 +164,10 @@ def rate(corpus: Corpus, config: CleanConfig, names: tuple[str, ...]) -> float:
             path.write_bytes(pickle.dumps(part))
             start = time.process_time()
             worker.score(path)
-            if index:  # the first block builds tables
-                seconds += time.process_time() - start
-                count += len(part)
+            if index == 1:
+                seconds, count = 0.0, 0  # the first block builds tables
+            seconds += time.process_time() - start
+            count += len(part)
     return count / seconds
 
 
@@ -234,7 +235,12 @@ def main() -> None:
             noisy_corpus = locate(str(path / "noisy.jsonl"), source_lang, target_lang)
             if arguments.keep is not None and title == titles[-1]:
                 keep(arguments.keep, arguments.languages, good, rows, path / "out.jsonl")
-            tables.append((Counter(each["class"] for each in kept), rate(noisy_corpus, config, names)))
+            tables.append(
+                (
+                    Counter(each["class"] for each in kept),
+                    0 if config.uses_models else rate(noisy_corpus, config, names),
+                )
+            )
             reasons = Counter((each["class"], each["reason"]) for each in lost)
     totals = Counter(name for name, _ in rows)
     print(f"| class | pairs | kept by {' | '.join(titles)} | first reasons |")
@@ -248,8 +254,8 @@ def main() -> None:
         kept_good = sum(counts[name] for name in fine) / sum(totals[name] for name in fine)
         bad = sum(count for name, count in totals.items() if name not in fine)
         kept_bad = sum(count for name, count in counts.items() if name not in fine)
-        print(f"{title}: {kept_good:.2%} of the good kept, {1 - kept_bad / bad:.1%} of the bad dropped, {pace:,.0f} "
-              "pairs per second of CPU time")  # fmt: skip
+        speed = f", {pace:,.0f} pairs per second of CPU time" if pace else ""
+        print(f"{title}: {kept_good:.2%} of the good kept, {1 - kept_bad / bad:.1%} of the bad dropped{speed}")
 
 
 if __name__ == "__main__":
