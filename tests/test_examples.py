@@ -566,7 +566,8 @@ def test_dry_runs_stand_beside_the_papers_figures():
         )
 
 
-CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name != "corpora.toml"]
+OF_PREPROCESS = ("corpora.toml", "denoising.toml")
+CONFIGS = [path for path in sorted(EXAMPLES.rglob("*.toml")) if path.name not in OF_PREPROCESS]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: str(path.relative_to(EXAMPLES).with_suffix("")))
@@ -576,3 +577,32 @@ def test_every_config_passes_a_dry_run(config, tmp_path, monkeypatch):
     assert result.exit_code == 0, result.stderr
     assert re.search(r"^parameters +[\d.]+ M$", result.stdout, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- multilingual ---------------------------------------------------------------------------------------------------
+
+
+def test_descriptions_become_pairs_single_languages_and_a_zero_shot_test_set(tmp_path):
+    sys.path.insert(0, str(EXAMPLES / "multilingual"))
+    try:
+        import prepare
+    finally:
+        sys.path.pop(0)
+    rows = {
+        "it": ["a\t0\t0\tOne\tUno", "a\t1\t1\tOne\tUno", "b\t0\t0\tTwo\tDue", "c\t0\t0\tSix\tSei"],
+        "da": ["b\t0\t0\tTwo\tTo", "a\t0\t0\tOne\tEn"],
+        "de": ["a\t0\t0\tOne\tEins"],
+        "pl": ["a\t0\t0\tOne\tJeden", "b\t0\t0\tTwo\tDwa"],
+    }
+    for language, lines in rows.items():
+        for split in ("train", "valid", "test"):
+            with gzip.open(tmp_path / f"en-{language}.{split}.tsv.gz", "wt", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+    prepare.main(tmp_path, tmp_path / "data", None)
+    made = {path.name: path.read_text().split() for path in (tmp_path / "data").iterdir()}
+    assert made["en-it.train.en"] == ["One", "Two", "Six"] and made["en-it.train.it"] == ["Uno", "Due", "Sei"]
+    assert made["mono.en"] == ["One", "Two", "Six"] and made["mono.da"] == ["To", "En"]
+    assert made["it-da.test.it"] == ["Uno", "Due"] and made["it-da.test.da"] == ["En", "To"]
+    assert len(made) == 2 * 4 * 3 + 5 + 2
+    prepare.main(tmp_path, tmp_path / "few", 1)
+    assert (tmp_path / "few/en-pl.test.pl").read_text() == "Jeden\n"

@@ -1,5 +1,6 @@
 """`nmtkit score`: scores translations and prints the scores with their signatures, or perplexities of texts."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -95,7 +96,8 @@ class ScoreConfig(Config):
     )
     languages: tuple[str, ...] = option(
         (),
-        "languages among which off-target identifies the language of a line, such as those of the model; none: all",
+        "languages among which off-target identifies the language of a line; none: all, or those of --data with many "
+        "directions",
         metavar="CODE,…",
     )
     tokenize: str = option(
@@ -282,11 +284,13 @@ def direction_scores(texts: "Texts", config: ScoreConfig) -> "dict[Direction, tu
         if given:
             raise ValueError(f"--data has many directions, and {setting} needs one direction; give --ref FILE")
     samples = (config.samples or significance.SAMPLES["bootstrap"]) if config.confidence else 0
+    codes = tuple(dict.fromkeys(code for each in texts.directions for code in (each.source, each.target)))
     result = {}
     for direction in texts.directions:
         own = texts.of(direction)
         (lines,) = own.systems.values()
-        scores = metrics.score(lines, own.references, config.metric, settings_of(own, config), bootstrap=samples)
+        settings = dataclasses.replace(settings_of(own, config), languages=config.languages or codes)
+        scores = metrics.score(lines, own.references, config.metric, settings, bootstrap=samples)
         result[direction] = len(lines), scores
     return result
 

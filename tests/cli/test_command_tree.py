@@ -144,7 +144,7 @@ DOCUMENTS = [
     if path.exists()
 ]
 # What shell variables of the scripts stand for, where it matters that a file of that name exists; others are 1.
-VARIABLES = {"pair": "en-de", "size": "base", "recipe": "baseline"}
+VARIABLES = {"pair": "en-de", "size": "base", "recipe": "baseline", "here": "."}
 
 
 def shell_lines(path: Path) -> list[str]:

@@ -1,0 +1,32 @@
+"""Names, lists and detection of languages with the codes of models of many languages."""
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from nmtkit.serving.detection import Detector
+from nmtkit.serving.languages import described, name_of
+
+ITALIAN = "Tutti gli esseri umani nascono liberi ed eguali in dignità e diritti."
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("en", "English"), ("eng_Latn", "English (eng_Latn)"), ("pt-BR", "Portuguese (pt-BR)"), ("qaa", "qaa")],
+)
+def test_codes_have_names_that_differ(code: str, name: str) -> None:
+    assert name_of(code) == name
+
+
+def test_a_message_lists_a_few_pairs_and_the_languages_of_many() -> None:
+    codes = ["da", "de", "en", "it", "pl"]
+    pairs = [(source, target) for source in codes for target in codes if source != target]
+    assert described(pairs[:2]) == "da to de, da to en"
+    assert described([*pairs, ("fr", "en")]) == "21 pairs of da, de, en, fr, it, pl"
+
+
+@pytest.mark.parametrize("codes", [("eng_Latn", "ita_Latn"), ("en_XX", "it_IT"), ("en", "it")])
+def test_a_language_is_detected_under_the_code_of_the_model(codes: tuple[str, str]) -> None:
+    pytest.importorskip("py3langid")
+    best, other = Detector(codes).detect([ITALIAN])
+    assert best[0] == codes[1] and best[1] > 90 and other[0] == codes[0]
