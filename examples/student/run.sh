@@ -22,16 +22,18 @@ work=${WORK:-student}
 nbest=${NBEST:-8}
 candidates=${CANDIDATES:-$work/candidates.jsonl}
 mkdir -p "$work"
-if [[ ! -e $candidates ]]; then # --output creates the file when it is complete
+if [[ ! -e $candidates ]]; then # finished shards are kept, so this step continues after a stop
     nmtkit generate --path "$teacher" --input "$train.$source" --beam "$nbest" --nbest "$nbest" --format jsonl \
-        --output "$candidates"
+        --output-dir "$work/shards"
+    nmtkit merge "$work/shards" --output "$candidates"
 fi
 if [[ ! -e $work/data-bin/manifest.json ]]; then
     choose=(python "$here/choose.py" --source "$train.$source")
     if [[ -n ${BACKWARD:-} ]]; then
         "${choose[@]}" "$candidates" --references "$train.$target" "$work/all.$source" "$work/all.$target"
         nmtkit generate --path "$BACKWARD" --input "$work/all.$target" --reference "$work/all.$source" \
-            --score-reference --output "$work/scores.txt"
+            --score-reference --output-dir "$work/scores"
+        nmtkit merge "$work/scores" --output "$work/scores.txt"
         python "$here/choose.py" --source "$work/all.$source" "$work/all.$target" --scores "$work/scores.txt" \
             --keep "${KEEP:-1}" "$work/distilled.$source" "$work/distilled.$target"
     else
@@ -55,4 +57,4 @@ compare "$teacher"
 compare "$work/student.pt"
 compare "$work/student.pt" --shortlist
 compare "$work/student.pt" --shortlist --beam 1
-ls -l "$teacher" "$work/student.pt"
+ls -lL "$teacher" "$work/student.pt"
