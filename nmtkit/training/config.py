@@ -29,7 +29,7 @@ from nmtkit.criterions import CRITERIONS
 from nmtkit.data.transforms import TRANSFORMS
 from nmtkit.plugins import load_plugins
 from nmtkit.registry import Registry
-from nmtkit.training import trackers  # noqa: F401  # registers them
+from nmtkit.training import profiling, trackers  # noqa: F401  # registers callbacks
 from nmtkit.training.callbacks import CALLBACKS
 from nmtkit.training.lr_schedulers import LR_SCHEDULERS, LRScheduler
 from nmtkit.training.metrics import METRICS, Metric, objective
