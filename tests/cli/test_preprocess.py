@@ -247,7 +247,7 @@ def test_numbers_outside_the_limits_are_refused(flag: str, value: str, corpora: 
 
 
 def test_every_number_has_limits() -> None:
-    assert len(NUMERIC) == 11
+    assert len(NUMERIC) == 12
     assert "--max-ratio" in NUMERIC
 
 
