@@ -12,7 +12,7 @@ DEFAULT_FILTERS = (
     *("empty", "length", "overlap", "copy", "boilerplate", "repetition", "script", "swapped", "language"),
     *("length_ratio", "numbers", "urls", "currencies", "alignment"),
 )
-MODEL_PROBABILITY = 0.2  # default of --min-probability with models
+MODEL_PROBABILITY = 0.02  # default of --min-probability with models
 # Changes of the settings of filters.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
@@ -94,7 +94,7 @@ class CleanConfig(Config):
         0.0, "drop pairs whose score of both models, exp(-dual cross-entropy), is below X", min=0, max=1
     )
     min_probability: float | None = option(
-        None, "drop pairs whose probability of being good, from all scores, is below X; none: 0.2 with models, else "
+        None, "drop pairs whose probability of being good, from all scores, is below X; none: 0.02 with models, else "
         "no pair", min=0, max=1,
     )  # fmt: skip
     duplicates: Literal["pair", "source", "target", "none"] = option(
