@@ -50,7 +50,8 @@ nmtkit average-checkpoints "$work/run" --last "${AVERAGE:-8}" --output "$work/st
 nmtkit shortlist "$work/data-bin" --path "$work/student.pt" --entries "${ENTRIES:-100}"
 compare() { # MODEL FLAGS…
     echo "$* on the test set:"
-    nmtkit generate "$work/data-bin" --path "$@" --precision int8 --device cpu --workers 1 > "$work/test.txt"
+    local model=$1
+    nmtkit generate "$work/data-bin" --path "$model" --precision int8 --device cpu --workers 1 "${@:2}" > "$work/test.txt"
     nmtkit score --data "$work/data-bin" --sys "$work/test.txt"
 }
 compare "$teacher"
