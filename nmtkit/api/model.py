@@ -123,7 +123,7 @@ class Model:
         """
         for name in ("alignment", "quality"):
             if nbest is None and options.get(name):
-                raise ValueError(f"{name} needs nbest, because only translations with nbest are objects that hold it")
+                raise ValueError(f"{name} needs nbest: without nbest, a translation is a text, which has no {name}")
         settings = options if nbest is None else options | {"nbest": nbest}
         named = options.get("logits_processors", ())
         presets = {name: LOGITS_PROCESSORS[name].preset for name in ([named] if isinstance(named, str) else named)}

@@ -34,7 +34,10 @@ class ByteNetConfig(Config):
         (1, 2, 4, 8, 16), "dilation of each block of a set; sets repeat (section 3.5)", min=1, max=65_536
     )
     unfold_factor: float = option(
-        1.2, "columns of the source representation per source token, to 0.001 (equation 2, a)", min=1, max=100
+        1.2,
+        "columns of the source representation per source token, rounded to 0.001 (equation 2, a)",
+        min=1,
+        max=100,
     )
     unfold_extra: int = option(0, "further columns of the source representation (equation 2, b)", min=0, max=65_536)
     dropout: float = option(0.0, "dropout on embeddings and on each block's output", min=0, below=1)

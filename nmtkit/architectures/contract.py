@@ -118,9 +118,10 @@ def check_causality(model: Architecture, source: Packed, target: Packed, vocabul
     change = _change(before[:first], after[:first])
     if change > TOLERANCE:
         raise ContractError(
-            f"{type(model).__name__} reads later target words: perplexity will be too low, BLEU 0. With other words "
-            f"from position {first} on, earlier features change by {change:.1%} of the largest. decode may use "
-            "only the target tokens up to each position (a causal mask, or a recurrence from left to right)"
+            f"{type(model).__name__} reads later target words, so its perplexity will be too low and its BLEU 0. If "
+            f"the words from position {first} on change, earlier features change by {change:.1%} of the largest "
+            "feature. decode may use only the target tokens up to each position (a causal mask, or a recurrence from "
+            "left to right)"
         )
 
 
@@ -141,7 +142,8 @@ def check_sentences_apart(model: Architecture, source: Packed, target: Packed, v
         if change > TOLERANCE:
             raise ContractError(
                 f"{type(model).__name__} mixes the sentences of a batch: a change of one {side} sentence changes the "
-                f"features of the next one, by {change:.1%} of the largest, so translations depend on their batch. "
+                f"features of the next sentence by {change:.1%} of the largest feature, so translations depend on "
+                "their batch. "
                 "Layers that read neighbouring tokens must know where sentences end (layout.cu_seqlens, layout.mask)"
             )
 

@@ -35,7 +35,10 @@ class DeepAttConfig(Config):
     d_attention: int = option(512, "hidden width of the attention function", min=1, max=65_536)
     dropout: float = option(0.1, "dropout on the recurrent output between layers (section 3.2, Dr)", min=0, below=1)
     initial_range: float | None = option(
-        None, "initial parameters are uniform in ± this; none: ranges of torch, and embeddings of deviation 0.1", min=0
+        None,
+        "initial parameters are uniform between minus and plus this number; none: the initial values of torch, and "
+        "embeddings with a standard deviation of 0.1",
+        min=0,
     )
 
 
@@ -46,7 +49,7 @@ PUBLISHED = DeepAttConfig()
 
 
 class FastForwardLayer(nn.Module):
-    """One LSTM layer: [T, width] -> [T, gate_rows + hidden], the first columns of W x + b, and h.
+    """One LSTM layer: [T, width] -> [T, gate_rows + hidden]. The output is `gate_rows` columns of W x + b, then h.
 
     The LSTM of torch does not return W x + b, so these columns are computed a second time.
     """

@@ -35,7 +35,8 @@ class TransformerConfig(Config):
     attention_bias: bool = option(False, "biases in the projections of attention")
     positions: Literal["sinusoidal", "sinusoidal_halves", "sinusoidal_fairseq", "learned"] = option(
         "sinusoidal",
-        "position encoding (section 3.5); halves: sines before cosines; fairseq: also the frequencies of Marian",
+        "position encoding (section 3.5); sinusoidal_halves: all sines before the cosines; sinusoidal_fairseq: the "
+        "same order, with the frequencies of fairseq and Marian",
     )
     position_offset: int = option(0, "position of the first token", min=0, max=16_777_216)
     max_positions: int = option(1024, "longest sentence in tokens, with learned positions", min=1, max=16_777_216)
@@ -46,7 +47,7 @@ class TransformerConfig(Config):
     decoder_self_attention: Literal["attention", "average", "ssru"] = option(
         "attention",
         "self-attention of the decoder, or its replacement; average: average attention (Zhang et al. 2018); ssru: "
-        "simpler simple recurrent unit (Kim et al. 2019); the state of the last two has the size of one token",
+        "simpler simple recurrent unit (Kim et al. 2019); the state of both replacements has the size of one token",
     )
     average_ffn: bool = option(True, "average attention has a feed-forward network on the average")
     average_gate: bool = option(True, "average attention has a gate between its input and the average")

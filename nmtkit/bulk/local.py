@@ -30,7 +30,7 @@ class ShardWriter:
 
 
 def while_parent_lives(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Yields `lines`. Ends a worker process whose parent was killed, so that nothing runs on unseen."""
+    """Yields `lines`. Ends this worker process if its parent was killed, so that no worker keeps running unnoticed."""
     parent = multiprocessing.parent_process()
     for line in lines:
         if parent is not None and not parent.is_alive():

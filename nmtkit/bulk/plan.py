@@ -29,7 +29,7 @@ FORMAT = 1
 PLAN = "plan.json"
 CHUNK = 1 << 22
 LINE_FEED = ord("\n")
-TEMPORARY = re.compile(r"\.(shard-\d{6,}|[a-z]+)\.[a-z]+\.[0-9a-f]{8}\.tmp")  # names that `atomic_write` gives
+TEMPORARY = re.compile(r"\.(shard-\d{6,}|[a-z]+)\.[a-z]+\.[0-9a-f]{8}\.tmp")  # temporary files of `atomic_write`
 
 FileFacts = dict[str, Any]  # "bytes", "modified" (nanoseconds), "sha256"
 
@@ -80,7 +80,7 @@ class Plan:
             raise ValueError(f"{path} is damaged; remove it, and repeat the command: {self.command}") from None
 
     def unfinished(self, part: int = 1, parts: int = 1) -> list[Shard]:
-        """Returns the shards of part `part` (from 1) of `parts` that lack their output or their record."""
+        """Returns the shards without an output or a record. Only considers part `part`, from 1, of `parts` parts."""
         names = set(os.listdir(self.folder))
         return [
             shard for shard in self.shards[part - 1 :: parts]
@@ -114,7 +114,7 @@ class Plan:
         return record
 
     def remove_temporary_files(self, abandoned: Sequence[Shard]) -> None:
-        """Removes the temporary files, which killed processes leave, of finished and of `abandoned` shards."""
+        """Removes the temporary files that killed processes have left for finished and for `abandoned` shards."""
         names = os.listdir(self.folder)
         removable = {shard.name for shard in abandoned} | {name[:-5] for name in names if name.endswith(".done")}
         for name in names:
@@ -132,9 +132,10 @@ def open_plan(
 ) -> tuple[Plan, Sequence[Path]]:  # fmt: skip
     """Reads the plan in `folder`, or makes the plan. Returns the plan and its text files.
 
-    `settings` and the contents of `files`, by their names, are the fingerprint. `texts` returns the parallel text files
-    to divide; its argument says whether the job is new, so that files in the folder must be written again. Raises
-    ValueError, with a table of differences, if the folder belongs to a job with another fingerprint.
+    The fingerprint consists of `settings` and of the checksums of `files`, each by its name. `texts` returns the
+    parallel text files to divide. Its argument is true if the job is new: the function must then write the files that
+    it makes in the folder. Raises ValueError, with a table of differences, if the folder belongs to a job with a
+    different fingerprint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _planning(folder):
@@ -229,7 +230,9 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
     total = borders[0][1]
     for path, (_, count) in zip(paths, borders, strict=True):
         if count != total:
-            raise ValueError(f"{paths[0]} has {total:,} lines, but {path} has {count:,}: line i belongs to line i")
+            raise ValueError(
+                f"{paths[0]} has {total:,} lines, but {path} has {count:,}: line i of both must belong together"
+            )
     columns = zip(*(starts for starts, _ in borders), strict=True)
     return tuple(
         Shard(index, index * shard_lines, min(shard_lines, total - index * shard_lines), starts)

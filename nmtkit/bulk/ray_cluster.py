@@ -53,7 +53,7 @@ class RayCluster:
         threads = max(1, int(self._cpus))
         attempts: Counter[int] = Counter()
         waiting = deque(shards)
-        # a result to come -> its actor and its shard, or None while the actor starts
+        # pending result -> its actor, and its shard or None if the actor is starting
         working: dict[Any, tuple[Any, Shard | None]] = {}
 
         def start() -> Any:
@@ -86,7 +86,7 @@ class RayCluster:
                         raise ChildProcessError(f"{ATTEMPTS} actors died in {shard.name}: {error}") from None
                     log.warning("%s: its actor died; another actor takes the shard", shard.name)
                     waiting.appendleft(shard)
-                    actor = start()  # a node may have died: nothing waits for this actor before it has started
+                    actor = start()  # a node may have died, so no shard waits for the start of this actor
                     working[actor.folder_is_visible.remote()] = actor, None
                 else:
                     if shard is not None:

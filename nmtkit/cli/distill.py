@@ -25,7 +25,7 @@ from nmtkit.cli.command import Command, stderr
     type=click.IntRange(1, 10_000),
     default=8,
     metavar="N",
-    help="Most probable pieces of each target token.  [default: 8]",
+    help="Number of most probable pieces to store for each target token.  [default: 8]",
 )
 @click.option("--subset", default="train", metavar="NAME", help="Subset of DATA.  [default: train]")
 @click.option(
@@ -59,8 +59,8 @@ def command(
     threads: int | None,
     plugins: tuple[str, ...],
 ) -> None:
-    """Store the most probable pieces of a teacher for each target token of DATA. A student then trains on these
-    probabilities without running the teacher (word-level distillation).
+    """Store the most probable pieces for each target token of DATA, with the probabilities that a teacher gives them.
+    A student then trains on these probabilities without running the teacher (word-level distillation).
 
     \b
     nmtkit distill data-bin --path averaged.pt

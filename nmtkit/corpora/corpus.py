@@ -22,7 +22,7 @@ Columns = tuple[str, str]  # names of the two columns, or their numbers from 1
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus: the files of both sides. If one file has both sides, both are the same path.
+    """A corpus: the files of both sides. If one file has both sides, `source` and `target` are the same path.
 
     `format` is None if the sides are two files of lines. `languages` and `columns` select the texts of other formats.
     `preprocess` puts `tag` before every source line, and reads word alignments from the file `alignments`.
@@ -41,7 +41,7 @@ class Corpus:
         return str(self.source) if self.format else f"{self.source} and {self.target}"
 
     def position(self, number: int) -> str:
-        """Returns the place of a pair, by its number from 1, for messages."""
+        """Describes for messages where pair `number` is. Numbers start at 1."""
         if self.format is not None:
             return f"{self.source}, pair {number}"
         return f"{self.source}:{number} and {self.target}:{number}"

@@ -20,11 +20,11 @@ class FilterContext:
     target_lang: str
     exclude: tuple[Corpus, ...] = ()
     lid_model: Path | None = None
-    shared: dict[str, Any] = field(default_factory=dict)  # objects that several filters fit together
+    shared: dict[str, Any] = field(default_factory=dict)  # fitted objects that several filters share
 
 
 class Limits:
-    """Drops a pair if its score is below `lowest` or above `highest`. `unit` is the meaning of the score."""
+    """Drops a pair if its score is below `lowest` or above `highest`. `unit` is the unit of the score, for charts."""
 
     lowest: float = -np.inf
     highest: float = np.inf

@@ -23,7 +23,7 @@ def model_card(
     shape = f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers, "
     shape += f"{config.d_model} wide, {config.heads} heads"
     facts = {"Architecture": f"Transformer, {shape}", "Updates": f"{contents['update']:,}"}
-    facts |= {"Averaged of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
+    facts |= {"Average of": ", ".join(contents["averaged"])} if contents.get("averaged") else {}
     facts |= {key.capitalize(): f"`{run[key]}`" for key in ("command", "nmtkit", "torch", "device") if key in run}
     lines = ["---", *metadata, "pipeline_tag: translation", f"tags: [translation, {program}, nmtkit]", "---", ""]
     lines += ["# A translation model", "", "Trained with nmtkit. Normalise text to Unicode form NFC.", "", *usage, ""]

@@ -26,7 +26,10 @@ class LayerNorm(nn.LayerNorm):
 def layer_norm_backward(
     gradient: Tensor, x: Tensor, mean: Tensor, inverse_deviation: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the gradients of x [T, D], weight and bias [D]. `gradient` belongs to norm(x). Statistics are [T, 1]."""
+    """Returns the gradients of x [T, D], weight [D] and bias [D].
+
+    `gradient` [T, D] is the gradient of norm(x). `mean` and `inverse_deviation` are [T, 1].
+    """
 
     def backward(gradient: Tensor, x: Tensor, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.ops.aten.native_layer_norm_backward(

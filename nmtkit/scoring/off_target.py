@@ -14,10 +14,10 @@ from nmtkit.corpora.languages import subtags
 class OffTarget(Metric):
     """Percentage of lines that py3langid identifies as another language than the target language; lower is better.
 
-    `languages` restricts the identifier to these codes and the target language. Without them, the identifier chooses
-    among all languages that it knows, and takes some short lines for a related language. The share of the references
-    in a wrong language, which the details of a score show, measures these mistakes. A line without letters counts as
-    correct. The statistics of a sentence are [100 or 0, 1].
+    `languages` restricts the identifier to these codes and the target language. Without `languages`, the identifier
+    chooses among all languages that it knows, and confuses some short lines with a related language. The details of a
+    score show how often such mistakes occur: they contain the percentage for the references. A line without letters
+    counts as correct. The statistics of a sentence are [100 or 0, 1].
     """
 
     def __init__(self, target_lang: str | None, languages: Sequence[str] = ()) -> None:

@@ -109,7 +109,7 @@ class ContinuousBatching:
         self.slots = self.affordable = slots  # `affordable` may become smaller if memory is short
         limits = [model.max_target_positions for model in models if model.max_target_positions is not None]
         self.position_limit = min(limits, default=None)
-        self.asks_between_steps = False  # whether input is requested between steps after an empty batch; see `decode`
+        self.asks_between_steps = False  # after an empty batch, request input between steps; see `decode`
         self.search: GraphBeamSearch | None = None
         self.step: StepRunner[CacheLengths] | None = None
         self.reset()

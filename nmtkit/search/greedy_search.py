@@ -59,7 +59,7 @@ class GreedySearch(BeamSearch):
                 open_rows = dict(enumerate(open_rows.values()))
 
     def end(self, sentence: int, output: list[int], log_probability: float) -> None:
-        """Finishes the hypothesis of a sentence. There is none if the log probability is not finite."""
+        """Finishes the hypothesis of a sentence. Drops the hypothesis if its log probability is not finite."""
         if math.isfinite(log_probability):
             score = log_probability / length_penalty(len(output) + 1, self.options.lenpen)
             self.finished.best[sentence].append(Hypothesis(output, score, log_probability))

@@ -51,7 +51,9 @@ class FusionState(LogitsProcessorState):
 
 @LOGITS_PROCESSORS.register("lm_fusion", LMFusionConfig())
 class LMFusion(LogitsProcessor):
-    """Ranks outputs y by log p(y | x) + weight x log p_lm(y), both with eos. The language model computes cached steps.
+    """Ranks outputs y by log p(y | x) + weight * log p_lm(y), both with eos.
+
+    The language model keeps its state between the steps of a search.
 
     Raises ValueError for a checkpoint that is not a language model, or that has other target pieces.
     """

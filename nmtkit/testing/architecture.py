@@ -208,14 +208,14 @@ def attention_weights_are_distributions_or_refused(subject: Subject[Architecture
 
 
 def a_prepared_model_computes_the_same(subject: Subject[Architecture]) -> None:
-    """Compares features and logits of the model and of the copy for validation and `nmtkit generate` on a CPU."""
+    """Compares features and logits of the model with the copy that validation and `nmtkit generate` use on a CPU."""
     model, prepared = model_of(subject), _prepared(model_of(subject))
     source, target = sources(subject, 4, 9), targets(subject, 7, 2)
     with contract.evaluated(model):
         expected = model(source, target)
         got = prepared(source, target)
         message = (
-            "features of the copy of the model that validation and generate use on a CPU differ by up to {:.2g}: "
+            "on a CPU, validation and generate use a copy of the model, whose features differ by up to {:.2g}: "
             "read the weights of a layer only by calling the layer"
         )
         _require_close(got, expected, message, 1e-4)

@@ -74,8 +74,8 @@ def the_loss_falls(subject: Subject[Optimizer]) -> None:
     losses = {rate: Regression(subject).step(rate, 40).loss().item() for rate in RATES}
     require(
         min(losses.values()) < 0.99 * first,
-        f"40 updates of a linear regression bring the loss from {first:.4f} to "
-        + ", ".join(f"{loss:.4g} at lr {rate:g}" for rate, loss in losses.items()),
+        f"40 updates must lower the loss of a linear regression with one of the learning rates; the loss went from "
+        f"{first:.4f} to " + ", ".join(f"{loss:.4g} at lr {rate:g}" for rate, loss in losses.items()),
     )
 
 

@@ -17,7 +17,7 @@ def in_capitals(text: str) -> bool:
 
 
 def sentence_case(text: str) -> str:
-    """Returns a text in small letters, except the first letter. Every character keeps its position."""
+    """Converts all letters after the first letter to small letters. Every character keeps its position."""
     first = next((index for index, char in enumerate(text) if is_letter(char)), 0)
     small = text.lower()  # lower() also gives a sigma at the end of a Greek word its final form
     if len(small) != len(text):

@@ -98,5 +98,5 @@ def edited(target: str, edits: Sequence[Edit], links: Sequence[Link]) -> tuple[s
 
 
 def _needs_space(char: str, close: str) -> bool:
-    """Returns whether a space separates a span from the adjacent `char`. Characters in `close` have no space."""
+    """Returns whether a span needs a space before or after the adjacent `char`. Characters in `close` need none."""
     return not (char.isspace() or UNSPACED.match(char) or char in close)

@@ -15,7 +15,7 @@ from nmtkit.text.alignment import UNSPACED, Span, is_joined, is_letter
 from nmtkit.text.normalization import normalized
 
 ALTERNATIVES = "|"  # separates the target terms of a source term
-SENTENCE_ENDS = ".!?…:;。！？"  # a word after these characters may have a capital only because it begins a sentence
+SENTENCE_ENDS = ".!?…:;。！？"  # after these characters, a capital may mark the beginning of a sentence
 EXPECTED = "a line is a source term, a tab, and a target term or several separated by |"
 
 Trie = dict[str, Any]  # nested by segment; at each node, the key "" holds the term that ends there
@@ -64,7 +64,9 @@ class Glossary:
         return _trie(self.terms, str.casefold)
 
     def find(self, text: str, capitals: bool = False) -> list[Occurrence]:
-        """Returns the terms of a text, as whole words. The first of overlapping terms wins, then the longest.
+        """Finds the terms that occur in a text as whole words.
+
+        Of overlapping terms, the term that begins first wins. If several begin at the same word, the longest term wins.
 
         A word with a capital at the beginning of a sentence also matches a term in small letters. If the text is all in
         `capitals`, case is ignored.
@@ -145,7 +147,7 @@ def _longest(trie: Trie, keys: Sequence[str], start: int, first: str) -> tuple[i
 
 
 def forms(target: str) -> list[str]:
-    """Returns the target term, and the same term with a first capital if its first word is in small letters."""
+    """Returns the target term. If its first word is in small letters, also returns the term with a capital letter."""
     first = target[slice(*segments(target)[0])]
     capital = target[0].title() + target[1:]
     return [target, capital] if first.islower() and len(capital) == len(target) and capital != target else [target]

@@ -208,7 +208,7 @@ def _difference(first: Checkpoint, other: Checkpoint) -> str | None:
         if configs[0].get(name) != configs[1].get(name):
             return f"{name} {configs[0].get(name)} and {configs[1].get(name)}"
     if not _equal(first["tokenizer"], other["tokenizer"]):
-        return "their tokenizers"
+        return "their tokenizers differ"
     shapes = [{name: tuple(tensor.shape) for name, tensor in m["model"].items()} for m in (first, other)]
     for name in {**shapes[0], **shapes[1]}:
         if shapes[0].get(name) != shapes[1].get(name):

@@ -1,6 +1,6 @@
 """Callbacks by name (`--callbacks a,b`): code that a run calls at updates, log lines, validations and checkpoints.
 
-A registered factory is called as `factory(config)` on every rank. Slow initialisation belongs into `start`.
+A registered factory is called as `factory(config)` on every rank. Slow initialisation belongs in `start`.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ log = logging.getLogger("nmtkit")
 class RunState:
     """The facts and progress of a run, and the requests of its callbacks.
 
-    A request in the hook `validation` takes effect before the next update. Other requests take effect after the next
-    update, and in runs of several processes one update later, because all ranks must agree. Any rank that calls hooks
-    may make a request.
+    Any rank that calls hooks may make a request. A request that is made in the hook `validation` takes effect before
+    the next update. Other requests take effect after the next update, or one update later if a run has several
+    processes, because all ranks must agree.
     """
 
     save_dir: Path
@@ -134,7 +134,7 @@ def _own_functions(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def _nearest_hook(name: str) -> str | None:
-    """Returns the hook that a method's name contains as a word, as in on_validation_end, or nearly equals."""
+    """Returns the hook that the name of a method contains, such as on_validation_end, or else the most similar hook."""
     words = [word for word in name.split("_") if word in HOOKS]
     return words[0] if words else next(iter(difflib.get_close_matches(name, HOOKS, 1, 0.7)), None)
 
@@ -149,7 +149,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 class CallbackList:
-    """The callbacks of a run by name, and calls to the hooks of the callbacks that act on this rank."""
+    """The callbacks of a run by name. The methods call the hooks of the callbacks that are active on this rank."""
 
     def __init__(self, callbacks: Mapping[str, Callback], run: RunState) -> None:
         self.callbacks = dict(callbacks)
@@ -169,7 +169,10 @@ class CallbackList:
 
     @contextlib.contextmanager
     def _guarded(self, name: str, callback: Callback) -> Iterator[None]:
-        """The context of a hook call. Allows long operations. On rank 0 alone, rejects collectives."""
+        """The context of a hook call. Allows long operations.
+
+        If only rank 0 calls the hook, an operation on a sharded parameter raises RuntimeError.
+        """
         alone = self.run.sharded and not callback.every_rank
         guard = distributed.RefuseSharded(f"the callback {name}") if alone else contextlib.nullcontext()
         with distributed.long_operation(), guard:
@@ -251,5 +254,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Names callbacks that were given as objects by class name and number."""
+    """Returns callback objects by name. A name is the class and the number of the callback, such as "StopAt 1"."""
     return {f"{type(callback).__name__} {number}": callback for number, callback in enumerate(callbacks, 1)}

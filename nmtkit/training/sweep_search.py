@@ -42,7 +42,10 @@ class TrialMonitor:
 
 
 class Search:
-    """An Optuna study of a sweep's `[sweep.random]`. Raises ImportError without Optuna, ValueError for other sweeps."""
+    """An Optuna study of the `[sweep.random]` of a sweep.
+
+    Raises ImportError without Optuna, and ValueError for a sweep that is not only `[sweep.random]` or has mistakes.
+    """
 
     def __init__(self, sweep: Sweep) -> None:
         try:

@@ -16,7 +16,7 @@ JSONL_FIELDS = (
 
 
 def output_line(translation: "Translation", format: str, score_only: bool) -> bytes:
-    """Returns the output line of a translation, without \\n. With `score_only`, a line of text is the score."""
+    """Returns the output line of a translation, without \\n. With `score_only`, text lines have the score instead."""
     if format == "jsonl":
         line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
     else:

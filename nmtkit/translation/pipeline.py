@@ -113,7 +113,7 @@ class Pipeline:
         """Gives a segment the constraints and ids of its request. Raises ValueError for impossible constraints."""
         if self.text.split_sentences is not None and (request.prefix or request.required or request.avoided):
             raise ValueError(
-                "split_sentences cannot be combined with a prefix and with required and avoided phrases: constraints "
+                "split_sentences cannot be combined with a prefix, or with required or avoided phrases: constraints "
                 "apply to whole lines, but each sentence is translated alone"
             )
         if self.search.score_reference:
@@ -146,7 +146,10 @@ class Pipeline:
         return Translation(segment.id, segment.text, hypotheses)
 
     def hypotheses(self, segment: TextSegment, depth: int) -> list[Hypothesis]:
-        """Returns the translations of a segment after `depth` steps. Translation i joins hypothesis i of all parts."""
+        """Returns the translations of a segment that the first `depth` steps made.
+
+        Translation i joins hypothesis i of each part, or the last hypothesis of a part that has fewer.
+        """
         if segment.model_input is not None:
             assert segment.hypotheses is not None
             return segment.hypotheses

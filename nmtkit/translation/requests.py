@@ -22,7 +22,7 @@ class Request:
 class Translation:
     """A line and its translations, best first; `id` counts lines from 0.
 
-    `pivot` is the text that the second step of a translation through a pivot language has read.
+    `pivot` is the text in the pivot language, which the second step of the translation has read.
     """
 
     id: int
