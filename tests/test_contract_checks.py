@@ -231,7 +231,7 @@ class StaticOtherwise(Transformer):
 
 RUNS = "resume is exact and checkpoints average"  # begins with the checks of the forward pass
 BROKEN = [
-    (Peeks, ["no later target word is read", RUNS], "Peeks reads later target words: perplexity will be too"),
+    (Peeks, ["no later target word is read", RUNS], "Peeks reads later target words, so its perplexity will be too"),
     (Mixes, ["sentences do not mix", RUNS], "Mixes mixes the sentences of a batch: a change of one source sentence"),
     (ReturnsPadded, ["shapes are right", RUNS], r"ReturnsPadded.decode returned a Tensor of shape \[2, 8, 6\] for"),
     (EncodesATensor, ["shapes are right", RUNS], "EncodesATensor.encode returned a Tensor of .* must return a Packed"),
