@@ -25,11 +25,11 @@ VOCABULARY = 8000  # entries of the joint vocabulary
 
 
 class DualCrossEntropy:
-    """Gives each pair exp(-(|A - B| + (A + B) / 2)).
+    """Scores each pair with exp(-(|A - B| + (A + B) / 2)).
 
-    A is the cross-entropy of the target given the source by the model `forward`, in nats per piece, and B is the
-    cross-entropy of the source given the target by the model `backward`. Both are small for a good translation, and a
-    large difference shows that one side says more than the other side.
+    A is the cross-entropy of the target given the source under the model `forward`. B is the cross-entropy of the
+    source given the target under the model `backward`. Both are in nats per piece. A and B are small for a good
+    translation. A large difference shows that one side says more than the other side.
     """
 
     def __init__(self, forward: Path, backward: Path) -> None:
@@ -37,7 +37,7 @@ class DualCrossEntropy:
         self._models: list[Model] = []
 
     def fit(self, sources: list[str], targets: list[str]) -> None:
-        """Loads the models. The pairs are not used, because the models are trained."""
+        """Loads the models. The pairs are not used, because the models are already trained."""
         self._models = [load(path) for path in self._paths]
 
     def score(self, sources: list[str], targets: list[str]) -> npt.NDArray[np.float32]:
@@ -47,16 +47,20 @@ class DualCrossEntropy:
 
 
 def cross_entropies(model: Model, sources: Sequence[str], targets: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Returns the mean negative log probability of the pieces of each target and of eos, in nats, at most 30."""
+    """Returns the mean negative log probability of the pieces and eos of each target, in nats.
+
+    Values above 30 become 30.
+    """
     pieces = model.score(sources, targets, per_piece=True)
     return np.minimum([-float(np.mean(each)) for each in pieces], 30)
 
 
 class SelfTrained(DualCrossEntropy):
-    """The score of two small models, which `fit` trains on the pairs that it gets.
+    """Dual cross-entropy with two small models, which `fit` trains on the pairs that it gets.
 
-    The models are in a folder inside `folder`, whose name is a hash of the pairs and the settings. A second call with
-    the same pairs and settings resumes an interrupted training, or reads the finished models.
+    `fit` writes the models to a subfolder of `folder`. The name of the subfolder is a hash of the pairs and the
+    settings. A second call with the same pairs and settings resumes an interrupted training, or reads the finished
+    models.
     """
 
     def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:
@@ -87,7 +91,7 @@ class SelfTrained(DualCrossEntropy):
 
     @staticmethod
     def _preprocess(folder: Path, data: Path, source: str, target: str) -> None:
-        """Makes a dataset with VOCABULARY entries, or with as many as a small text allows."""
+        """Makes a dataset with VOCABULARY entries, or with the nearest number of entries that the text allows."""
 
         def make(size: int) -> None:
             preprocess(

@@ -59,7 +59,7 @@ def load(
 
 
 class Model:
-    """A model or an ensemble in evaluation mode, with the tokenizer. `load` creates it."""
+    """A model or an ensemble in evaluation mode, with its tokenizer. The function `load` returns it."""
 
     def __init__(self, translator: Translator, trainable: bool = False) -> None:
         self._translator = translator
@@ -203,12 +203,12 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> float | list[float] | list[list[float]]:
-        """Returns the log probability (natural logarithm, eos included) of a translation, or a list for a list.
+        """Returns the log probability (natural logarithm, eos included) of a translation. Lists of texts give a list.
 
         >>> model.score("A dog runs.", "Ein Hund rennt.")
         -2.71
 
-        With `per_piece`, returns the log probability of each target piece, and last the log probability of eos.
+        With `per_piece`, returns the log probabilities of all target pieces, then the log probability of eos.
 
         Raises ValueError if the two lists differ in length.
         """
@@ -232,7 +232,7 @@ class Model:
         source_lang: str | None = None,
         target_lang: str | None = None,
     ) -> Batch:
-        """Returns texts and translations as ids on the device of the model: the input of its torch modules.
+        """Returns texts and translations as ids on the device of the model, to be read by its torch modules.
 
         >>> batch = model.batch(["A dog runs."], ["Ein Hund rennt."])
         >>> features = model.architectures[0](batch.source, batch.target_input)  # T D
@@ -328,7 +328,7 @@ class Model:
     ) -> list[list[Tensor]]: ...
     @overload
     def encode(self, source: Sequence[str], *, pooling: Literal["mean"], layers: Literal["all"]) -> list[Tensor]: ...
-    @torch.no_grad()  # not inference_mode: a hook may put the states into a pass with gradients
+    @torch.no_grad()  # not inference_mode, because a hook may use the states in a pass with gradients
     def encode(
         self, source: str | Sequence[str], *, pooling: Pooling = "none", layers: Literal["last", "all"] = "last"
     ) -> Tensor | list[Tensor] | list[list[Tensor]]:

@@ -36,7 +36,7 @@ from nmtkit.layers.shape_padding import pad_rows
 from nmtkit.layers.static_kv_cache import CacheLengths, StaticKVCache, StaticMemory, StaticSizes
 
 # B sentences or slots of a search, R hypotheses of each, N = B x R, S source tokens, T target tokens (of all sentences,
-# end to end), D model width, H heads, K width of a query or key head, Kv width of a value head
+# concatenated), D model width, H heads, K width of a query or key head, Kv width of a value head
 
 
 Context = AttentionContext | RecurrentContext
@@ -45,7 +45,7 @@ Context = AttentionContext | RecurrentContext
 
 
 class Layer(nn.Module):
-    """Base of the layers of both stacks: the residual connection around a sub-layer."""
+    """Base class of encoder and decoder layers, with the residual connection around a sub-layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -53,7 +53,10 @@ class Layer(nn.Module):
         self.pre_norm = config.pre_norm
 
     def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: nn.Module, *context: Context) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4); pre-norm: x + Dropout(Sublayer(LayerNorm(x)))."""
+        """Returns LayerNorm(x + Dropout(Sublayer(x))) (sections 3.1, 5.4).
+
+        With pre-norm, returns x + Dropout(Sublayer(LayerNorm(x))).
+        """
         if self.pre_norm:
             return x + self.dropout(sublayer(norm(x), *context))
         change = sublayer(x, *context)
@@ -79,7 +82,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Self-attention over the tokens so far, or a replacement; attention over the source; a feed-forward network.
+    """Self-attention over the tokens so far or its replacement, attention over the source, a feed-forward network.
 
     A language model has no attention over the source.
     """
@@ -118,7 +121,7 @@ def decoder_self_attention(config: TransformerConfig) -> "SelfAttention | Averag
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention of a sentence to itself (section 3.2.2). One product computes queries, keys and values."""
+    """Multi-head attention of a sentence to itself (section 3.2.2). A single product gives queries, keys and values."""
 
     def __init__(self, config: TransformerConfig, causal: bool) -> None:
         super().__init__()
@@ -187,9 +190,7 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
         """Returns the embeddings [T, D] of token ids [T]. `position` is [T], or one position for all tokens.
 
-        Positions are below `length`.
-
-        With `zero_first`, the token at position 0 has only the position encoding.
+        All positions are below `length`. With `zero_first`, the token at position 0 has only the position encoding.
         """
         x = self.tokens(tokens) * self.scale
         if self.zero_first and isinstance(position, Tensor):
@@ -331,7 +332,7 @@ class Transformer(Architecture):
         return self.decoder_norm(x)[: layout.tokens]
 
     def _pad(self, x: Tensor) -> Tensor:
-        """Appends padding rows (`pad_rows`), unless a layer might use them, such as experts or layers with hooks."""
+        """Appends padding rows (`pad_rows`), unless the padding might change the result of experts or of a hook."""
         padded = pad_rows(x)
         if padded is x:
             return x
@@ -342,9 +343,9 @@ class Transformer(Architecture):
         )
 
     def _run(self, layer: Layer, index: int, x: Tensor, context: Context) -> Tensor:
-        """Returns the output of a layer, or x itself if training skips the layer. `index` counts both stacks from 0.
+        """Returns the output of a layer, or x if training skips the layer. `index` counts encoder layers first.
 
-        A compiled model also computes skipped layers, because with branches, each draw would need a new compilation.
+        A compiled model also computes skipped layers, because a branch would need a compilation for each set of layers.
         """
         compiling = torch.compiler.is_compiling()
         if self.training and not compiling and index in self.dropped:
@@ -396,7 +397,7 @@ class Transformer(Architecture):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """False if static decoding would bypass code of a subclass or a hook, which CUDA graphs do not call.
+        """Whether CUDA graphs may decode. False if a subclass or a hook has code that the graphs would not call.
 
         Hooks of torch are allowed: FSDP's hooks have already gathered the parameters, and the graph records the hooks
         of weight normalisation.

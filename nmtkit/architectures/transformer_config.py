@@ -8,7 +8,7 @@ from nmtkit.config import Config, option
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """The hyperparameters in the columns of Table 3, and options from later work."""
+    """The hyperparameters in Table 3 of "Attention Is All You Need", and options from later work."""
 
     encoder_layers: int = option(
         6,

@@ -11,7 +11,7 @@ from nmtkit.bulk.plan import CHUNK, Plan, Shard
 def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
     """Writes the outputs of all shards to `out`. Returns the number of lines and the sums of the counts.
 
-    Raises ValueError that names missing shards, or the first shard whose output differs from its record.
+    Raises ValueError if shards are missing, or if the output of a shard differs from its record.
     """
     if missing := plan.unfinished():
         raise ValueError(
@@ -36,7 +36,7 @@ def merge(plan: Plan, out: BinaryIO) -> tuple[int, Counter[str]]:
 
 
 def _copy(plan: Plan, shard: Shard, out: BinaryIO) -> tuple[int, int, str]:
-    """Copies the output of a shard. Returns its lines, its bytes and its SHA-256."""
+    """Copies the output of a shard. Returns its number of lines, number of bytes, and SHA-256."""
     digest, lines, size = hashlib.sha256(), 0, 0
     with plan.output(shard).open("rb") as file:
         while chunk := file.read(CHUNK):

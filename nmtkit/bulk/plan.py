@@ -6,7 +6,7 @@
     shard-000007.done  lines, bytes, checksum and counts of this output; written after the output
 
 The output of a shard depends only on the fingerprint and the shard, so two processes may make the same shard. The
-fingerprint has the contents of files, not their names.
+fingerprint contains the settings and the checksums of files, but not their paths.
 """
 
 import fcntl
@@ -36,7 +36,10 @@ FileFacts = dict[str, Any]  # "bytes", "modified" (nanoseconds), "sha256"
 
 @dataclass(frozen=True)
 class Shard:
-    """A range of lines. `first` counts lines from 0. `starts` has the position in bytes in each text file."""
+    """A range of lines. `first` is the number of the first line, counted from 0.
+
+    `starts` has the byte position of the first line in each text file.
+    """
 
     index: int
     first: int
@@ -50,9 +53,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shards of a job in a folder. `suffix` is the suffix of outputs. `command` is the command that began the job.
+    """The plan of a job in `folder`. `suffix` is the file extension of outputs. `command` began the job.
 
-    The text files are arguments of the workers, because the files can move between two runs of a job.
+    The plan does not contain the paths of the text files, because the files can move between two runs of a job.
     """
 
     folder: Path
@@ -80,7 +83,10 @@ class Plan:
             raise ValueError(f"{path} is damaged; remove it, and repeat the command: {self.command}") from None
 
     def unfinished(self, part: int = 1, parts: int = 1) -> list[Shard]:
-        """Returns the shards without an output or a record. Only considers part `part`, from 1, of `parts` parts."""
+        """Returns the shards that lack an output or a record.
+
+        In a job array, `parts` is the number of processes, and `part` is the number of this process, counted from 1.
+        """
         names = set(os.listdir(self.folder))
         return [
             shard for shard in self.shards[part - 1 :: parts]
@@ -90,7 +96,8 @@ class Plan:
     def write(self, shard: Shard, lines: Iterable[bytes], counts: Counter[str]) -> dict[str, Any]:
         """Writes the output of a shard, then its record, and returns the record.
 
-        `lines` lack their \\n, and may update `counts`. Each file appears completely or not at all.
+        `lines` are the output lines without \\n. Reading the lines may update `counts`, which the record
+        contains. Both files are written atomically.
         """
         digest, written, size = hashlib.sha256(), 0, 0
         try:
@@ -114,7 +121,7 @@ class Plan:
         return record
 
     def remove_temporary_files(self, abandoned: Sequence[Shard]) -> None:
-        """Removes the temporary files that killed processes have left for finished and for `abandoned` shards."""
+        """Removes the temporary files of killed processes that belong to finished or to `abandoned` shards."""
         names = os.listdir(self.folder)
         removable = {shard.name for shard in abandoned} | {name[:-5] for name in names if name.endswith(".done")}
         for name in names:
@@ -130,12 +137,14 @@ def open_plan(
     folder: Path, settings: Mapping[str, Any], files: Mapping[str, Path], suffix: str, shard_lines: int, command: str,
     texts: Callable[[bool], Sequence[Path]],
 ) -> tuple[Plan, Sequence[Path]]:  # fmt: skip
-    """Reads the plan in `folder`, or makes the plan. Returns the plan and its text files.
+    """Reads the plan in `folder`, or makes a plan for a new job. Returns the plan and its text files.
 
-    The fingerprint consists of `settings` and of the checksums of `files`, each by its name. `texts` returns the
-    parallel text files to divide. Its argument is true if the job is new: the function must then write the files that
-    it makes in the folder. Raises ValueError, with a table of differences, if the folder belongs to a job with a
-    different fingerprint.
+    The fingerprint consists of `settings`, `shard_lines` and the checksums of `files`. `texts` returns the parallel
+    text files to divide into shards. The argument of `texts` is True for a new job: `texts` must then write the text
+    files that belong into the folder, such as input.txt.
+
+    Raises ValueError, with a table of differences, if the folder belongs to a job with a different fingerprint. Raises
+    ValueError if the folder has other files and no plan.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _planning(folder):
@@ -164,9 +173,12 @@ def open_plan(
 
 @contextmanager
 def _planning(folder: Path) -> Iterator[None]:
-    """Lets one process at a time make the plan. Removes temporary files of killed processes that made a plan."""
+    """Locks the folder, so that one process at a time makes the plan.
+
+    Removes temporary files that killed processes have left while they made a plan.
+    """
     with (folder / ".lock").open("ab") as file:
-        with suppress(OSError):  # a file system without locks: all processes make the same plan
+        with suppress(OSError):  # without locks (OSError), several processes write the same plan
             fcntl.flock(file, fcntl.LOCK_EX)
             for path in folder.iterdir():
                 match = TEMPORARY.fullmatch(path.name)
@@ -202,7 +214,10 @@ def read_plan(folder: Path) -> Plan:
 
 
 def file_facts(path: Path, known: Mapping[str, FileFacts]) -> FileFacts:
-    """Returns the facts about a file. Reads the file unless `known` has its size and its modification time."""
+    """Returns the facts about a file.
+
+    Returns the facts in `known` if their size and modification time are still right. Otherwise reads the file.
+    """
     status = path.stat()
     earlier = known.get(os.path.abspath(path))
     if earlier is not None and (earlier["bytes"], earlier["modified"]) == (status.st_size, status.st_mtime_ns):
@@ -241,7 +256,10 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
 
 
 def line_borders(path: Path, interval: int) -> tuple[list[int], int]:
-    """Returns the position in bytes of every `interval`-th line, from the first line on, and the number of lines."""
+    """Returns the byte positions of lines 0, `interval`, 2 `interval`, …, and the number of lines.
+
+    Raises ValueError if the file is empty.
+    """
     starts, count, position, last = [0], 0, 0, 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

@@ -1,6 +1,6 @@
 """Processes shards on a Ray cluster (extra `nmtkit[ray]`). The machines must share the file system of the folder.
 
-Only shards, not text, pass through Ray. A shard whose actor dies is given to another actor.
+Ray transfers the positions of shards and their records, but no text. If an actor dies, another actor gets its shard.
 """
 
 import logging
@@ -15,14 +15,14 @@ from nmtkit.bulk.plan import PLAN, Plan, Shard
 
 log = logging.getLogger("nmtkit")
 
-ATTEMPTS = 4  # actors that may die at the same shard before the job ends with an error
-SECONDS_TO_PLACE = 120.0  # time in which Ray must start an actor
+ATTEMPTS = 4  # the job fails if this many actors die at the same shard
+SECONDS_TO_PLACE = 120.0  # time limit for the start of an actor
 
 
 class RayCluster:
-    """A connection to the cluster of the environment (RAY_ADDRESS, or the running cluster), or a new local cluster.
+    """A connection to the cluster at RAY_ADDRESS, else to a running cluster, else to a new local cluster.
 
-    Raises ImportError without Ray, and ValueError if the cluster has no room for `actors` actors.
+    Raises ImportError if Ray is not installed, and ValueError if the cluster has no room for `actors` actors.
     """
 
     def __init__(self, actors: int, cpus: float, gpus: float) -> None:
@@ -44,8 +44,10 @@ class RayCluster:
     ) -> Iterator[tuple[Shard, dict[str, Any]]]:
         """Processes shards in actors. Yields each finished shard with its record.
 
-        `factory` gets the number of CPU threads. Raises the errors of workers, and ChildProcessError if actors die
-        repeatedly or cannot be placed.
+        `factory` takes the number of CPU threads and returns a worker.
+
+        Raises the errors of workers. Raises ValueError if the first actors do not start. Raises ChildProcessError if
+        ATTEMPTS actors die at the same shard, or if all actors have died and no new actor starts.
         """
         ray = self._ray
         died = (ray.exceptions.ActorDiedError, ray.exceptions.ActorUnavailableError, ray.exceptions.NodeDiedError)
@@ -53,7 +55,7 @@ class RayCluster:
         threads = max(1, int(self._cpus))
         attempts: Counter[int] = Counter()
         waiting = deque(shards)
-        # pending result -> its actor, and its shard or None if the actor is starting
+        # pending result -> its actor, and the shard of the result, or None while the actor starts
         working: dict[Any, tuple[Any, Shard | None]] = {}
 
         def start() -> Any:
@@ -78,7 +80,7 @@ class RayCluster:
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except died as error:
-                    ray.kill(actor)  # it may be alive, but out of reach
+                    ray.kill(actor)  # the actor may be alive but unreachable
                     if shard is None:
                         continue
                     attempts[shard.index] += 1
@@ -86,7 +88,7 @@ class RayCluster:
                         raise ChildProcessError(f"{ATTEMPTS} actors died in {shard.name}: {error}") from None
                     log.warning("%s: its actor died; another actor takes the shard", shard.name)
                     waiting.appendleft(shard)
-                    actor = start()  # a node may have died, so no shard waits for the start of this actor
+                    actor = start()  # gets no shard before it runs: the cluster may lack room
                     working[actor.folder_is_visible.remote()] = actor, None
                 else:
                     if shard is not None:
@@ -96,7 +98,7 @@ class RayCluster:
                 ray.kill(actor)
 
     def _check_placed(self, actors: Sequence[Any]) -> None:
-        """Waits until all actors have started and see the folder. Raises ValueError with the reason otherwise."""
+        """Waits until all actors run. Raises ValueError if an actor does not start or cannot see the folder."""
         ray = self._ray
         results = {actor.folder_is_visible.remote(): actor for actor in actors}
         ready, pending = ray.wait(list(results), num_returns=len(actors), timeout=SECONDS_TO_PLACE)
@@ -136,7 +138,10 @@ class ShardActor:
 
 
 def check_room(nodes: Sequence[Mapping[str, float]], actors: int, cpus: float, gpus: float) -> None:
-    """Raises ValueError unless the nodes have room for `actors` actors. An actor cannot use several nodes."""
+    """Raises ValueError unless the nodes have room for `actors` actors.
+
+    Each actor needs `cpus` CPUs and `gpus` GPUs of a single node.
+    """
     rooms = []
     for node in nodes:
         room = node.get("CPU", 0.0) / cpus

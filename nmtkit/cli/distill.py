@@ -1,4 +1,4 @@
-"""`nmtkit distill`: stores the probabilities of a teacher for the training of a student."""
+"""`nmtkit distill`: stores the probabilities of a teacher, to train a student with them."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ MANY_LINES = 0.2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig(Config):
-    """Settings of the command itself. The search, the model and the text have their own config classes."""
+    """Settings of `nmtkit generate`, except the settings of the search, the model and the text."""
 
     gen_subset: str = option("test", "subset of DATA", metavar="NAME")
     prefix: Path | None = option(None, "file with the beginning of the translation of each input line")
@@ -120,8 +120,8 @@ class GenerateCommand(Command):
 
 
 def processor_presets(names: Sequence[str]) -> dict[str, Any]:
-    """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and
-    for two processors with a flag of the same name."""
+    """Returns the preset of each named logits processor. Raises ValueError for an unknown name, and for a processor
+    whose flag is also a flag of `nmtkit generate` or of another processor."""
     with imports():
         from nmtkit.search.logits_processors import LOGITS_PROCESSORS
     presets = {name: LOGITS_PROCESSORS[name].preset for name in names}
@@ -235,7 +235,7 @@ def facts_of(format: str | None, files: Sequence[Path]) -> set[str]:
 def open_document(
     format: str, files: Sequence[Path], config: GenerateConfig, checkpoint: Path, language: str | None
 ) -> Document:
-    """Reads the document. Logs the format unless --input-format gives it. Raises OSError or ValueError."""
+    """Reads the document. Prints its format unless --input-format gives the format. Raises OSError or ValueError."""
     name = str(files[0]) if files else "standard input"
     if config.input_format is None and not click.get_current_context().meta.get("quiet"):
         message = f"{name} is read as {format}; to translate its lines, add --input-format text"
@@ -258,11 +258,11 @@ def languages_of_input(search: SearchOptions, checkpoint: Path) -> tuple[str | N
 
 
 def check_lines(files: Sequence[Path], format: str | None) -> None:
-    """Raises ValueError for a file that is not text. Unless `format` is text, warns of files of other formats."""
+    """Raises ValueError for a file that is not text. If `format` is None, warns of files that look like documents."""
     for path in files:
         if not path.is_file():  # a pipe cannot be read twice
             continue
-        if format is None and corpus_format(path) is not None:  # a corpus, whose source side is read
+        if format is None and corpus_format(path) is not None:  # the source side of a corpus is read
             continue
         with path.open("rb") as file:
             head = file.read(HEAD)

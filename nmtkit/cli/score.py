@@ -1,4 +1,4 @@
-"""`nmtkit score`: scores translations and prints the scores with their signatures, or perplexities of texts."""
+"""`nmtkit score`: prints scores of translations with their signatures, or perplexities of texts."""
 
 import dataclasses
 import json
@@ -362,12 +362,12 @@ def show_scores(scores: list["Score"], width: int, as_json: bool) -> None:
 
 
 def short(details: str) -> str:
-    """Returns sacreBLEU's details of BLEU without the ratio of lengths, so that they fit into 80 columns."""
+    """Shortens sacreBLEU's details of BLEU to fit into 80 columns: removes the ratio of lengths."""
     return re.sub(r" ratio = \S+", "", details).replace(" = ", "=")
 
 
 def show_sentences(table: list[list["Score"]], width: int, as_json: bool) -> None:
-    """Writes a heading with the signatures, and a line for each sentence. With --format json, writes JSON."""
+    """Writes a heading with the signatures, and a line for each sentence. With `as_json`, writes a JSON object."""
     signatures = {column[0].name: column[0].signature for column in table}
     rows = list(zip(*table, strict=True))
     if as_json:

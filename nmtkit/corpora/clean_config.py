@@ -13,7 +13,7 @@ DEFAULT_FILTERS = (
     *("length_ratio", "numbers", "urls", "currencies", "alignment"),
 )
 MODEL_PROBABILITY = 0.02  # default of --min-probability with models
-# Changes of the settings of filters.
+# Preset -> settings of filters that differ from their defaults.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "curated": {},
     "crawl": {
@@ -40,7 +40,7 @@ CLEAN_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class CleanConfig(Config):
-    """Settings of the command itself. Each filter has a separate config class."""
+    """Settings of `nmtkit clean`, except the settings of the filters."""
 
     source_lang: str = option(
         ..., "source language, as in the names of files PREFIX.LANG or of columns", flag="-s/--source-lang",
@@ -125,7 +125,7 @@ class CleanConfig(Config):
         return self.self_train or self.forward is not None
 
     def probability_limit(self) -> float | None:
-        """Returns the limit of the probability, or None if no probability is needed."""
+        """Returns the lowest probability of a kept pair, or None if the run computes no probabilities."""
         return MODEL_PROBABILITY if self.min_probability is None and self.uses_models else self.min_probability
 
     def worker_count(self) -> int:

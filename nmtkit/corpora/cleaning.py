@@ -1,8 +1,11 @@
 """`nmtkit clean`: mends the pairs of corpora, scores them, and drops pairs with a reason for each.
 
-The pairs pass three times. First a sample is taken and the filters learn their statistics from the sample. Then worker
-processes mend and score all pairs, and scratch files keep the mended text and the scores. Last, the first filter that
-drops a pair is its reason, near-duplicates of kept pairs are dropped, and the outputs are written.
+Cleaning makes three passes over the pairs:
+
+1. The filters learn their statistics from a sample of the pairs.
+2. Worker processes mend and score all pairs, and write the mended text and the scores to scratch files.
+3. `Decision` drops pairs. The reason for a dropped pair is the first filter that drops it. Then `Decision` drops
+   near-duplicates of kept pairs, and writes the outputs.
 """
 
 import logging
@@ -34,8 +37,8 @@ from nmtkit.processes.workers import Task, Workers
 log = logging.getLogger("nmtkit")
 
 DUPLICATE = "duplicate"
-QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that a run has decides between duplicates
-EXAMPLES = 6  # examples on each side of a limit
+QUALITY = (PROBABILITY, MODEL, "alignment")  # the first of these scores that a run has decides which duplicate stays
+EXAMPLES = 6  # number of examples on each side of a limit
 BINS = 48  # bars of a histogram
 BLOCK = 4096
 
@@ -44,17 +47,17 @@ Progress = Callable[[int], None]
 
 @dataclass
 class FilterReport:
-    """Counts of one filter. A pair is counted in `matching` also if an earlier filter drops it."""
+    """The results of one filter. `matching` also counts pairs that an earlier filter drops."""
 
     name: str
     unit: str = ""
     lowest: float = -np.inf
     highest: float = np.inf
     matching: int = 0
-    dropped: int = 0  # pairs whose first reason this filter is
+    dropped: int = 0  # pairs that this filter drops, and no earlier filter
     edges: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    dropped_examples: list[tuple[float, str, str]] = field(default_factory=list)  # distance to the limit, texts
+    dropped_examples: list[tuple[float, str, str]] = field(default_factory=list)  # distance to limit, source, target
     kept_examples: list[tuple[float, str, str]] = field(default_factory=list)
 
 
@@ -64,19 +67,19 @@ class CleanReport:
     kept: int
     mended: dict[str, int]
     filters: list[FilterReport]
-    overlaps: npt.NDArray[np.int64]  # [filters, filters], pairs that both filters would drop
+    overlaps: npt.NDArray[np.int64]  # [filters, filters], number of pairs that both filters would drop
     read_of: dict[str, tuple[int, int]]  # corpus -> pairs read, pairs kept
 
 
 class Worker:
-    """The object in a worker process: mends and scores blocks, which it reads from files and writes back."""
+    """Mends and scores blocks of pairs in files. Each worker process has one object of this class."""
 
     def __init__(self, filters: Sequence[Filter], mends: bool) -> None:
         self._filters = filters
         self._mender = Mender() if mends else None
 
     def score(self, path: Path) -> tuple[npt.NDArray[np.float32], Keys]:
-        """Mends the block in a file. Returns the scores [pairs, filters] and the keys of both sides [pairs, 2]."""
+        """Mends the block in a file. Returns the scores [pairs, filters] and the keys of the two sides [pairs, 2]."""
         with path.open("rb") as file:
             block: Pairs = pickle.load(file)
         if self._mender is not None:
@@ -114,9 +117,9 @@ def clean(
 ) -> CleanReport:
     """Writes the kept pairs of the corpora `names` to `config.output`, and the other files that `config` names.
 
-    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` scores the
-    pairs that all filters keep with translation models. Raises ValueError or OSError for errors in the settings or the
-    text; then no file is written.
+    `configs` has the config of each filter, in the order in which the filters are applied. `scorer` uses translation
+    models to score the pairs that all filters keep. Raises ValueError or OSError for errors in the settings or the
+    text, and then writes no file.
     """
     columns = None if not config.columns else (config.columns[0], config.columns[1])
     languages = config.source_lang, config.target_lang
@@ -142,7 +145,7 @@ def clean(
 
 
 def sample_of(corpora: Sequence[Corpus], limit: int, seed: int) -> Pairs:
-    """Returns a uniform sample of at most `limit` pairs, in order. The same corpora and seed give the same sample."""
+    """Returns a uniform sample of at most `limit` pairs, in the order of the text. Equal seeds give equal samples."""
     sources: list[str] = []
     targets: list[str] = []
     numbers = np.empty(0)
@@ -163,7 +166,7 @@ def sample_of(corpora: Sequence[Corpus], limit: int, seed: int) -> Pairs:
 
 
 def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
-    """Fits each filter on the mended pairs of the sample that the filters before it keep."""
+    """Fits each filter on the pairs of the sample that all earlier filters keep. If `mends`, mends the pairs first."""
     if mends:
         mender = Mender()
         sample = Pairs(mender(sample.sources), mender(sample.targets), sample.extras)
@@ -177,12 +180,12 @@ def fit(filters: dict[str, Filter], sample: Pairs, mends: bool) -> None:
 
 @dataclass
 class Scored:
-    """The mended blocks of each corpus in files, and the scores and keys of all pairs in the order of the text."""
+    """The mended text, the scores and the keys of all pairs, in the order of the text."""
 
-    blocks: list[list[Path]]
+    blocks: list[list[Path]]  # files with the mended blocks of each corpus
     scores: npt.NDArray[np.float32]  # [pairs, filters]
     keys: Keys  # [pairs, 2]
-    mended: dict[str, int]
+    mended: dict[str, int]  # kind of change -> number of mended lines
 
 
 def score_corpora(
@@ -193,7 +196,7 @@ def score_corpora(
     scratch: Path,
     on_progress: Progress,
 ) -> Scored:
-    """Mends all pairs, and scores them by the filters or reads the scores `columns` from `config.from_scores`."""
+    """Mends and scores all pairs. Reads the scores `columns` from the file `config.from_scores`, if there is one."""
     earlier = None
     active = list(filters.values())
     if config.from_scores is not None:
@@ -268,7 +271,7 @@ class Decision:
             self._drop_duplicates(scratch)
 
     def _edges(self, index: int, each: Limits) -> npt.NDArray[np.float64]:
-        """Returns the edges of the histogram, from a thousandth to 999 thousandths of the scores and the limits."""
+        """Returns the edges of the bars of a histogram, which covers the limits and the middle 99.8 % of the scores."""
         column = self._scored.scores[:: max(1, len(self._scored.scores) // 100_000), index]
         column = column[np.isfinite(column)]
         if not len(column):
@@ -297,7 +300,7 @@ class Decision:
             report.dropped += int((first == index).sum())
 
     def _drop_duplicates(self, scratch: Path) -> None:
-        """Drops pairs that equal a better kept pair, without case, spaces and punctuation."""
+        """Drops kept pairs that equal a better kept pair, source or target. Ignores case, spaces and punctuation."""
         kept = np.flatnonzero(self._first < 0)
         columns = np.array({"pair": (0, 1), "source": (0, 0)}.get(self._config.duplicates, (1, 1)))
         hashes = scratch / "hashes"
@@ -313,7 +316,10 @@ class Decision:
             self.reports[-1].matching += len(rows)
 
     def _quality(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32] | None:
-        """Returns the score that compares duplicates, in hundredths, so that nearly equal pairs stay in order."""
+        """Returns the score that decides which duplicate stays, or None if the run has no such score.
+
+        The score is rounded to hundredths, so that the first of several nearly equal pairs stays.
+        """
         index = next((self.reasons.index(name) for name in QUALITY if name in self._filters), None)
         return None if index is None else np.round(np.nan_to_num(self._scored.scores[rows, index], nan=-1), 2)
 
@@ -355,7 +361,7 @@ class Decision:
         return Pairs(bad.sources, bad.targets, extras, bad.first)
 
     def _examples(self, block: Pairs, rows: slice) -> None:
-        """Keeps the pairs nearest to a limit, on both sides, that no earlier filter drops."""
+        """Collects, for each filter, the pairs nearest to its limits that it drops, or that all filters keep."""
         scores, first = self._scored.scores[rows], self._first[rows]
         for index, report in enumerate(self.reports):
             if report.name == DUPLICATE:
@@ -369,7 +375,7 @@ class Decision:
                 candidates = np.flatnonzero(reached & ((first == index) == outside) & np.isfinite(distance))
                 near = candidates[np.argsort(distance[candidates], kind="stable")[:EXAMPLES]]
                 if not outside and report.matching and len(np.unique(column)) < 3:
-                    near = near[:0]  # a filter of yes and no has no pairs near its limit
+                    near = near[:0]  # with at most two different scores, no pair is near the limit
                 examples += [(float(distance[row]), block.sources[row], block.targets[row]) for row in near.tolist()]
                 examples.sort(key=lambda example: example[0])
                 del examples[EXAMPLES:]

@@ -27,7 +27,7 @@ from nmtkit.corpora.texts import (
 _URL = re.compile(r"(?:https?://|www\.)[\w.-]+|[\w.+-]+@[\w-]+\.[\w.-]+", re.IGNORECASE)
 _CURRENCIES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "CNY": "¥", "INR": "₹", "RUB": "₽", "CHF": "CHF"}
 _NUMBER = re.compile(r"\d+(?:[.,:'’\u00a0\u202f]\d+)*")
-# Each pattern begins with a literal character, for which `re` searches fast. The text is case-folded.
+# Each pattern begins with a literal character, because `re` finds such patterns fast. The text is case-folded.
 _BOILERPLATE = [re.compile(pattern) for pattern in (
     r"</?(?:div|span|script|style|td|tr|li|ul|nav|img|br|a href|input|form)\b[^\n>]*>",
     r"javascript:", r"function\s*\(\w*\)\s*\{", "©", r"\(c\)\s*(?:19|20)\d\d", r"all rights reserved\b",
@@ -52,7 +52,7 @@ class EmptyConfig(Config):
 class Empty(Filter):
     """The number of characters of the shorter side, without spaces.
 
-    A side without letters and digits has 0 if the other side has at least 5 letters or digits.
+    A side without letters and digits counts as empty if the other side has at least 5 letters or digits.
     """
 
     unit = "characters"
@@ -100,11 +100,12 @@ class LengthRatioConfig(Config):
 
 @FILTERS.register("length_ratio", LengthRatioConfig())
 class LengthRatio(Filter):
-    """The distance of log((target + 5) / (source + 5)), in characters, from its median, in standard deviations.
+    """The distance of log((target + 5) / (source + 5)) from its median, in standard deviations.
 
-    Median and standard deviation come from the quartiles of the sample, which noise hardly changes. They are computed
-    for classes of source length and for classes of target length; the larger distance counts. A truncated target is
-    unusual for its source, but not among the pairs of the same length, many of which are truncated, too.
+    Lengths are in characters. The standard deviation is computed from the quartiles of the sample, because noise hardly
+    changes quartiles. Each class of source lengths and each class of target lengths has a median and a standard
+    deviation. The larger of the two distances counts. Both are needed: a truncated target is unusually short for its
+    source, but usual among pairs with the same target length, because many of these pairs are truncated.
     """
 
     unit = "standard deviations"
@@ -147,10 +148,11 @@ class CopyConfig(Config):
 
 @FILTERS.register("copy", CopyConfig())
 class Copy(Filter):
-    """The share of words in lower case that both sides have, in the side with more of these words.
+    """The share of lower-case words that are on both sides, among the lower-case words of the side with more of them.
 
-    Pairs with fewer than 3 such words on a side have 0, because names and codes are the same in both languages. Equal
-    sides of at least 4 words have 1 if more than a third of the words is in lower case.
+    The share is 0 if fewer than 3 lower-case words are on both sides, because names and codes are the same in both
+    languages. The share is 1 if both sides are equal, have at least 4 words, and more than a third of the words is in
+    lower case.
     """
 
     unit = "share of words"
@@ -190,9 +192,10 @@ class ScriptConfig(Config):
 
 @FILTERS.register("script", ScriptConfig())
 class Script(Filter):
-    """The share of letters in the scripts that have at least 5 % of the letters of the sample, for the worse side.
+    """The share of the letters of a side that are in its usual scripts. The smaller share of the two sides counts.
 
-    Lines with fewer than 8 letters have 1, because names and units are often in another script.
+    A script is usual if it has at least 5 % of the letters of this side in the sample. The share of a line with fewer
+    than 8 letters is 1, because names and units are often in another script.
     """
 
     unit = "share of letters"
@@ -264,9 +267,9 @@ def _digits(number: str) -> str:
 
 def _alike(first: str, second: str) -> bool:
     if (len(first) == 4 and first.endswith(second)) or (len(second) == 4 and second.endswith(first)):
-        return True  # 1980 and 80; zeros at the end are gone: 198 and 8
+        return True  # 1985 and 85
     if {len(first), len(second)} == {3, 1} and (first.endswith(second) or second.endswith(first)):
-        return True
+        return True  # 1980 and 80, whose zeros at the end were removed: 198 and 8
     values = sorted((int(first), int(second)))
     return values[1] <= 24 and values[1] - values[0] == 12
 
@@ -335,9 +338,9 @@ class RepetitionConfig(Config):
 
 @FILTERS.register("repetition", RepetitionConfig())
 class Repetition(Filter):
-    """The share of three-word sequences that repeat an earlier sequence of the line, for the side with more.
+    """The share of three-word sequences that repeat an earlier sequence of the line. The larger share counts.
 
-    Lines of fewer than 8 words have 0.
+    The share of a line with fewer than 8 words is 0.
     """
 
     unit = "share of sequences"
@@ -384,9 +387,10 @@ class OverlapConfig(Config):
 
 @FILTERS.register("overlap", OverlapConfig())
 class Overlap(Filter):
-    """1 if a side is also a line of this side in a corpus of --exclude, without case, spaces and punctuation.
+    """1 if a corpus of --exclude has the source of the pair as a source, or the target as a target, otherwise 0.
 
-    Lines of up to 10 characters count only if both sides are equal.
+    The comparison ignores case, spaces and punctuation. A line of up to 10 characters counts only if the corpora have
+    both sides of the pair.
     """
 
     highest = 0.5

@@ -1,4 +1,4 @@
-"""A block of pairs with features that several filters share. NumPy and `re` work on the text of a whole block."""
+"""A block of pairs with features that several filters share. NumPy and `re` process the text of a block at once."""
 
 import re
 import unicodedata
@@ -17,7 +17,7 @@ Counts = npt.NDArray[np.int64]
 Keys = npt.NDArray[np.uint64]
 
 CODE_POINTS = 0x110000
-LAST_LETTER = 0x33FFF  # all assigned letters are below
+LAST_LETTER = 0x33FFF  # no letter has a larger code point
 
 
 @cache
@@ -32,7 +32,7 @@ SEPARATORS = "|»›·•"  # between the items of a menu
 
 @cache
 def _kinds() -> npt.NDArray[np.uint8]:
-    """Returns the sum of the kinds of each code point. LETTER includes marks of letters, and digits."""
+    """Returns the sum of the kinds of each code point. Digits and combining marks are also of the kind LETTER."""
     table = np.zeros(CODE_POINTS, np.uint8)
     for code in range(LAST_LETTER + 1):
         sign = chr(code)
@@ -88,7 +88,7 @@ class Side:
         return self.ends - self.starts - 1
 
     def sums(self, values: npt.NDArray[Any]) -> Counts:
-        """Returns the sum of `values`, which has a number for each code point, over each line."""
+        """Returns the sum of `values` over each line. `values` has a number for each code point of the text."""
         return np.add.reduceat(values, self.starts, dtype=np.int64) if len(self.lines) else np.empty(0, np.int64)
 
     def rows_with(self, pattern: re.Pattern[str]) -> list[int]:
@@ -109,16 +109,19 @@ class Side:
 
     @cached_property
     def folded(self) -> "Side":
-        """The lines without differences of case."""
+        """The case-folded lines."""
         return Side(self.text.casefold().split("\n")[:-1])
 
     @cached_property
     def keys(self) -> Keys:
-        """A 64-bit hash of each line, without case, punctuation and spaces. A line of punctuation stays as it is."""
+        """A 64-bit hash of each line, without case, punctuation and spaces.
+
+        The hash of a line without letters and digits includes all characters.
+        """
         folded = self.folded
         kept = folded.kinds & LETTER > 0
         empty = np.flatnonzero(folded.sums(kept) == 0)
-        for row in empty.tolist():  # at least the line feed is left
+        for row in empty.tolist():  # keeps all characters of the line, with the line feed
             kept[folded.starts[row] : folded.ends[row]] = True
         return _hash()(folded.codes[kept], folded.sums(kept))
 

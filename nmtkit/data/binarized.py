@@ -1,6 +1,6 @@
 """Reads datasets that `preprocess` made: memory-maps the splits and makes batches of rows. See dataset_files.py.
 
-A dataset is checked once, when it is opened: every count, size, length and offset, and the checksums of small files.
+Opening a dataset checks every count, size, length and offset, and the checksums of small files.
 """
 
 import hashlib
@@ -84,10 +84,10 @@ class ConcatArrays:
 
 @dataclass(frozen=True, eq=False)
 class FirstTokens:
-    """The first token of each sentence of a side: the token of its direction, instead of the stored token."""
+    """Tokens that replace the first stored token of each sentence of a side, by the direction of the sentence."""
 
     direction_index: npt.NDArray[np.uint16] | ConcatArrays  # [n], one per sentence
-    tokens: npt.NDArray[np.int64]  # [directions]
+    tokens: npt.NDArray[np.int64]  # [directions], one per direction
 
     def of(self, rows: Any) -> Any:
         return self.tokens[self.direction_index[rows]]
@@ -108,7 +108,7 @@ class Side:
         return ids if self.first is None else [int(self.first.of(row)), *ids[1:]]
 
     def gather(self, rows: Pairs) -> Encoded:
-        """Returns the sentences of these rows, concatenated."""
+        """Returns the sentences of `rows`, concatenated, and their lengths."""
         lengths = self.lengths[rows].astype(np.int64)
         ends = np.cumsum(lengths)
         index = np.repeat(self.offsets[rows] - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
@@ -128,12 +128,12 @@ class Split:
     tokenizer: Tokenizer
     folder: Path
     alignments: Side | None = None  # links between pieces, see alignments.py
-    directions: tuple[Direction, ...] = ()  # all directions of the dataset; none for a dataset of one direction
+    directions: tuple[Direction, ...] = ()  # all directions of the dataset; () for a dataset of one direction
     direction_index: npt.NDArray[np.uint16] | ConcatArrays | None = None  # [n], index into `directions` for each row
-    rows: Pairs | None = None  # rows of the subset on disk that this split has; None: all rows
+    rows: Pairs | None = None  # row numbers in the subset on disk; None: all rows
 
     def select(self, rows: Pairs) -> "Split":
-        """Returns a split of some rows."""
+        """Returns a split with only the given rows of this split."""
         index = None if self.direction_index is None else np.asarray(self.direction_index[rows])
 
         def selected(side: Side) -> Side:
@@ -353,7 +353,7 @@ def _split(name: str, shards: list[Path], manifests: list[dict[str, Any]], token
 
 
 def _direction_index(folder: Path, split: str, directions: int) -> npt.NDArray[np.uint16]:
-    """Memory-maps the directions of the rows. Raises ValueError for a number that is not a direction."""
+    """Memory-maps the direction numbers of the rows. Raises ValueError for a number that is not a direction."""
     index = map_array(folder / direction_file(split), DIRECTION_DTYPE)
     for start in range(0, len(index), CHUNK_ROWS):
         if int(index[start : start + CHUNK_ROWS].max()) >= directions:

@@ -70,7 +70,7 @@ def id_dtype(vocabulary: int) -> str:
 
 
 def shard_name(shard: int, shards: int) -> str:
-    """Returns the name of the folder of one shard, counted from 1."""
+    """Returns the name of the folder of a shard. `shard` is its number, counted from 1."""
     return f"shard-{shard}-of-{shards}"
 
 
@@ -128,7 +128,7 @@ def _check_manifest(manifest: dict[str, Any]) -> None:
     for name in ("source_lang", "target_lang", "tokenizer"):
         _entry(manifest, name, str, "")
     settings = _entry(manifest, "settings", dict, "")
-    # the dataset is older than nmtkit 0.2, which introduced language tokens in valid and test sets
+    # a dataset without this entry is older than nmtkit 0.2, which added language tokens to valid and test sets
     if "languages" not in manifest:
         if any(settings.get(f"{side}_language_token") is not None for side in SIDES):
             raise ValueError("its valid and test sets lack the language tokens")

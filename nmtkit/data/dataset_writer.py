@@ -46,7 +46,7 @@ MAX_PASSES = 10_000  # largest number of passes over a corpus in one epoch
 class DatasetWriter:
     """Writes splits and the manifest to `folder`. Valid and test sets must be added before the training set.
 
-    The corpora of `MultilingualWriter` have a different type, therefore the type of corpora is Any in shared methods.
+    `MultilingualWriter` reads corpora of a different class, so the methods that both classes share declare them as Any.
     """
 
     worker: type[Worker] = Worker  # class of the objects in worker processes
@@ -80,10 +80,10 @@ class DatasetWriter:
     # --- valid and test ---------------------------------------------------------------------------------------------
 
     def add_held_out(self, split: str, files: Corpus) -> None:
-        """Writes the ids and the raw text of every line of a valid or test set, with the tag before source lines.
+        """Writes the ids and the raw text of all lines of a valid or test set. Source lines begin with the tag, if any.
 
-        Only the first shard writes the set. Every shard keeps the keys of the pairs, in order to find the same pairs in
-        the training set. Raises ValueError for a line that is too long to be read.
+        Only the first shard writes the set. Every shard remembers the keys of the pairs, to find the same pairs in the
+        training set. Raises ValueError for a line of more than --max-line-bytes bytes.
         """
         shard = self.config.shard_of()
         written = shard is None or shard[0] == 1
@@ -131,7 +131,8 @@ class DatasetWriter:
         self.report.corpora = [self._corpus_report(files) for files in corpora]
         with Workers(self.config.worker_count(), self._worker_factory(held_out_keys, hashes)) as workers:
             bounds = self._encode(workers, corpora)
-            piece_counts = workers.broadcast((self.worker.piece_counts,))  # each worker first writes all of its blocks
+            # a worker answers after it has written all of its blocks
+            piece_counts = workers.broadcast((self.worker.piece_counts,))
             if bounds[-1]:
                 self._write_rows(bounds, self._find_duplicates(workers, hashes, bounds))
             elif self.config.shard is None:
@@ -199,7 +200,10 @@ class DatasetWriter:
         return bounds + [offset[0]] * (len(corpora) + 1 - len(bounds))
 
     def _find_duplicates(self, workers: Workers, hashes: Path, bounds: list[int]) -> npt.NDArray[np.uint8] | None:
-        """Counts rows that repeat an earlier row. To drop these rows, returns one byte per row, 1 for a duplicate."""
+        """Counts the rows that repeat an earlier row.
+
+        Returns one byte for each row, 1 for a row to drop, or None if duplicates are kept.
+        """
         partitions = duplicates.partition(hashes, self._scratch)
         hashes.unlink()
         dropped = None
@@ -215,7 +219,10 @@ class DatasetWriter:
         return dropped
 
     def _write_rows(self, bounds: list[int], dropped: npt.NDArray[np.uint8] | None) -> None:
-        """Reads the lengths in the order of the text, and writes offsets and lengths in the order of training."""
+        """Writes the offsets and lengths of the training rows, in the order of training.
+
+        The lengths in the scratch folder are in the order of the text. `dropped` marks the rows to leave out.
+        """
         weights = self._weights()
         inputs, outputs = [], []
         for side in self._train_sides:
@@ -232,7 +239,7 @@ class DatasetWriter:
     def _mixed_rows(
         self, bounds: list[int], dropped: npt.NDArray[np.uint8] | None, weights: list[float]
     ) -> Iterator[mixing.Rows]:
-        """Returns the rows of an epoch. Raises ValueError if a weight leaves no pair of a corpus."""
+        """Returns the row numbers of an epoch, in chunks. Raises ValueError if an epoch has no pair of a corpus."""
         corpora = [
             mixing.CorpusRows(start, end, weight)
             for start, end, weight in zip(bounds[:-1], bounds[1:], weights, strict=True)
@@ -289,7 +296,7 @@ class DatasetWriter:
         return sorted(dataset_files) + sorted((self.folder / TOKENIZER_FOLDER).iterdir())
 
     def finish(self) -> None:
-        """Deletes the scratch folder and writes the manifest. The folder is then complete."""
+        """Deletes the scratch folder and writes the manifest. The dataset is then complete."""
         shutil.rmtree(self._scratch)
         for path in self._files():
             name = str(path.relative_to(self.folder))

@@ -35,7 +35,7 @@ def number_of(name: str, directions: Sequence[Direction], setting: str) -> int:
 
 
 def named_weights(items: Sequence[str], directions: Sequence[Direction], setting: str) -> dict[int, float]:
-    """Returns the weights by the index of a direction. An item such as en-de=2 has a direction and its weight.
+    """Parses items such as en-de=2: a direction and its weight. Returns the weights by the index of the direction.
 
     Raises ValueError, naming `setting`, for an unknown or repeated direction and for a weight outside 0 to 1,000.
     """
@@ -56,11 +56,12 @@ def named_weights(items: Sequence[str], directions: Sequence[Direction], setting
 
 
 def epoch_weights(rows: Sequence[int], temperature: float | None, weights: dict[int, float]) -> list[float]:
-    """Returns the average number of times that an epoch contains a row of direction i, which has `rows[i]` rows.
+    """Returns, for each direction, how many times on average an epoch contains each row. Direction i has rows[i] rows.
 
     With a temperature, the share of direction i is proportional to weights[i] * rows[i]^(1 / temperature), and an epoch
-    has as many rows as the data. Without a temperature, the weights are returned. A missing weight is 1. Source:
-    Arivazhagan et al. 2019, section 4.2.
+    has as many rows as the data. Without a temperature, the result is the weights. A missing weight is 1.
+
+    Source: Arivazhagan et al. 2019, section 4.2.
     """
     given = [weights.get(number, 1.0) for number in range(len(rows))]
     if temperature is None:

@@ -1,9 +1,11 @@
 """Writes a dataset of many directions. Every sentence is stored once, for all directions of its corpus.
 
 A row of a subset has the number of its direction and, for each side, the offset and length of a sentence in the shared
-ids. With language tokens on both sides, a row has whole stored sentences, which begin with the token of their language.
-With the token of the target language on the source (Johnson et al. 2017), the target begins after the stored token, and
-the reader replaces the stored token of the source by the token of the target language.
+ids. Every stored sentence begins with the token of its language, or with <unk> if the tokenizer lacks this token.
+
+With language tokens on both sides, a row refers to whole stored sentences. With the token of the target language on the
+source side only (Johnson et al. 2017), the target of a row begins after the stored token. The reader replaces the
+stored token of the source by the token of the target language.
 """
 
 import functools
@@ -73,7 +75,8 @@ class MultilingualWriter(DatasetWriter):
     def add_held_out_corpora(self, split: str, corpora: Sequence[ParallelFiles]) -> None:
         """Writes the rows and the raw text of all corpora of a valid or test set, direction by direction.
 
-        If a corpus has more than two languages, an empty line marks a missing sentence, and its pairs are left out.
+        In a corpus of more than two languages, an empty line means that the sentence is missing in this language. The
+        pairs of a missing sentence are left out.
         """
         shard = self.config.shard_of()
         encoded: list[Encoded] = []
@@ -118,7 +121,7 @@ class MultilingualWriter(DatasetWriter):
         self._report_split(split)
 
     def _read(self, files: ParallelFiles, scratch: Path) -> list[bytes]:
-        """Returns the whole text of each language."""
+        """Returns the whole text of each language. Raises ValueError for a line of more than --max-line-bytes bytes."""
         scratch.mkdir()
         texts: list[list[bytes]] = [[] for _ in files.languages]
         for block in blocks_of_files(files.paths, scratch, self.config.max_line_bytes + 1):
@@ -156,7 +159,7 @@ class MultilingualWriter(DatasetWriter):
         self._rows[TRAIN], self._stored[TRAIN] = writer.counts, 0
 
     def _write_rows(self, bounds: list[int], dropped: npt.NDArray[np.uint8] | None) -> None:
-        """Writes the rows in the order of training. Both directions of a pair are neighbours."""
+        """Writes the rows in the order of training. The two directions of a pair are in neighbouring rows."""
         files = self._train_files
         offsets_file = self._scratch / "offsets"
         mixing.write_offsets(files.lengths, offsets_file)
@@ -168,14 +171,14 @@ class MultilingualWriter(DatasetWriter):
             for chunk in self._mixed_rows(bounds, dropped, weights):
                 directions = numbers[chunk]
                 exists = directions != NO_DIRECTION
-                both = np.stack((sentences[chunk], sentences[chunk][:, ::-1]), axis=1)  # rows, direction, side
+                both = np.stack((sentences[chunk], sentences[chunk][:, ::-1]), axis=1)  # [pairs, directions, sides]
                 writer.add(both[exists], directions[exists], offsets, lengths)
         self._rows[TRAIN], self._stored[TRAIN] = writer.counts, int(lengths.sum(dtype=np.int64))
 
     # --- report and manifest ----------------------------------------------------------------------------------------
 
     def warnings(self) -> list[str]:
-        """Returns warnings about likely errors in the training corpora of two languages."""
+        """Returns warnings about likely errors in the training corpora that have exactly two languages."""
         return [
             warning
             for corpus in self.report.corpora
@@ -200,13 +203,13 @@ class MultilingualWriter(DatasetWriter):
             "source_lang": source,
             "target_lang": target,
             "directions": directions,
-            # the mean over languages is not the usual figure of any language
+            # left empty, because a mean over all languages would not be typical of any language
             "report": self.report.counts() | {"pieces_per_word": {}},
         }
 
     @property
     def target_only(self) -> bool:
-        """Whether the language tokens are before the source only."""
+        """Whether only source sentences begin with a language token: the token of the target language."""
         return self._target_only
 
 
@@ -214,7 +217,7 @@ class _RowWriter:
     """Writes the offsets, lengths and directions of the rows of a subset."""
 
     def __init__(self, writer: MultilingualWriter, split: str) -> None:
-        self._skipped = int(writer.target_only)  # tokens of a stored sentence that its target does not have
+        self._skipped = int(writer.target_only)  # tokens at the start of a stored sentence that a target lacks
         paths = [writer._path(split, side, array) for side in SIDES for array in ("offsets", "lengths")]
         self._files = [path.open("wb") for path in (*paths, writer.folder / direction_file(split))]
         self.counts = [0] * len(writer.directions)
@@ -227,7 +230,11 @@ class _RowWriter:
             file.close()
 
     def add(self, rows: Rows, numbers: Numbers, offsets: Any, lengths: Any) -> None:
-        """Writes rows. `rows` [rows, 2] are sentences. `offsets` and `lengths` are the arrays of all sentences."""
+        """Writes n rows.
+
+        `rows` [n, 2] has the indexes of the source and target sentences, and `numbers` [n] the directions. `offsets`
+        and `lengths` have one entry for each stored sentence.
+        """
         for side, skipped in enumerate((0, self._skipped)):
             self._files[2 * side].write((offsets[rows[:, side]] + skipped).astype(np.int64).tobytes())
             self._files[2 * side + 1].write((lengths[rows[:, side]] - skipped).astype(np.int32).tobytes())

@@ -73,7 +73,7 @@ def _rules_contain_space(charsmap: bytes) -> bool:
 
 
 def user_defined_symbols(model: bytes) -> list[str]:
-    """Returns the symbols that a model was trained to keep whole. Tags are such symbols."""
+    """Returns the user-defined symbols of a model, such as tags. The model never splits these symbols."""
     fields = dict(_fields(model, only=(TRAINER_SPEC,)))
     trainer = _fields(_message(fields.get(TRAINER_SPEC, b"")), only=(USER_DEFINED,))
     return [_message(value).decode() for _, value in trainer]
@@ -112,9 +112,10 @@ def with_pieces(model: bytes, pieces: Sequence[Piece]) -> bytes:
 def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = ()) -> bytes:
     """Returns a model file that segments text into the same pieces, with their indices in `pieces` as ids.
 
-    Thus a source model and a target model can share a table of ids. `pieces` begins with <unk>, <s> and </s>, and
-    contains every piece of the model except the special pieces. The new model never produces a piece that `model` does
-    not have. Pieces in `control`, such as language tokens, decode to nothing unless `model` has them.
+    With the new model files, a source model and a target model can share a table of ids. `pieces` begins with
+    <unk>, <s> and </s>, and contains every piece of the model except the special pieces. The new model never produces a
+    piece that `model` does not have. If `model` lacks a piece in `control`, such as a language token, the new model
+    decodes this piece to the empty text.
 
     Raises ValueError if `pieces` lacks pieces of the model or has duplicates.
     """
@@ -122,7 +123,7 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
     missing = by_text.keys() - set(pieces)
     if missing or len(set(pieces)) < len(pieces):
         raise ValueError(f"{len(missing)} pieces of a tokenizer have no id, such as {sorted(missing)[:3]}")
-    # a BPE model would merge characters into an unused piece, then split that piece again
+    # without FOREIGN, a BPE model would merge characters into an unused piece, then split the piece again
     foreign = "" if model_facts(model).model_type == "unigram" else FOREIGN
     table = [Piece(pieces[0], 0.0, UNKNOWN), *(Piece(text, 0.0, CONTROL) for text in pieces[1:3])]
     for text in pieces[3:]:
@@ -139,7 +140,7 @@ def renumbered(model: bytes, pieces: Sequence[str], control: Collection[str] = (
 
 
 def new_model(pieces: Sequence[Piece], model_type: str, charsmap: bytes) -> bytes:
-    """Returns a model file of <unk>, <s>, </s> and `pieces`, with the table of a normaliser (empty: no normaliser).
+    """Returns a model file of <unk>, <s>, </s> and `pieces`. An empty `charsmap` means no normaliser.
 
     The scores of a unigram model are log probabilities. A BPE model merges pieces with higher scores first.
     """

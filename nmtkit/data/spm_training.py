@@ -1,4 +1,4 @@
-"""The tokenizer of a dataset: trained with SentencePiece on a seeded sample of bounded size, or loaded."""
+"""Trains the tokenizer of a dataset with SentencePiece on a random sample of limited size, or loads a tokenizer."""
 
 import io
 import logging
@@ -20,7 +20,7 @@ from nmtkit.data.directions import token_of
 from nmtkit.data.spm_model import model_facts, with_control_pieces
 from nmtkit.data.tokenizer import BOS, EOS, SPACE_SYMBOL, UNK, Tokenizer, normalize
 
-# The number of threads changes the last digits of sums in unigram training, so a fixed number gives the same model.
+# Sums in unigram training depend on the number of threads. A fixed number gives the same model on every machine.
 TRAINING_THREADS = 8
 # The trainer of SentencePiece uses these characters internally, and skips every line that contains one of them.
 TRAINER_RESERVED = str.maketrans({"\t": " ", "▅": " ", "\0": " "})
@@ -64,7 +64,10 @@ def _tokenizer_in_checkpoint(path: Path) -> Tokenizer:
 
 
 def expected_pieces_per_word(paths: Sequence[Path]) -> dict[str, float] | None:
-    """Returns the pieces per word of the dataset whose tokenizer is loaded, or None if `paths` is not a dataset."""
+    """Returns the mean number of pieces per word of each side of the dataset in `paths`.
+
+    Returns None if `paths` is not a dataset or its manifest has no such numbers.
+    """
     if len(paths) != 1 or not (paths[0] / MANIFEST).is_file():
         return None
     figures = read_manifest(paths[0])["report"].get("pieces_per_word")
@@ -106,9 +109,10 @@ def train_model(
     tags: Sequence[str] = (),
     control: Sequence[str] = (),
 ) -> bytes:
-    """Trains a SentencePiece model on raw `lines`; `tags` become symbols that can precede a line.
+    """Trains a SentencePiece model on raw `lines`. Returns the contents of the model file.
 
-    The last pieces of the model are `control`, pieces that never occur in text, such as language tokens.
+    `tags` become symbols that can precede a line. `control` are the last pieces of the model. They never occur in text;
+    language tokens are an example.
 
     Raises ValueError, naming a possible size, if the text is too small or has too many characters for `vocab_size`.
     """
@@ -155,10 +159,10 @@ def _training_error(message: str, vocab_size: int, model_type: str, control: int
 
 
 class LineSample:
-    """A uniform sample of up to `limit` of the lines that are added. The same lines and seed give the same sample.
+    """A uniform sample of up to `limit` of the added lines. The same lines and seed give the same sample.
 
-    Every line has a random number, a function of (seed, index of the line). The lines with the smallest numbers are
-    kept.
+    Every line gets a random number, which depends only on the seed and the index of the line. The sample consists of
+    the lines with the smallest numbers.
     """
 
     def __init__(self, limit: int, seed: int) -> None:
@@ -189,7 +193,7 @@ class LineSample:
         self._numbers = [numbers[keep]]
 
     def lines(self) -> list[str]:
-        """Returns the sample in the order of the text."""
+        """Returns the sampled lines in the order in which they were added."""
         if self._numbers:
             self._prune()
         return self._lines
@@ -209,10 +213,10 @@ def random_numbers(seed: int, first: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: int) -> tuple[list[str], list[str]]:
-    """Samples up to `limit` lines of each side independently, from all corpora, in one pass with bounded memory.
+    """Samples up to `limit` lines of each side from all corpora. The samples of the sides are independent.
 
-    Raises ValueError naming file and line for bytes that are not UTF-8, or naming both files and their line counts if
-    the counts differ.
+    Reads the corpora once, with bounded memory. Raises ValueError with the file and the line for bytes that are not
+    UTF-8, and with both files and their numbers of lines if these numbers differ.
     """
     samples = LineSample(limit, seed), LineSample(limit, seed + 1)
     for corpus in corpora:
@@ -224,7 +228,7 @@ def sample_pairs(corpora: Sequence[Corpus], limit: int, seed: int, max_bytes: in
 def sample_languages(
     texts: Mapping[str, Sequence[Path]], limit: int, temperature: float, seed: int, max_bytes: int
 ) -> list[str]:
-    """Samples about `limit` lines, or as many lines as there are. `texts` has the files of each language.
+    """Samples about `limit` lines, or as many lines as all files have. `texts` has the files of each language.
 
     The share of a language with n lines is proportional to n^(1 / temperature). Lines of a language with fewer lines
     than its share are repeated. Reads all files twice, with bounded memory.

@@ -11,19 +11,22 @@ from nmtkit.data.spm_model import CONTROL, FOREIGN, NORMAL, Piece, model_facts, 
 from nmtkit.data.spm_training import sample_pairs, train_model
 from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, Tokenizer
 
-BYTES = 256  # pieces of bytes in every vocabulary with byte fallback
-SURPLUS = 3  # the vocabulary of the new text is this many times larger, as the old table has some of its pieces
+BYTES = 256  # number of byte pieces in a vocabulary with byte fallback
+# The new text gets a vocabulary of SURPLUS * the number of new pieces, because the old table already has some pieces.
+SURPLUS = 3
 
 
 def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: Sequence[str]) -> Tokenizer:
     """Returns a tokenizer with up to `count` new pieces from `lines`, and with the tokens of the codes `languages`.
 
-    First come missing characters, then the most frequent missing pieces. Old pieces keep their ids, except language
-    tokens, which stay at the end of the table. New pieces rank below all old pieces, so that text of the old languages
-    is segmented as before, except where a new piece is longer: a BPE model applies new merges last, and in a unigram
-    model a new piece has the log probability in `lines` plus the lowest old log probability.
+    Missing characters are added first, then the most frequent missing pieces. Old pieces keep their ids, except
+    language tokens, which stay at the end of the table.
 
-    Raises ValueError for two separate models, and for models of words or characters.
+    New pieces rank below all old pieces. Text of the old languages is therefore segmented as before, except where a
+    longer new piece matches. A BPE model applies the merges of new pieces last. In a unigram model, the score of a new
+    piece is its log probability in `lines` plus the lowest log probability of an old piece.
+
+    Raises ValueError for a tokenizer with two separate models, and for models of words or characters.
     """
     model = tokenizer.source_model
     facts = model_facts(model)
@@ -44,7 +47,10 @@ def extended(tokenizer: Tokenizer, lines: Sequence[str], count: int, languages: 
 
 
 def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Sequence[Corpus]) -> Tokenizer:
-    """Extends the tokenizer with the text of the sides whose language it does not have, or else with both sides."""
+    """Extends the tokenizer with pieces of the training text.
+
+    Uses the sides whose language the tokenizer does not have, or both sides if the tokenizer lacks neither language.
+    """
     new = [code is not None and code not in tokenizer.languages for code in config.languages]
     samples = sample_pairs(train, config.spm_sample, config.seed, config.max_line_bytes)
     chosen = [sample for sample, is_new in zip(samples, new, strict=True) if is_new or not any(new)]
@@ -54,7 +60,7 @@ def extended_by_pairs(tokenizer: Tokenizer, config: PreprocessConfig, train: Seq
 
 
 def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_type: str, known: set[str]) -> list[Piece]:
-    """Returns up to `count` pieces of a model that is trained on `lines`, without the pieces in `known`."""
+    """Trains a model on `lines` and returns up to `count` of its pieces that are not in `known`, best piece first."""
     if model_facts(tokenizer.source_model).rewrites:
         processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.source_model)
         lines = [processor.normalize(line).replace(SPACE_SYMBOL, " ").strip() for line in lines]
@@ -68,12 +74,12 @@ def new_pieces(tokenizer: Tokenizer, lines: Sequence[str], count: int, model_typ
             raise
         trained = train_model(lines, int(possible[1]), model_type)
     missing = [piece for piece in pieces_of(trained) if piece.type == NORMAL and piece.text not in known]
-    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)  # characters first; a stable sort
+    missing.sort(key=lambda piece: len(piece.text.removeprefix(SPACE_SYMBOL)) > 1)  # characters first, in the old order
     return sorted(missing[:count], key=lambda piece: -piece.score)
 
 
 def token_like(tokenizer: Tokenizer, code: str) -> str:
-    """Returns the piece of a language, in the form of the existing language tokens: __pl__, >>pl<< or pl_PL."""
+    """Returns the token of the language `code`, in the form of the existing tokens: __pl__, >>pl<< or pl_PL."""
     if not tokenizer.languages:
         return f"__{code}__"
     other, token = next(iter(tokenizer.languages.items()))

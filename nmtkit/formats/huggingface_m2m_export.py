@@ -1,8 +1,8 @@
-"""Exports a Transformer of several languages as a folder for transformers: M2M100ForConditionalGeneration.
+"""Exports a Transformer of several languages as a folder for M2M100ForConditionalGeneration of transformers.
 
-The tokenizer of M2M-100 has a fixed list of 100 languages, whose tokens follow the pieces in the order of the list. The
-export has a row for each of them. The padding and the languages that the model does not have repeat the row of <s>,
-which a trained model never predicts.
+The tokenizer of M2M-100 has a fixed list of 100 languages. The language tokens follow the pieces, in the order of this
+list. The export has an embedding for each language token. The padding, and the languages that the model does not have,
+get copies of the embedding of <s>, because a trained model never predicts <s>.
 """
 
 from pathlib import Path
@@ -29,9 +29,9 @@ ALLOWED = {
     "activation": ("relu", "gelu", "swish"),
     "positions": ("sinusoidal_fairseq",),
     "pre_norm": (True,),
-    "position_offset": (2,),  # positions follow the id of the padding
+    "position_offset": (2,),  # M2M-100 counts positions from the id of the padding plus 1
 }
-START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; nmtkit's decoder starts from <s>
+START, PAD, END, UNKNOWN = 0, 1, 2, 3  # ids of M2M-100; START is <s>, from which the decoder of nmtkit starts
 USAGE = [
     "```python",
     "from transformers import M2M100ForConditionalGeneration, M2M100Tokenizer",
@@ -46,7 +46,10 @@ USAGE = [
 
 
 def save(contents: Checkpoint, model: Any, tokenizer: Tokenizer, source: Path, destination: Path) -> None:
-    """Writes the model of the checkpoint `source`. Raises ValueError for settings that M2M-100 does not support."""
+    """Exports the model of the checkpoint file `source` to the folder `destination`.
+
+    Raises ValueError for settings or languages that M2M-100 does not support.
+    """
     check_languages(tokenizer, source)
     transformer = check_expressible(model, source, PROGRAM, SAME, ALLOWED)
     config = transformer.config
@@ -75,7 +78,7 @@ IDS = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END, "decoder
 
 
 def check_languages(tokenizer: Tokenizer, source: Path) -> None:
-    """Raises ValueError unless the tokenizer is joint and has tokens such as __de__ of languages of M2M-100."""
+    """Raises ValueError unless the tokenizer is joint, has tokens such as __de__, and has only languages of M2M-100."""
     tokens = tokenizer.source_pieces(list(tokenizer.languages.values()))
     advice = "give --format safetensors"
     if not tokenizer.one_model or any(not token.startswith("__") for token in tokens):
@@ -89,13 +92,13 @@ def check_languages(tokenizer: Tokenizer, source: Path) -> None:
 
 
 def rows_of(tokenizer: Tokenizer) -> list[int]:
-    """Returns the row of nmtkit's embeddings for each id of the export."""
+    """Returns, for each id of the export, the index of its row in nmtkit's embeddings."""
     pieces = range(3, tokenizer.source_size - len(tokenizer.languages))
     return [BOS, BOS, EOS, UNK, *pieces, *(tokenizer.languages.get(code, BOS) for code in M2M_100.split())]
 
 
 def to_transformers(model: Transformer, table: list[int]) -> dict[str, Tensor]:
-    """Returns the weights under the names of transformers."""
+    """Returns the weights under the names of transformers. `table` is the result of `rows_of`."""
     config, state = model.config, {name: tensor.detach() for name, tensor in model.state_dict().items()}
     rows = state["target_embedding.tokens.weight"][table].float()
     tensors = {"model.shared.weight": rows, **layer_tensors(state, config, torch.arange(config.d_model))}

@@ -10,18 +10,19 @@ from torch.nn import functional as F
 from nmtkit.layers import is_unmodified
 from nmtkit.layers.prepack import InferenceLinear, Int8Linear
 
-# N rows, D width of the model, V vocabulary, `columns` are indices of outputs
+# N rows, D width of the model, V vocabulary, C selected outputs; `columns` [C] are indices of outputs
 
-# the number of columns of bf16 products is a multiple of this, because oneDNN builds a kernel for each new number
+# The number of columns of a bf16 product is padded to a multiple of this number, because oneDNN builds a kernel for
+# each new number of columns.
 COLUMN_GROUP = 64
 
 
 def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns a function that computes the outputs `columns` [C] of `projection` for N rows: N D -> N C.
 
-    A linear layer computes only these outputs. The values equal the whole product, exactly in int8, and except for the
-    order of sums in other types. A different module, or a module with hooks, computes all outputs, which are then
-    selected.
+    A linear layer computes only these outputs. In int8, they are exactly equal to the outputs of the whole product. In
+    other types, the last digits may differ, because sums can have a different order. If `projection` is a different
+    module or has hooks, the function computes all outputs and then selects the columns.
     """
     if is_unmodified(projection, nn.Linear):
         return linear(cast(Tensor, projection.weight), cast(Tensor | None, projection.bias), columns)
@@ -33,7 +34,7 @@ def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor],
 
 
 def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns a product with the rows `columns` of `weight` [V, D]. The product is in the type of the weight."""
+    """Returns a product N D -> N C with the rows `columns` of `weight` [V, D]. Computes in the type of `weight`."""
     rows = columns
     if weight.dtype != torch.float32:
         rows = torch.cat([columns, columns.new_zeros(-len(columns) % COLUMN_GROUP)])
@@ -46,7 +47,7 @@ def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Te
 
 
 def kept_weight(projection: InferenceLinear) -> Tensor:
-    """Returns the unpacked weights of a layer, in the type of the layer. Keeps them for the next call."""
+    """Returns the unpacked weight of a layer: bf16 if the layer computes in bf16, else fp32. Keeps it in memory."""
     kept = projection.__dict__.get("unpacked_weight")
     if kept is None:
         dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32

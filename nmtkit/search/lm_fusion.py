@@ -51,11 +51,11 @@ class FusionState(LogitsProcessorState):
 
 @LOGITS_PROCESSORS.register("lm_fusion", LMFusionConfig())
 class LMFusion(LogitsProcessor):
-    """Ranks outputs y by log p(y | x) + weight * log p_lm(y), both with eos.
+    """Ranks outputs y by log p(y | x) + weight * log p_lm(y). Both log probabilities include eos.
 
     The language model keeps its state between the steps of a search.
 
-    Raises ValueError for a checkpoint that is not a language model, or that has other target pieces.
+    Raises ValueError if the checkpoint is not a language model, or has other target pieces than `tokenizer`.
     """
 
     def __init__(self, config: LMFusionConfig, tokenizer: Tokenizer) -> None:
@@ -73,7 +73,7 @@ class LMFusion(LogitsProcessor):
                 "preprocess the text of the language model with --tokenizer-from and the translation model"
             )
         self.path, self.model, self.weight = config.lm, model.requires_grad_(False), config.lm_weight
-        self.device: torch.device | None = None  # the model is moved at the first search
+        self.device: torch.device | None = None  # device of the model; None before the first search
 
     def start(self, source: Packed, max_length: Tensor, beams: int) -> FusionState:
         device, limit = source.values.device, self.model.max_target_positions

@@ -104,7 +104,7 @@ class JobConfig:
 
     @property
     def has_own_metrics(self) -> bool:
-        """Whether the metrics differ from the default metrics."""
+        """Whether the job has metrics other than the default metrics."""
         return tuple(metric.name for metric in self.chosen("metrics")) not in ((), DEFAULTS["metrics"])
 
     def _check_shardable(self) -> None:
@@ -240,7 +240,7 @@ def _architecture_of(path: Path) -> Component:
 
 
 def _without_translations(components: dict[str, Component]) -> dict[str, Component]:
-    """Returns the components of the job of a language model: without the default metrics, which score translations.
+    """Returns the components without the default metrics, because a language model does not translate.
 
     Raises ValueError if other metrics score translations.
     """
@@ -268,8 +268,10 @@ def kind_of(table: str) -> str:
 def _components(
     kind: str, typed: str | None, run: dict[str, Any], tables: Mapping[str, dict[str, Any]], origin: str, folder: Path
 ) -> dict[str, Component]:
-    """Returns the components of a kind by table, with the settings of the file. Removes the list of names from
-    `run`."""
+    """Returns the components of a kind by table, with the settings of the file.
+
+    Removes the list of names from `run`.
+    """
     several, default = REGISTRIES[kind].several, DEFAULTS[kind]
     if several:
         in_file = _converted(run.pop(kind, list(default)), tuple[str, ...], f"{origin}: {kind} of [run]")
@@ -299,7 +301,7 @@ def _components(
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Returns the names in a text such as "a,b". "none" and the empty text have no names."""
+    """Returns the names in a text such as "a,b". Returns () for "none" and for the empty text."""
     return () if text.strip() in ("", "none") else tuple(name.strip() for name in text.split(","))
 
 
@@ -310,7 +312,7 @@ def relative_to(path: Path, folder: Path) -> Path:
 
 
 def in_folder(settings: Mapping[str, Any], cls: type, folder: Path) -> dict[str, Any]:
-    """Returns the settings of a config file in `folder`, with `folder` before relative paths."""
+    """Returns `settings` with `folder`, the folder of the config file, prefixed to relative paths."""
     types = field_types(cls)
 
     def located(value: Any) -> Any:

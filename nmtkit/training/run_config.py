@@ -7,7 +7,7 @@ from typing import Literal
 from nmtkit.config import Config, FlagRule, changed_flags, check_flags, flag_of, option
 
 VALIDATION = ("--validate-interval", "--validate-interval-updates")
-# settings of validations
+# flags that need validations
 OF_VALIDATIONS = (
     "--patience",
     "--best-checkpoint-metric",

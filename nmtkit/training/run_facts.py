@@ -23,9 +23,9 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def resume_requirements(job: JobConfig, dataset: Dataset, adapters: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the facts, by name, that must not change when a run is resumed."""
+    """Returns, by name, the facts that must not change when a run is resumed."""
     settings = job.tables()["architecture"]
-    # an old checkpoint lacks these facts, but it is always of one direction
+    # only with many directions, because old checkpoints, which have one direction, lack these facts
     sampling = {
         "directions": [str(direction) for direction in dataset.directions],
         "sampling temperature": job.run.sampling_temperature,

@@ -20,7 +20,8 @@ from nmtkit.translation.translator import Translator
 class DirectionsTranslator:
     """Translates the rows of `split` in windows of at most `window` rows of one direction.
 
-    Raises ValueError if `search` names languages, or if the rows are not sorted by direction, as in a training set.
+    Raises ValueError if `search` names languages, or if the rows are not sorted by direction. A training set is not
+    sorted.
     """
 
     def __init__(
@@ -45,23 +46,23 @@ class DirectionsTranslator:
         ]
 
     def requests(self, with_references: bool) -> Iterator[list[Request]]:
-        """Yields requests for the rows, in order."""
+        """Yields windows of requests for the rows, in order."""
         for part in self.parts:
             yield from dataset_requests(part, self.window, with_references)
 
     def run(
         self, windows: Iterable[Sequence[Request]], decoder: BatchDecoder | None = None, processes: int = 1
     ) -> Iterator[Translation]:
-        """Yields the translations of the windows of `requests`, to which fields may have been added."""
+        """Yields the translations in order. `windows` come from the method `requests`, maybe with added fields."""
         remaining, first = iter(windows), 0
         for part, pipeline in zip(self.parts, self.pipelines, strict=True):
             of_part = islice(remaining, -(-len(part) // self.window))
             yield from self.translator.run(of_part, pipeline, decoder, processes, first)
             first += len(part)
-        deque(remaining, maxlen=0)  # lets `with_fields` check that its files have no more lines
+        deque(remaining, maxlen=0)  # lets the generator `with_fields` check that its files have ended
 
 
 def in_direction(search: SearchOptions, direction: Direction, translator: Translator) -> SearchOptions:
-    """Returns the options with the languages of a direction."""
+    """Returns the search options with the languages of a direction."""
     source = None if translator.tokenizer.has_target_languages_only else direction.source
     return dataclasses.replace(search, source_lang=source, target_lang=direction.target)

@@ -16,7 +16,7 @@ JSONL_FIELDS = (
 
 
 def output_line(translation: "Translation", format: str, score_only: bool) -> bytes:
-    """Returns the output line of a translation, without \\n. With `score_only`, text lines have the score instead."""
+    """Returns the output line of a translation, without \\n. With `score_only`, a text line is the score."""
     if format == "jsonl":
         line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
     else:
@@ -26,9 +26,8 @@ def output_line(translation: "Translation", format: str, score_only: bool) -> by
 
 def as_object(translation: "Translation") -> dict[str, Any]:
     """Returns a translation as an object for JSON: `id`, `source`, and `hypotheses` with the fields that have a value.
-    With --pivot, `pivot` is the text in the pivot language.
 
-    JSON has no infinity: infinite scores of a hypothesis are null.
+    With --pivot, `pivot` is the text in the pivot language. Infinite scores become null, because JSON has no infinity.
     """
     hypotheses = [
         {name: finite(value) for name in JSONL_FIELDS if (value := getattr(hypothesis, name)) is not None}

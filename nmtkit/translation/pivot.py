@@ -13,18 +13,19 @@ from nmtkit.translation.pipeline import Pipeline
 from nmtkit.translation.requests import Request, Translation
 from nmtkit.translation.translator import WINDOW, Translator
 
-# Options that the first step takes over. It returns one translation, without samples, and never <unk>.
+# Options that apply to both steps. The first step has the defaults of all other options: it returns one translation,
+# without sampling and without <unk>.
 OF_BOTH_STEPS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "no_repeat_ngram", "shortlist")
 
 
 class PivotTranslator:
     """Translates in two steps. The best translation of `first` into the pivot language is the source of `second`.
 
-    Scores, n-best lists, samples, constraints and quality belong to the second step. Both steps change the text as
-    `text` says, so that tags, protected text and capitals pass through the pivot language.
+    Scores, n-best lists, samples, constraints and quality belong to the second step. Both steps apply the
+    options `text`, so that tags, protected text and capitals pass through the pivot language.
 
-    Raises ValueError for a pivot language that is also the source or the target language, or that a model does not
-    have, and for options that refer to the source.
+    Raises ValueError if the pivot language is also the source or the target language, if a model does not have the
+    pivot language, and for options that refer to the source, such as alignments.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class PivotTranslator:
         decoders: Sequence[BatchDecoder | None] = (None, None),
         processes: int = 1,
     ) -> Iterator[Translation]:
-        """Yields the translations of windows of requests, like `Translator.run`. Each step has a decoder."""
-        sources: deque[tuple[str, str]] = deque()  # source and pivot text of the lines in the second step
+        """Yields the translations of windows of requests, like `Translator.run`. Step i uses `decoders[i]`."""
+        sources: deque[tuple[str, str]] = deque()  # source text and pivot text of the lines in the second step
 
         def in_pivot_language() -> Iterator[list[Request]]:
             line = 0
             for window in windows:
-                lines = [Request(request.source, request.ids) for request in window]  # without constraints
+                lines = [Request(request.source, request.ids) for request in window]  # drops the constraints
                 found = self.first.run([lines], self.pipelines[0], decoders[0], processes, line)
                 texts = [translation.text for translation in found]
                 line += len(window)

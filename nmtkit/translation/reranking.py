@@ -1,8 +1,9 @@
 """Noisy-channel reranking of n-best lists, with a backward model and a language model.
 
-A translation y of x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y). Sources: Yee et
-al. 2019, "Simple and Effective Noisy Channel Modeling for Neural Machine Translation"; Ng et al. 2019, "Facebook FAIR's
-WMT19 News Translation Task Submission".
+A translation y of a source x gets the score (log p(y | x) + b log p(x | y) + l log p(y)) / penalty(length of y).
+
+Sources: Yee et al. 2019, "Simple and Effective Noisy Channel Modeling for Neural Machine Translation"; Ng et al. 2019,
+"Facebook FAIR's WMT19 News Translation Task Submission".
 """
 
 import json
@@ -32,7 +33,7 @@ class Weights:
 
 @dataclass
 class NBest:
-    """The n-best list of a source: a line of `nmtkit generate --format jsonl`, whose fields are kept."""
+    """The n-best list of a source. `record` is the JSON object that `nmtkit generate --format jsonl` wrote."""
 
     record: dict[str, Any]
 
@@ -46,7 +47,7 @@ class NBest:
         return hypotheses
 
     def score(self, hypothesis: dict[str, Any], weights: Weights) -> float:
-        """Returns the score of a hypothesis. A log probability of null stands for minus infinity."""
+        """Returns the score of a hypothesis. None means a log probability of minus infinity."""
         parts = ((1.0, "log_probability"), (weights.backward, BACKWARD), (weights.lm, LM))
         total = 0.0
         for weight, field in parts:
@@ -55,7 +56,7 @@ class NBest:
         return total / length_penalty(len(hypothesis["pieces"]) + 1, weights.lenpen)
 
     def best(self, weights: Weights) -> int:
-        """Returns the index of the best hypothesis; the first one if several have the same score."""
+        """Returns the index of the first hypothesis with the highest score."""
         scores = [self.score(hypothesis, weights) for hypothesis in self.hypotheses]
         return scores.index(max(scores))
 
@@ -69,7 +70,7 @@ class NBest:
 
 
 def read_nbest(lines: Iterable[str], name: str) -> list[NBest]:
-    """Reads n-best lists. Raises ValueError, with the line, for a line that is not a record of generate."""
+    """Reads n-best lists. Raises ValueError if there is no line, or if `nmtkit generate` has not written a line."""
     lists = []
     for number, line in enumerate(lines, 1):
         try:
@@ -96,7 +97,7 @@ def add_features(
     """Adds log p(x | y) of the backward model and log p(y) of the language model to all hypotheses.
 
     `languages` are the languages of x and y, if the backward model needs language tokens. The models may have
-    different vocabularies, because they read texts.
+    different vocabularies, because each model encodes the texts with its own tokenizer.
     """
     pairs = [(each.source, hypothesis) for each in lists for hypothesis in each.hypotheses]
     texts = [hypothesis["text"] for _, hypothesis in pairs]
@@ -116,10 +117,12 @@ def _add(pairs: Sequence[tuple[str, dict[str, Any]]], field: str, values: Iterat
 def tune(
     lists: Sequence[NBest], score: Callable[[list[str]], float], start: Weights, trials: int, seed: int
 ) -> tuple[Weights, float, float]:
-    """Returns the weights with the highest score of the chosen texts, this score, and the score of `start`.
+    """Returns the weights with the highest score, this score, and the score of `start`.
 
-    A random search, as in Yee et al. 2019: each trial draws both weights and the length penalty from 0 to LARGEST. A
-    weight without a feature stays 0. Equal scores keep the earlier weights, `start` first.
+    The score of a set of weights is `score(texts)`, where `texts` are the best hypotheses of all lists under these
+    weights. The search is random, as in Yee et al. 2019: each trial draws both weights and the length penalty from 0 to
+    LARGEST. The weight of a feature that no hypothesis has is 0. `start` is tried first. Of several weights with the
+    highest score, the earliest are returned.
     """
     generator = np.random.default_rng(seed)
     used = [any(field in each for nbest in lists for each in nbest.hypotheses) for field in (BACKWARD, LM)]

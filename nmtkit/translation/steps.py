@@ -23,13 +23,13 @@ from nmtkit.text.protection import PATTERNS, Protected, compiled, protect, prote
 from nmtkit.text.quality import assess
 from nmtkit.text.sentences import sentences, splitter
 
-# Characters that no space follows at the end of a sentence: characters of scripts without spaces, and full-width forms.
+# No space follows these characters at the end of a sentence: characters of scripts without spaces, full-width forms.
 UNSPACED_SIGN = re.compile(f"{UNSPACED.pattern}|[\uff01-\uff65]")
 
 
 @dataclass(eq=False, slots=True)
 class TextSegment:
-    """A part of a line on the way to the model. Its state helps the steps to restore the translation."""
+    """A line, or a part of a line, on its way to the model. The steps store facts that `Step.after` needs."""
 
     id: int  # number of the line, counted from 0
     text: str
@@ -81,7 +81,7 @@ class Step(ABC):
 
     @abstractmethod
     def before(self, segment: TextSegment) -> list[TextSegment]:
-        """Returns the parts of `segment`, which the next step reads."""
+        """Returns the parts of `segment`. The next step reads these parts."""
 
     def after(self, segment: TextSegment, hypotheses: Sequence[Hypothesis]) -> Hypothesis:
         """Returns a translation of `segment`, from one translation of each of its parts."""
@@ -89,7 +89,7 @@ class Step(ABC):
 
 
 class Normalization(Step):
-    """Converts a line to Unicode form NFC. Links refer to the converted text."""
+    """Converts a line to Unicode form NFC. Alignment links refer to the converted text."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(normalized(segment.text))]
@@ -98,7 +98,7 @@ class Normalization(Step):
 class InvisibleCharacters(Step):
     """Removes invisible characters that the vocabulary does not contain, such as soft hyphens and zero-width spaces.
 
-    Links refer to the words of the line with these characters.
+    Alignment links refer to the words of the original line, which still has these characters.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -126,7 +126,7 @@ class InvisibleCharacters(Step):
 
     @staticmethod
     def _positions(segment: TextSegment) -> list[int]:
-        """Returns the position in the part for each position in the text of the segment, including its end."""
+        """Returns, for each position in the text of the segment and for its end, the position in the part."""
         (part,) = segment.parts
         positions = [0]
         for char in segment.text:
@@ -149,7 +149,7 @@ class Markup(Step):
 
 
 class QualityEstimation(Step):
-    """Estimates the quality of the translation of a line without its markup."""
+    """Estimates the quality of the translation of a line. Markup does not count."""
 
     def before(self, segment: TextSegment) -> list[TextSegment]:
         return [segment.part(segment.text)]
@@ -201,8 +201,8 @@ class Sentences(Step):
 def joined(hypotheses: Sequence[Hypothesis], gaps: Sequence[str | None], starts: Sequence[int]) -> Hypothesis:
     """Joins the translations of the parts of a text.
 
-    `starts` are the positions of the parts in the source. `gaps` are the white space before each part. If a gap is
-    None, the script of the translations decides between a space and nothing.
+    `starts` has the position of each part in the source. `gaps` has the white space before each part. If a gap is None,
+    the script of the translations decides between a space and nothing.
     """
     text, links = "", []
     for hypothesis, gap, start in zip(hypotheses, gaps, starts, strict=True):
@@ -235,10 +235,11 @@ def separator(left: str, right: str) -> str:
 
 
 class Protection(Step):
-    """Removes the spans that the vocabulary does not know, and puts every protected span into the translation.
+    """Removes protected spans that the vocabulary does not know. Puts every protected span into the translation.
 
-    `patterns` are regular expressions of spans. With `unknown_words`, words and emoji that the vocabulary does not know
-    are also spans. With `casing`, the step also determines whether the rest of a segment is in capitals.
+    `patterns` are regular expressions for protected spans. With `unknown_words`, the step also protects matches of
+    PATTERNS, and words and emoji that the vocabulary does not know. With `casing`, the step determines whether the
+    unprotected text of a segment is in capitals.
 
     Raises ValueError for a pattern that is not a regular expression.
     """
@@ -278,7 +279,7 @@ class Protection(Step):
 class GlossaryTerms(Step):
     """Finds the source terms of a glossary in a segment, and reports which target terms the translation has.
 
-    Between the two methods, the search requires the target term of each source term in the translation.
+    Between `before` and `after`, the search requires the target term of each source term in the translation.
     """
 
     def __init__(self, glossary: Glossary) -> None:

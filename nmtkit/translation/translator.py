@@ -66,14 +66,14 @@ class Translator:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.max_tokens = self.options.max_tokens or MAX_TOKENS.get(self.device.type, MAX_TOKENS["cpu"])
         limits = [model.max_source_positions for model in models if model.max_source_positions is not None]
-        # leaves a token for eos
+        # one position of a model is for eos
         self.max_source_len = min([self.options.max_source_len, *(limit - 1 for limit in limits)])
         self.continuous: ContinuousBatching | None = None
         # on a GPU, background threads encode lines and decode tokens while this thread launches kernels
         self.background = self.device.type == "cuda"
         self.engine: CTranslate2Engine | None = None
         self.directions = self.models[0].directions  # trained language pairs of a multilingual model; empty: unknown
-        self.noticed: set[tuple[str, str]] = set()  # other language pairs, if a warning has named them
+        self.noticed: set[tuple[str, str]] = set()  # untrained language pairs that a warning has already named
         self.processor_configs: dict[str, Any] = {}  # configs of logits processors, by name
         self.made_processors: dict[str, tuple[Any, LogitsProcessor]] = {}  # newest config and processor, by name
 
@@ -129,7 +129,7 @@ class Translator:
     ) -> Pipeline:
         """Returns the text pipeline of this model. Raises the same errors as `Pipeline`.
 
-        Also raises ValueError if `search` needs a shortlist and no model has one, or if the model is not on the CPU.
+        Also raises ValueError if `search` uses a shortlist, but no model has one or the models are not on a CPU.
         """
         if search.shortlist and self.device.type != "cpu":
             raise ValueError(f"--shortlist is for CPUs; leave it out on {self.device.type}")
@@ -139,7 +139,7 @@ class Translator:
         return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
 
     def notice_untrained(self, search: SearchOptions) -> None:
-        """Warns, once, of a language pair that the model was not trained on (zero-shot)."""
+        """Warns if the model was not trained on a language pair (zero-shot). Warns once for each pair."""
         pair = search.source_lang or "", search.target_lang or ""
         if not self.directions or "" in pair or pair in self.directions or pair in self.noticed:
             return
@@ -150,7 +150,7 @@ class Translator:
         )  # fmt: skip
 
     def translate(self, lines: Iterable[str | Request], **options: Any) -> list[Translation]:
-        """Returns the translations of `lines`, in their order; `options` are fields of SearchOptions."""
+        """Returns the translations of `lines`, in the same order. `options` are fields of SearchOptions."""
         return list(self.stream(lines, self.pipeline(SearchOptions(**options))))
 
     def stream(self, lines: Iterable[str | Request], pipeline: Pipeline) -> Iterator[Translation]:
@@ -161,7 +161,7 @@ class Translator:
     def batch_decoder(self, options: SearchOptions) -> BatchDecoder:
         """Returns the decoder of this process: continuous batching on a GPU if possible, else one batch after another.
 
-        The slots of a GPU are kept for the next call with the same options. Raises ValueError for options that the
+        The slots on a GPU are used again by the next call with the same options. Raises ValueError for options that the
         engine does not support.
         """
         if self.engine is not None:
@@ -211,7 +211,7 @@ class Translator:
     def decode_in_slots(
         self, continuous: ContinuousBatching, options: SearchOptions, batches: Iterable[SegmentBatch]
     ) -> Iterator[tuple[int, BatchHypotheses]]:
-        """Searches in slots without required phrases, then searches again for translations that lack a phrase."""
+        """Searches in slots without required phrases. Then searches again, in batches, where a phrase is missing."""
         under_way: dict[int, SegmentBatch] = {}
 
         def free() -> Iterator[SegmentBatch]:
@@ -248,7 +248,7 @@ class Translator:
         process. `first` is the id of the first request, counted from 0.
         """
         waiting: deque[TextSegment] = deque()  # lines that are not yet translated, in order
-        under_way: dict[int, list[TextSegment]] = {}  # number of a batch that is being decoded -> leaves
+        under_way: dict[int, list[TextSegment]] = {}  # number of a batch that is being decoded -> its leaves
 
         def prepared() -> Iterator[tuple[list[TextSegment], list[list[TextSegment]]]]:
             id = first
@@ -292,7 +292,7 @@ class Translator:
     def batches(self, segments: Sequence[TextSegment], processes: int) -> list[list[TextSegment]]:
         """Returns the leaves of all segments in batches, in descending order of length.
 
-        The slowest batch is then not the last batch, and memory is allocated only once.
+        Because of this order, the slowest batch is not the last batch, and memory is allocated only once.
         """
         leaves = [leaf for segment in segments for leaf in segment.leaves()]
         leaves.sort(key=lambda leaf: -padded_tokens(leaf.input))
