@@ -51,7 +51,10 @@ class BulkOptions(Config):
         self.part()
 
     def part(self) -> tuple[int, int]:
-        """Returns `shard` as two numbers (i, n), with i from 1 to n. Raises ValueError if `shard` has another form."""
+        """Returns `shard` as two numbers (i, n), with i from 1 to n, or (1, 1) if `shard` is None.
+
+        Raises ValueError if `shard` does not have the form I/N.
+        """
         if self.shard is None:
             return 1, 1
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)

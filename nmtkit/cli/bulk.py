@@ -1,4 +1,4 @@
-"""Runs a command in shards (`--output-dir`): makes the plan, shows progress, stops on signals, says how to go on."""
+"""Runs a command in shards (`--output-dir`): plans, shows progress, stops on signals, says how to continue."""
 
 import dataclasses
 import logging
@@ -43,8 +43,9 @@ def translate_shards(
 ) -> Counter[str]:
     """Translates the unfinished shards of `files`. Returns the sums of the counts of all finished shards.
 
-    `job.texts` has the input and the line files. With `languages`, the source side of a corpus such as a .tsv is
-    translated; without, its lines. Raises SystemExit if a signal stops the job.
+    `job.texts` has the input and a line file for each field of `job.fields`. With `languages`, the source side of a
+    corpus such as a .tsv is translated. Without `languages`, the lines of the file are translated. Raises SystemExit if
+    a signal stops the job.
     """
     assert bulk.output_dir is not None
     folder = bulk.output_dir
@@ -104,7 +105,7 @@ def translate_shards(
 
 
 def settings_of(job: "TranslationJob") -> dict[str, Any]:
-    """Returns the settings of a translation that can change its output, by their flags, for the fingerprint."""
+    """Returns the settings that can change the translations, for the fingerprint. Keys are flags or names."""
     parts = [job.search, job.text, job.translator]
     settings = {
         flag_of(field): getattr(part, field.name)
@@ -121,7 +122,7 @@ def settings_of(job: "TranslationJob") -> dict[str, Any]:
 
 
 def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, new: bool) -> Path:
-    """Writes the lines of `files` to the text file `copy`, unless `copy` exists and the job is not `new`."""
+    """Writes the lines of `files` to the text file `copy`. If the job is not `new`, keeps an existing copy."""
     from nmtkit.translation import inputs
     from nmtkit.translation.translator import WINDOW
 
@@ -133,7 +134,7 @@ def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, n
 
 
 def this_command() -> str:
-    """Returns the running command without --shard, so that it makes all shards."""
+    """Returns the command line of this process without --shard. The returned command makes all shards."""
     words = iter(sys.argv[1:])
     kept = []
     for word in words:
@@ -145,7 +146,7 @@ def this_command() -> str:
 
 
 def run_shards(bulk: BulkOptions, plan: Plan, start: Start) -> None:
-    """Makes the unfinished shards of the part of this process. Says how to continue after a stop, and how to merge."""
+    """Makes the unfinished shards of this process. Prints how to continue after a stop, and how to join the shards."""
     unfinished = plan.unfinished(*bulk.part())
     if len(unfinished) < len(plan.shards[bulk.part()[0] - 1 :: bulk.part()[1]]):
         log.info("%s: continuing, %s left", plan.folder, described(unfinished) if unfinished else "no shard is")
@@ -182,7 +183,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def show_progress(results: Iterable[tuple[Shard, Mapping[str, Any]]], total: int) -> None:
-    """Consumes the results of shards with `total` lines. Shows the number of lines and their pace."""
+    """Consumes the results of shards, which have `total` lines together. Shows finished lines and lines per second."""
     began = shown = time.monotonic()
     done = 0
     with ExitStack() as stack:

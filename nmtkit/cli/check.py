@@ -12,11 +12,11 @@ from nmtkit.cli.flags import flags, on_command_line
 from nmtkit.config import check_no_collisions, split_settings
 from nmtkit.plugins import load_plugins
 
-INDENT = 10  # a reason is on the line below the name of the check, indented by this number of columns
+INDENT = 10  # columns before the reason of a failure, which is on the line below the name of the check
 
 
 class CheckCommand(Command):
-    """The check command. Its flags include the settings of the components that are named as arguments."""
+    """The check command. Its flags include the settings of the components that the arguments name."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -34,7 +34,7 @@ class CheckCommand(Command):
 
 
 def presets_of(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the presets of the components whose names are among the words, by kind and name."""
+    """Returns the presets of the components that `words` name. The keys have the form "kind name"."""
     if not any(not word.startswith("-") for word in words):
         return {}
     from nmtkit.testing.components import CONTRACTS

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CleanCommand(Command):
-    """The clean command, which has the flags of the filters that --filters names."""
+    """The clean command. Its flags include the settings of the filters that --filters names."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -103,7 +103,10 @@ command.params += flags(CleanConfig)
 
 
 def scorer_of(config: CleanConfig) -> "PairScorer | None":
-    """Returns the scorer with the models that the settings name, which loads or trains the models when it is fitted."""
+    """Returns the scorer of the settings, or None if they need no models. Its method `fit` loads or trains the models.
+
+    Raises FileNotFoundError if a checkpoint is missing.
+    """
     if not config.uses_models:
         return None
     from nmtkit.api.dual_cross_entropy import DualCrossEntropy, SelfTrained

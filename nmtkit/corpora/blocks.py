@@ -1,7 +1,7 @@
 """Divides a corpus into blocks of lines for the workers of `preprocess`.
 
 A block has only the positions of its lines in the files. Workers read and decode the text. Memory is bounded, because
-the text of a line that exceeds a size limit is not kept.
+text of lines above a size limit is not kept.
 """
 
 import codecs
@@ -34,7 +34,10 @@ class Span:
     begins_file: bool = False
 
     def read(self) -> bytes:
-        """Returns the lines. Every line ends in \\n. Removes a byte-order mark and carriage returns at line ends."""
+        """Returns the lines, each with \\n at its end. Removes a byte-order mark and carriage returns at line ends.
+
+        Raises ValueError if the file has become shorter.
+        """
         with self.path.open("rb") as file:
             file.seek(self.start)
             text = file.read(self.size)
@@ -48,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """The lines of the same range of line numbers in all files. `first_line` is the first line number, from 1.
+    """A range of lines, with the same line numbers in all files. `first_line` is the first line number, from 1.
 
     An `over_long` block is a single pair with a line that is too long to be read. Only the sizes of the spans are used.
     """
@@ -191,7 +194,7 @@ def blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int] = 
 def blocks_of_files(
     paths: Sequence[Path], folder: Path, longest: int, shard: tuple[int, int] = (1, 1)
 ) -> Iterator[LineBlock]:
-    """Yields the lines of files with equal numbers of lines, like `blocks`."""
+    """Yields blocks of lines like `blocks`, but for any number of files. Raises ValueError like `blocks`."""
     longest = max(longest, BLOCK_BYTES)
     readers = [LineReader(path, longest) for path in paths]
     try:
@@ -217,7 +220,7 @@ def blocks_of_files(
 
 
 def _extracted_blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[int, int]) -> Iterator[Block]:
-    """Yields the blocks of a corpus in one file. The text of each block is written to two files in `folder`."""
+    """Yields the blocks of a corpus that is a single file. Writes the text of each block to two files in `folder`."""
     for index, part in enumerate(pairs(corpus, BLOCK_LINES, BLOCK_BYTES)):
         if index % shard[1] != shard[0] - 1:
             continue
@@ -233,7 +236,7 @@ def _extracted_blocks(corpus: Corpus, folder: Path, longest: int, shard: tuple[i
 
 
 def line_lists(corpus: Corpus, longest: int) -> Iterator[tuple[int, list[str]]]:
-    """Yields all lines of both sides of a corpus in order: lists of lines with their side, 0 or 1.
+    """Yields all lines of both sides of a corpus in order, as tuples (side, lines). The source is side 0.
 
     A line of more than CHUNK bytes and more than `longest` bytes may be yielded as "". Raises ValueError with the
     counts if the files have different numbers of lines.

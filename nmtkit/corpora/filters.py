@@ -14,7 +14,7 @@ from nmtkit.registry import Registry
 
 @dataclass(frozen=True)
 class FilterContext:
-    """Facts that filters need beside their config."""
+    """Inputs of filters in addition to their config."""
 
     source_lang: str
     target_lang: str
@@ -47,7 +47,7 @@ class Filter(Limits, ABC):
         self.config, self.context = config, context
 
     def fit(self, sample: TextBlock) -> None:
-        """Learns statistics of the corpus from a sample that the filters before this filter have kept."""
+        """Learns statistics of the corpus from a sample of the pairs that all earlier filters keep."""
 
     @abstractmethod
     def score(self, block: TextBlock) -> Scores:

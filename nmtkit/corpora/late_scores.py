@@ -1,7 +1,8 @@
-"""Scores that depend on the other filters: cross-entropies of translation models, and one probability of all scores.
+"""Late scores of pairs, computed after all filters: a score from translation models, and a probability from all scores.
 
-Only pairs that every filter keeps get late scores; all other pairs have NaN. The probability comes from a logistic
-regression. Its good examples are the best pairs of the corpus, and its bad examples are made of these pairs.
+Only pairs that every filter keeps get late scores. All other pairs have NaN. A logistic regression computes the
+probability that a pair is good. Its good examples are the best pairs of the corpus. Its bad examples are the same
+sources with wrong targets, which `noise` makes.
 """
 
 import pickle
@@ -25,17 +26,17 @@ Rows = npt.NDArray[np.int64]
 
 MODEL, PROBABILITY = "model", "probability"
 MODEL_UNIT = "exp(-dual cross-entropy)"
-SAMPLE = 200_000  # maximum number of pairs for the training of models
-CALIBRATION = 4000  # maximum number of good pairs for the regression
+SAMPLE = 200_000  # maximum number of kept pairs in the sample for the models and the regression
+CALIBRATION = 4000  # maximum number of good examples for a regression
 BEST = 0.75  # share of the sample that counts as good
-FEWEST = 100  # smaller samples say nothing
+FEWEST = 100  # minimum number of kept pairs; a smaller sample is not reliable
 
 
 class PairScorer(Protocol):
     """Scores pairs with translation models."""
 
     def fit(self, sources: list[str], targets: list[str]) -> None:
-        """Trains the models on good pairs, if the scorer trains models."""
+        """Loads the models, or trains the models on these good pairs."""
 
     def score(self, sources: list[str], targets: list[str]) -> Scores:
         """Returns the score of each pair. A higher score is better, and 1 is the maximum."""
@@ -50,7 +51,7 @@ class LateColumns:
 
 
 def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_probability: float | None) -> LateColumns:
-    """Returns the columns that the settings need. `read` says that the scores come from a file."""
+    """Returns the late columns that the settings need. `read` is true if the scores are read from a file."""
     limits = {}
     if scorer is not None or (read and min_model > 0):
         limits[MODEL] = Limits(min_model, unit=MODEL_UNIT)
@@ -60,10 +61,11 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
 
 
 def noise(sources: Sequence[str], targets: Sequence[str], seed: int) -> list[str]:
-    """Returns a wrong target for each source, made of `targets`. The errors of crawled text alternate.
+    """Returns a wrong target for each source, made of `targets`. Six errors that are typical of crawled text alternate.
 
-    The errors are another target of like length, a lost beginning or end, exchanged parts, foreign words, an appended
-    half of another target, and two halves of different targets. The words of a target without spaces are characters.
+    The errors are: a different target of similar length, a lost beginning or end, reordered parts, words of other
+    targets, an appended half of a different target, and halves of two different targets. If at most half of the targets
+    have spaces, characters are used instead of words.
     """
     random = Random(seed)
     glue = " " if sum(" " in target for target in targets) * 2 > len(targets) else ""
@@ -97,10 +99,11 @@ def noise(sources: Sequence[str], targets: Sequence[str], seed: int) -> list[str
 
 
 class PairProbability:
-    """The probability that a pair is good, from all its scores, if half of all pairs are good.
+    """A logistic regression: computes from all scores of a pair the probability that the pair is good.
 
-    A feature is a score, or its distance to the nearest limit if a filter has two limits. Probabilities become log
-    odds, and scores of models become cross-entropies.
+    The probability assumes that half of all pairs are good. Each score gives one feature: the log odds of a
+    probability, the logarithm of a model score (a negative cross-entropy), the distance to the nearest limit if a
+    filter has two limits, or else the score itself.
     """
 
     def __init__(self, limits: Sequence[Limits]) -> None:
@@ -137,7 +140,10 @@ def _log_odds(probabilities: Floats) -> Floats:
 
 
 class LateScorer:
-    """Adds the columns `columns` to the scores of the filters. `score_block` returns the scores of all filters."""
+    """Adds the late columns `columns` to the scores of the filters. `limits` has the limits of each filter.
+
+    `score_block` returns the scores of all filters for a block.
+    """
 
     def __init__(
         self, limits: Sequence[Limits], score_block: Callable[[TextBlock], Matrix], columns: LateColumns, seed: int
@@ -150,7 +156,8 @@ class LateScorer:
     def add(self, blocks: Sequence[Path], scores: Matrix, path: Path, on_progress: Callable[[int], None]) -> Matrix:
         """Returns `scores` with the late columns. The result is memory-mapped from the file `path`.
 
-        `blocks` are the files of the pairs, in order. Raises ValueError if too few pairs are left for the regression.
+        `blocks` are files of pickled pairs, in order. `on_progress` gets the number of finished pairs. Raises
+        ValueError if the filters keep fewer than FEWEST pairs.
         """
         result = np.memmap(path, np.float32, "w+", shape=(len(scores), scores.shape[1] + len(self._names)))
         kept = np.concatenate([
@@ -176,7 +183,7 @@ class LateScorer:
         return np.any(masks, 0) if masks else np.zeros(len(scores), np.bool_)
 
     def _late(self, scores: Matrix, sources: list[str], targets: list[str]) -> Matrix:
-        """Returns the late columns of pairs with the `scores` of the filters."""
+        """Returns the late columns of pairs. `scores` are the scores of the filters for these pairs."""
         columns = [scores]
         if self._scorer is not None:
             columns.append(np.asarray(self._scorer.score(sources, targets), np.float32)[:, None])
@@ -185,7 +192,7 @@ class LateScorer:
         return np.column_stack(columns)[:, scores.shape[1] :]
 
     def _fit(self, blocks: Sequence[Path], scores: Matrix, kept: Rows) -> None:
-        """Finds the best pairs by the scores of the filters, and fits the models and the regression on these pairs."""
+        """Finds the best pairs by filter scores. Fits models and regression on different parts of the best pairs."""
         if len(kept) < FEWEST:
             raise ValueError(
                 f"the filters keep {len(kept)} pairs, but --self-train, --forward and --min-probability need at least "
@@ -199,7 +206,7 @@ class LateScorer:
         self._fit_probability(cheap, [sources[row] for row in some], [targets[row] for row in some], None)
         order = np.argsort(-cheap.score(scores[rows]), kind="stable")
         best = generator.permutation(order[: int(np.ceil(BEST * len(order)))]).tolist()
-        held_out = min(CALIBRATION, len(best) // 4)  # these pairs do not train the models
+        held_out = min(CALIBRATION, len(best) // 4)  # number of best pairs for the regression, not for the models
         sources, targets = [sources[row] for row in best], [targets[row] for row in best]
         if self._scorer is not None:
             self._scorer.fit(sources[held_out:], targets[held_out:])
@@ -218,7 +225,7 @@ class LateScorer:
 
 
 def _read(blocks: Sequence[Path]) -> Iterator[tuple[int, Pairs]]:
-    """Yields each block with the number of its first pair in the whole text, from 0."""
+    """Yields each block with the index of its first pair in the whole corpus. The index counts from 0."""
     start = 0
     for path in blocks:
         with path.open("rb") as file:
@@ -228,7 +235,7 @@ def _read(blocks: Sequence[Path]) -> Iterator[tuple[int, Pairs]]:
 
 
 def _texts(blocks: Sequence[Path], rows: Rows) -> tuple[list[str], list[str]]:
-    """Returns the sources and the targets of the pairs with the numbers `rows`, ascending."""
+    """Returns the sources and the targets of the pairs with the indices `rows`, which must be ascending."""
     sources: list[str] = []
     targets: list[str] = []
     for start, block in _read(blocks):

@@ -48,9 +48,9 @@ class DistillationConfig(CrossEntropyConfig):
 class Distillation(CrossEntropy):
     """(1 - w) times the cross-entropy of the target, plus w times the cross-entropy with the teacher's distribution.
 
-    The teacher reads the same source and the same target as the student, without dropout. Stored probabilities belong
-    to the source without --transforms. Teacher and student must have the same tokenizer. Validation computes only the
-    cross-entropy of the target.
+    The teacher reads the same source and the same target as the student, without dropout. Stored probabilities were
+    computed from the source without --transforms. Teacher and student must have the same tokenizer. Validation computes
+    only the cross-entropy of the target.
     """
 
     def __init__(self, config: DistillationConfig, tokenizer: Tokenizer) -> None:
@@ -82,7 +82,7 @@ class Distillation(CrossEntropy):
         for start in range(0, len(features), CHUNK):
             chunk = slice(start, start + CHUNK)
             target, (ids, probabilities) = batch.target_output[chunk], distribution(chunk)
-            # recomputes the logits in the backward pass instead of keeping them
+            # the backward pass computes the logits again, so the forward pass does not keep them
             sums = sums + checkpoint(
                 losses, model.output_projection, features[chunk], target, ids, probabilities, use_reentrant=False
             )
@@ -92,7 +92,10 @@ class Distillation(CrossEntropy):
 
     @torch.no_grad()
     def running(self, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Runs the teachers. Returns a function of tokens, which returns candidates and their probabilities, T C."""
+        """Runs the teachers. Returns a function that maps a slice of tokens to the candidates of these tokens.
+
+        The function returns the ids [T, C] of the candidates, and their probabilities [T, C], whose sum is 1.
+        """
         states = [teacher(batch.source, batch.target_input) for teacher in self.teachers]
 
         def distribution(tokens: slice) -> tuple[Tensor, Tensor]:
@@ -103,7 +106,7 @@ class Distillation(CrossEntropy):
         return distribution
 
     def read(self, stored: TeacherFile, batch: Batch) -> Callable[[slice], tuple[Tensor, Tensor]]:
-        """Does the same as `running` with stored probabilities."""
+        """Returns a function like `running`, but with stored candidates instead of running teachers."""
         target = batch.target_output.cpu().numpy()
         rows = stored.read(batch.pairs.tolist(), target, target != IGNORE_INDEX)
         ids, log_probabilities = (torch.from_numpy(part[:, : self.candidates]) for part in rows)
@@ -114,9 +117,9 @@ class Distillation(CrossEntropy):
 
 @torch.no_grad()
 def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
-    """Returns the most probable pieces of the mean of the teachers and their probabilities, both T C.
+    """Returns the ids [T, C] and the probabilities [T, C] of the most probable pieces, best first.
 
-    `states` are the features T D of each teacher.
+    The probabilities are means over the teachers. `states` has the features [T, D] of each teacher.
     """
     outputs = [teacher.output_projection(state) for teacher, state in zip(teachers, states, strict=True)]
     mean = torch.stack([output.float().softmax(-1) for output in outputs]).mean(0)
@@ -128,7 +131,7 @@ def most_probable(teachers: Sequence[Architecture], states: Sequence[Tensor], nu
 def teacher_rows(
     teachers: Sequence[Architecture], split: Split, pairs: range, stored: TeacherFile, max_tokens: int
 ) -> Any:
-    """Returns the rows of a file of `stored`: targets, and ids and log probabilities of the teachers, for `pairs`."""
+    """Computes the rows of `pairs` for a file of `stored`: target ids, and ids and log probabilities of candidates."""
     device = next(teachers[0].parameters()).device
     lengths = stored.lengths[pairs.start : pairs.stop]
     rows = np.empty(int(lengths.sum()), stored.dtype)
@@ -148,7 +151,7 @@ def teacher_rows(
 
 
 def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, probabilities: Tensor) -> Tensor:
-    """Returns two sums over tokens: the cross-entropy of the target, and the cross-entropy with the teacher."""
+    """Returns two sums over the tokens [2]: the cross-entropy of the target, and the cross-entropy with the teacher."""
     log_q = output(features).float().log_softmax(-1)
     mask = target != IGNORE_INDEX
     nll = -log_q.gather(1, target.clamp(min=0)[:, None])[:, 0]
@@ -157,7 +160,7 @@ def losses(output: nn.Module, features: Tensor, target: Tensor, ids: Tensor, pro
 
 
 def load_teacher(path: Path, tokenizer: Tokenizer) -> Architecture:
-    """Returns the model of a checkpoint without gradients. Raises ValueError if it has another tokenizer."""
+    """Returns the model of a checkpoint without gradients. Raises ValueError if the tokenizer is different."""
     model, other = from_checkpoint(path)
     if other.fingerprint != tokenizer.fingerprint:
         raise ValueError(

@@ -24,8 +24,11 @@ Pairs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """How often an epoch has each pair of a direction, on average. A direction with the weight 2.3 has each pair twice
-    and a random 30 % of the pairs a third time, drawn anew for each epoch."""
+    """The weights of directions. A weight is the mean number of times that an epoch has each pair of the direction.
+
+    With the weight 2.3, an epoch has each pair twice, and a random 30 % of the pairs a third time. Each epoch draws
+    these pairs anew.
+    """
 
     direction_index: Any  # [pairs], index into `weights`
     weights: npt.NDArray[np.float64]  # [directions]
@@ -35,7 +38,7 @@ class Sampling:
         return self.weights[self.direction_index[start:end]]
 
     def draw(self, start: int, end: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
-        """Returns the pairs of a range in an epoch, as offsets from `start`, in ascending order."""
+        """Draws the pairs of a range for an epoch. Returns ascending offsets from `start`, perhaps repeated."""
         weights = self.weights_of(start, end)
         whole = np.floor(weights)
         counts = whole.astype(np.int64) + (rng.random(end - start) < weights - whole)
@@ -48,7 +51,7 @@ class BatchSampler:
     With `repeated`, every epoch cycles through the first `repeated` updates of epoch 0. With `sampling`, an epoch has a
     sample of the pairs, which depends on (seed, epoch); otherwise, an epoch has each pair once.
 
-    Raises ValueError if a single pair exceeds the budget; the message names the pair and the budget that it needs.
+    Raises ValueError if a single pair exceeds the budget. The message names the pair and the necessary budget.
     """
 
     def __init__(
@@ -103,9 +106,9 @@ class BatchSampler:
         return -(-self._tokens // self.batch_tokens)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Pairs]:
-        """Yields the updates of an epoch from index `start` on. An update is an array of pairs.
+        """Yields the updates of an epoch from index `start` on.
 
-        The pairs are sorted by jittered length.
+        An update is an array of pair indices, sorted by jittered target length.
         """
         if self._repeated is not None:
             yield from (self._repeated[index % len(self._repeated)] for index in range(start, self.updates_per_epoch))
@@ -120,12 +123,15 @@ class BatchSampler:
             start = max(0, start - len(shuffled))
 
     def _window(self, window: int, rng: np.random.Generator) -> tuple[npt.NDArray[Any], list[int]]:
-        """Returns the pairs of a window, sorted by length, as offsets from its start, and the bounds of updates."""
+        """Returns the pairs of a window, sorted by jittered target length, and the bounds of the updates.
+
+        The pairs are offsets from the start of the window. The bounds are indices into the sorted pairs.
+        """
         begin, end = self.windows[window]
         source, target = self.source_lengths[begin:end], self.target_lengths[begin:end]
         sampled = None if self.sampling is None else self.sampling.draw(begin, end, rng)
         lengths = target if sampled is None else target[sampled]
-        order = rng.permutation(np.arange(len(lengths), dtype=np.int32))  # pairs with equal sort keys: random order
+        order = rng.permutation(np.arange(len(lengths), dtype=np.int32))  # random order of pairs with equal sort keys
         noise = rng.random(len(lengths), dtype=np.float32)
         noise *= 2 * JITTER
         noise += 1 - JITTER
@@ -147,7 +153,7 @@ def _windows(pairs: int, window_pairs: int) -> list[tuple[int, int]]:
 
 
 def check_sizes(pairs: Sequence[int] | Pairs, source_lengths: Any, target_lengths: Any, limit: int, flag: str) -> None:
-    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. `flag` sets the limit."""
+    """Raises ValueError if one of `pairs` has more than `limit` tokens on a side. The message names `flag`."""
     if not len(pairs):
         return
     largest = max(int(source_lengths.max()), int(target_lengths.max()))

@@ -11,7 +11,7 @@ from nmtkit.config import Config, FlagRule, option, to_dict
 from nmtkit.data.directions import LanguageTokens
 
 MAX_SHARDS = 100_000
-MAX_ALIGNED = 65_000  # largest length in pieces with --alignments: the positions of links are stored in 16 bits
+MAX_ALIGNED = 65_000  # largest --max-len with --alignments, in pieces: the positions of links are stored in 16 bits
 NOT_RECORDED = ("destdir", "overwrite", "workers", "report")  # settings that do not affect the dataset
 
 PREPROCESS_RULES = (
@@ -56,7 +56,10 @@ PREPROCESS_RULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreprocessConfig(Config):
-    """The settings. A corpus is a prefix of two files, prefix.source_lang and prefix.target_lang, or a single file."""
+    """The settings of `nmtkit preprocess`.
+
+    A corpus is a single file, or the prefix of two files: prefix.source_lang and prefix.target_lang.
+    """
 
     source_lang: str = option(
         "",
@@ -256,7 +259,10 @@ class PreprocessConfig(Config):
             raise ValueError(f"--alignments needs a --max-len of at most {MAX_ALIGNED:,}")
 
     def shard_of(self) -> tuple[int, int] | None:
-        """Returns `shard` as two numbers (i, n), with i from 1 to n. Raises ValueError if `shard` has another form."""
+        """Returns `shard` as two numbers (i, n), with i from 1 to n, or None if `shard` is None.
+
+        Raises ValueError if `shard` does not have the form I/N, or if --tokenizer-from is missing.
+        """
         if self.shard is None:
             return None
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
@@ -272,9 +278,9 @@ class PreprocessConfig(Config):
         return ("--valid-tag", self.valid_tags, self.valid), ("--test-tag", self.test_tags, self.test)
 
     def untagged(self) -> list[str]:
-        """Returns the missing flags among --valid-tag and --test-tag.
+        """Returns the flags --valid-tag and --test-tag if they are needed but not given.
 
-        A flag is missing if a training corpus has a tag and the valid (or test) sets exist but have no tags.
+        A flag is needed if a training corpus has a tag and there are valid (or test) sets.
         """
         return [flag for flag, tags, prefixes in self._tags_of_held_out() if any(self.tags) and prefixes and not tags]
 

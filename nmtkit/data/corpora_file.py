@@ -1,4 +1,7 @@
-"""The file of `preprocess --corpora`: the corpora of a dataset with many languages, as entries [[corpus]] in TOML."""
+"""Reads the TOML file of `preprocess --corpora`, which lists the corpora of a dataset with many languages.
+
+Each entry [[corpus]] describes a corpus.
+"""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -15,7 +18,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusEntry(Config):
-    """The settings of one entry. Line i of each language of a corpus is the translation of line i of the others."""
+    """The settings of one entry. Line i of a corpus has the same meaning in all languages."""
 
     languages: tuple[str, ...] = option(..., "codes of the languages; one language: monolingual text")
     train: tuple[str, ...] = option((), "training corpora: prefixes or files, like --trainpref")
@@ -43,9 +46,9 @@ class CorpusEntry(Config):
         self.directed()
 
     def directed(self) -> list[tuple[int, int]]:
-        """Returns the directions: pairs of indices into `languages`, of the source and of the target.
+        """Returns the directions as tuples of two indices into `languages`: source and target.
 
-        Raises ValueError if `directions` has a direction of other languages, or has a direction twice.
+        Raises ValueError if `directions` contains an impossible direction, or the same direction twice.
         """
         count = range(len(self.languages))
         possible = [(source, target) for source in count for target in count if source != target or len(count) == 1]
@@ -59,7 +62,10 @@ class CorpusEntry(Config):
 
 
 def read_entries(path: Path) -> list[CorpusEntry]:
-    """Reads the entries. Raises FileNotFoundError, or ValueError that names the entry, from 1, and the key."""
+    """Reads the entries. Raises FileNotFoundError if the file is missing, and ValueError if an entry is invalid.
+
+    The message names the key and the number of the entry, counted from 1.
+    """
     try:
         with path.open("rb") as file:
             tables: dict[str, Any] = tomllib.load(file)
@@ -86,7 +92,7 @@ def read_entries(path: Path) -> list[CorpusEntry]:
 
 
 def directions_of(entries: Iterable[CorpusEntry]) -> list[Direction]:
-    """Returns the directions of all entries, in the order of the file."""
+    """Returns each direction of the entries once, in the order of the file."""
     return list(
         dict.fromkeys(
             Direction(entry.languages[source], entry.languages[target])
@@ -97,5 +103,5 @@ def directions_of(entries: Iterable[CorpusEntry]) -> list[Direction]:
 
 
 def languages_of(entries: Sequence[CorpusEntry]) -> list[str]:
-    """Returns the languages of all entries, in the order of the file."""
+    """Returns each language of the entries once, in the order of the file."""
     return list(dict.fromkeys(code for entry in entries for code in entry.languages))

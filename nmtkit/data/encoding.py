@@ -26,7 +26,7 @@ from nmtkit.data.diagnostics import TextStatistics
 from nmtkit.data.tokenizer import Encoded, Tokenizer
 
 Hashes = npt.NDArray[np.uint64]
-Sizes = tuple[int, ...]  # number of pairs, then number of ids of each side, of a block or of all earlier blocks
+Sizes = tuple[int, ...]  # numbers for a block or for all earlier blocks: pairs, then ids of each side
 LANGUAGE_FLAGS = ("--source-language-token", "--target-language-token")
 
 
@@ -55,7 +55,7 @@ class PairEncoder:
         self._language_ids = tokenizer.language_ids(*languages, LANGUAGE_FLAGS)
 
     def check_alignable(self) -> None:
-        """Raises ValueError unless both sides split text at spaces, which --alignments needs."""
+        """Raises ValueError for --alignments unless the tokenizers of both sides split text at spaces."""
         if not (self._source.can_align and self._target.can_align):
             raise ValueError("--alignments needs tokenizers that split text at spaces; yours do not")
 
@@ -87,7 +87,7 @@ class PairEncoder:
         self, texts: tuple[bytes, bytes], source: Encoded, target: Encoded, keep: Mask, block: Block,
         files: Corpus,
     ) -> Encoded:  # fmt: skip
-        """Returns the links between the pieces of each pair that is kept. A corpus without alignments has no links."""
+        """Returns the links between the pieces of each kept pair. A corpus without alignments has no links."""
         if block.alignments is None or files.alignments is None:
             return Encoded(np.empty(0, np.uint32), np.zeros(int(keep.sum()), np.int64))
         path = files.alignments
@@ -99,7 +99,7 @@ class PairEncoder:
         return result
 
     def encode_texts(self, texts: tuple[bytes, bytes], files: Corpus, first_line: int) -> tuple[Encoded, Encoded]:
-        """Encodes both sides of a block without a tag. Every line ends in \\n."""
+        """Encodes both sides of a block without a tag. Every line must end in \\n."""
         return (
             self._source.encode(decode(texts[0], files.source, first_line)),
             self._target.encode(decode(texts[1], files.target, first_line)),
@@ -132,13 +132,16 @@ class CorpusFiles(Protocol):
     def source(self) -> Path: ...
 
     def position(self, number: int) -> str:
-        """Returns the place of a pair, by its number from 1."""
+        """Returns the files and the line number of a pair as text. `number` counts from 1."""
 
 
 def over_long_pair(
     sizes: tuple[int, int], line: int, files: CorpusFiles, config: PreprocessConfig
 ) -> CleaningStatistics:
-    """Returns the statistics of a single pair that is too long to be read. `sizes` are the bytes of both sides."""
+    """Returns the statistics of a single pair that is too long to be read. `sizes` are the bytes of both sides.
+
+    Raises ValueError if `config.strict` is true.
+    """
     if config.strict:
         raise ValueError(_strict_error(files, line, LONG_LINE))
     statistics = CleaningStatistics()
@@ -148,7 +151,7 @@ def over_long_pair(
 
 
 def in_sorted(keys: Hashes, sorted_keys: Hashes) -> Mask:
-    """Returns a mask of the keys that are in `sorted_keys`."""
+    """Returns a mask of `keys`, which marks the keys that `sorted_keys` contains."""
     if not len(sorted_keys):
         return np.zeros(len(keys), np.bool_)
     return sorted_keys[np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)] == keys
@@ -158,7 +161,7 @@ def kept_pairs(
     masks: dict[str, Mask], lines: tuple[LineBytes, LineBytes], first_line: int, files: CorpusFiles,
     config: PreprocessConfig,
 ) -> tuple[Mask, CleaningStatistics]:  # fmt: skip
-    """Returns a mask of the pairs to keep, and the statistics, from a mask of pairs for each reason.
+    """Returns a mask of the pairs to keep, and the statistics. `masks` has for each reason a mask of matching pairs.
 
     Raises ValueError for the first pair to drop if `config.strict` is true.
     """
@@ -206,7 +209,7 @@ class ArrayFiles:
 
 
 class SplitFiles(ArrayFiles):
-    """The files of one split, ids and lengths of each side. `hashes` is None without a search for duplicates."""
+    """The files of one split: ids and lengths of each side. `hashes` is None if duplicates are not searched."""
 
     def __init__(self, sides: list[tuple[Path, Path]], hashes: Path | None = None) -> None:
         super().__init__()
@@ -227,7 +230,7 @@ class SplitFiles(ArrayFiles):
 
 
 class Worker:
-    """The object in a worker process. `files` are the files of the training set."""
+    """Encodes and writes blocks in a worker process. `files` are the files of the training set."""
 
     def __init__(
         self, tokenizer: Tokenizer, dtypes: tuple[str, str], config: PreprocessConfig, held_out_keys: Hashes,

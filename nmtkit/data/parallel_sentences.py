@@ -34,7 +34,10 @@ Numbers = npt.NDArray[np.uint16]
 
 
 class LanguagePair(NamedTuple):
-    """Two languages of a corpus, as indices in the order of their codes, and the numbers of both directions."""
+    """Two languages of a corpus, as indices into its languages, and the numbers of both directions between them.
+
+    The code of the first language sorts before the code of the second language.
+    """
 
     first: int
     second: int
@@ -57,7 +60,7 @@ class ParallelFiles:
         return self.names[0]
 
     def position(self, number: int) -> str:
-        """Returns the place of a line, by its number from 1, for messages."""
+        """Returns the files and the number of a line as text for messages. `number` counts from 1."""
         return " and ".join(dict.fromkeys(f"{name}:{number}" for name in self.names))
 
     def language_pairs(self, numbers: Mapping[Direction, int]) -> list[LanguagePair]:
@@ -75,9 +78,10 @@ class ParallelFiles:
 
 
 def open_corpora(entries: Sequence[CorpusEntry], scratch: Path) -> dict[str, list[ParallelFiles]]:
-    """Returns the corpora of train, valid and test. Extracts the texts of other files than lines to `scratch`.
+    """Returns the corpora of train, valid and test. Extracts formats such as .tmx to files of lines in `scratch`.
 
-    Raises FileNotFoundError or ValueError if files are missing or if their languages do not have the same lines.
+    Raises FileNotFoundError if a file is missing. Raises ValueError if `columns` has no effect, or if a file in several
+    languages does not have the same lines in each language.
     """
     result: dict[str, list[ParallelFiles]] = {split: [] for split in SPLITS}
     for entry in entries:
@@ -92,7 +96,7 @@ def open_corpora(entries: Sequence[CorpusEntry], scratch: Path) -> dict[str, lis
 
 
 def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Returns the file of each language, and its name in messages."""
+    """Returns two tuples with an item for each language: the files of lines, and the names of the files in messages."""
     languages = entry.languages
     if len(languages) == 1:
         if entry.columns:
@@ -129,7 +133,7 @@ def _files(name: str, entry: CorpusEntry, folder: Path) -> tuple[tuple[Path, ...
 
 
 def texts_of(corpora: Sequence[ParallelFiles]) -> dict[str, list[Path]]:
-    """Returns the files of each language."""
+    """Returns the files of all corpora, grouped by language."""
     result: dict[str, list[Path]] = {}
     for corpus in corpora:
         for language, path in zip(corpus.languages, corpus.paths, strict=True):
@@ -142,10 +146,10 @@ def texts_of(corpora: Sequence[ParallelFiles]) -> dict[str, list[Path]]:
 
 @dataclass(frozen=True, eq=False)
 class SentenceBlock:
-    """The encoded sentences of a block, and its rows: the pairs of sentences in every pair of languages."""
+    """The encoded sentences of a block, and its rows. A row is a kept pair of sentences in two languages."""
 
     sentences: Encoded  # the kept lines of the first language, then of the second language, …
-    rows: Rows  # [rows, 2], indices of the first and second sentence
+    rows: Rows  # [rows, 2], indices into `sentences` of the first and second sentence
     numbers: Numbers  # [rows, 2], numbers of the forward and backward direction
     hashes: Hashes  # [rows, 2], see duplicates.py
 
@@ -164,7 +168,7 @@ class SentenceEncoder:
         self._tokens = tokenizer.languages
 
     def encode(self, texts: Sequence[bytes], files: ParallelFiles, first_line: int) -> list[Encoded]:
-        """Encodes the text of each language, without language tokens. Every line ends in \\n."""
+        """Encodes the text of each language, without language tokens. Every line must end in \\n."""
         return [
             self._encoder.encode(decode(text, name, first_line)) for text, name in zip(texts, files.names, strict=True)
         ]
@@ -173,7 +177,7 @@ class SentenceEncoder:
         return self._encoder.unknown_pieces(encoded)
 
     def hashes(self, pair: LanguagePair, files: ParallelFiles, encoded: Sequence[Encoded]) -> Hashes:
-        """Returns the hashes of the pairs of two languages. Pairs of other languages have other hashes."""
+        """Returns the hashes [lines, 2] of all sentence pairs of two languages. The hashes depend on the languages."""
         sides = encoded[pair.first], encoded[pair.second]
         result = np.column_stack([hash(side.ids, side.lengths) for hash, side in zip(self._hashes, sides, strict=True)])
         result[:, 0] += duplicates.tag_salt(f"{files.languages[pair.first]} {files.languages[pair.second]}")
@@ -182,7 +186,10 @@ class SentenceEncoder:
     def block(
         self, files: ParallelFiles, encoded: Sequence[Encoded], kept: npt.NDArray[np.bool_], hashes: Sequence[Hashes]
     ) -> SentenceBlock:
-        """Returns the block of the pairs that are kept. `kept` is a mask of lines for each pair of languages."""
+        """Returns the block of the kept pairs. `kept` [language pairs, lines] marks the lines to keep.
+
+        `hashes` has the hashes [lines, 2] of each pair of languages.
+        """
         pairs = self.language_pairs(files)
         used: npt.NDArray[np.bool_] = kept.max(0)
         line, number = np.nonzero(kept.T[used])
@@ -193,7 +200,7 @@ class SentenceEncoder:
             for language, side in zip(files.languages, encoded, strict=True)
         ]
         sentences = Encoded(np.concatenate([side.ids for side in sides]), np.concatenate([s.lengths for s in sides]))
-        # pairs with the same texts but other directions are not duplicates
+        # pairs with the same texts but different directions are not duplicates
         salts = np.array([duplicates.tag_salt(f"{pair.forward} {pair.backward}") for pair in pairs], np.uint64)
         salted = np.stack(hashes)[number, np.flatnonzero(used)[line]]
         salted[:, 0] += salts[number]
@@ -205,7 +212,7 @@ class SentenceEncoder:
 
 
 class SentenceFiles(ArrayFiles):
-    """The files of the sentences and rows of a training set: the final file of ids, and files in a scratch folder."""
+    """The files of the sentences and rows of a training set: the final file `ids`, and temporary files."""
 
     def __init__(self, ids: Path, scratch: Path, hashes: Path) -> None:
         super().__init__()
@@ -223,7 +230,7 @@ class SentenceFiles(ArrayFiles):
 
 
 class SentenceWorker(Worker):
-    """The object in a worker process."""
+    """Encodes and writes blocks of parallel sentences in a worker process."""
 
     def __init__(
         self, tokenizer: Tokenizer, dtype: str, config: PreprocessConfig, held_out_keys: Hashes, files: SentenceFiles,
@@ -293,5 +300,5 @@ class SentenceWorker(Worker):
             self._counts += np.bincount(block.sentences.ids, minlength=len(self._counts))
 
     def piece_counts(self) -> list[npt.NDArray[np.int64]]:
-        """Returns the count of each written id, for both sides, which share the ids."""
+        """Returns the counts of all written ids, twice: both sides have the same vocabulary and the same sentences."""
         return [self._counts, self._counts]

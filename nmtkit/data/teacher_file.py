@@ -1,9 +1,10 @@
-"""The most probable pieces of a teacher for each target token of a dataset, in memory-mapped files.
+"""Stores the most probable pieces of a teacher for each target token of a dataset, in memory-mapped files.
 
-A folder has `manifest.json`, `lengths.bin` (int32, the target tokens of each pair) and the files `00000.bin`, … with
-`pairs_per_file` pairs each. A file has a row for each target token, eos included: the id of the target token, and ids
-and log probabilities of the most probable pieces, best first. The id of the target token shows later that a batch has
-the pairs of the dataset. `nmtkit distill` writes the folder, and a later call continues after the last complete file.
+A folder has `manifest.json`, `lengths.bin` (int32, number of target tokens of each pair) and the files `00000.bin`, …
+with `pairs_per_file` pairs each. A file has a row for each target token, eos included. A row has the id of the target
+token, and the ids and log probabilities of the most probable pieces, best first. Readers compare the id of the target
+token with their batch, to detect different target sentences. `nmtkit distill` writes the folder. A later call writes
+the missing files.
 """
 
 import json
@@ -30,7 +31,7 @@ def row_dtype(vocabulary: int, candidates: int) -> np.dtype[Any]:
 
 
 class TeacherFile:
-    """The rows of a folder."""
+    """Reads and writes the rows of a folder."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self.folder, self.manifest = folder, manifest
@@ -42,9 +43,10 @@ class TeacherFile:
 
     @staticmethod
     def open(folder: Path, tokenizer: str | None = None) -> "TeacherFile":
-        """Opens a folder. Raises OSError or ValueError if it is incomplete or made with a different tokenizer.
+        """Opens a folder. Raises OSError or ValueError if the folder is incomplete or has a different tokenizer.
 
-        `tokenizer` is the fingerprint that the folder must have; None: files may be missing.
+        `tokenizer` is the fingerprint of the required tokenizer. With None, any tokenizer is accepted, and files of
+        rows may be missing.
         """
         path = folder / MANIFEST
         if not path.is_file():
@@ -66,7 +68,7 @@ class TeacherFile:
 
     @staticmethod
     def create(folder: Path, lengths: npt.NDArray[np.int32], manifest: dict[str, Any]) -> "TeacherFile":
-        """Begins a folder, or continues one with the same manifest. Raises ValueError if the manifest differs."""
+        """Creates a folder, or opens an existing folder. Raises ValueError if an existing manifest differs."""
         manifest = {"nmtkit_teacher": FORMAT, **manifest}
         if (folder / MANIFEST).is_file():
             found = TeacherFile.open(folder)
@@ -93,7 +95,7 @@ class TeacherFile:
         return self.folder / f"{number:05}.bin"
 
     def missing(self) -> Iterator[tuple[int, range]]:
-        """Yields number and pairs of each file that does not exist."""
+        """Yields the number of each missing file, and the range of its pairs."""
         for number in range(self.count):
             if not self.path(number).is_file():
                 first = number * self.pairs_per_file
@@ -104,7 +106,7 @@ class TeacherFile:
             file.write(rows.astype(self.dtype, copy=False).tobytes())
 
     def rows_of(self, pair: int) -> tuple[int, slice]:
-        """Returns the number of the file that has a pair, and the rows of the pair in that file."""
+        """Returns the number of the file with the rows of a pair, and the position of the rows in the file."""
         number = pair // self.pairs_per_file
         first = int(self.starts[pair] - self.starts[number * self.pairs_per_file])
         return number, slice(first, first + int(self.lengths[pair]))
@@ -112,10 +114,10 @@ class TeacherFile:
     def read(
         self, pairs: list[int], target: npt.NDArray[np.int64], counted: npt.NDArray[np.bool_]
     ) -> tuple[Array, Array]:
-        """Returns ids and log probabilities, T C, of the target tokens of these pairs.
+        """Returns the teacher's pieces for the target tokens of `pairs`: ids [T, C] and log probabilities [T, C].
 
-        `target` [T] are the tokens of the batch, and `counted` [T] is False for tokens that are ignored. Raises
-        ValueError if the teacher has read different targets.
+        `target` [T] has the target tokens of the batch. `counted` [T] is False for tokens that are not compared.
+        Raises ValueError if the folder was made for different target sentences.
         """
         parts = []
         for pair in pairs:

@@ -1,8 +1,8 @@
 """Applies the transforms of a training run to pairs, with separate random numbers for each pair and transform.
 
 Updates and micro-batches are planned from the lengths on disk, before transforms, so that the plan is the same for any
-number of processes. A micro-batch may therefore exceed --max-tokens. Losses are divided by the number of tokens that
-remain after the transforms.
+number of processes. A micro-batch may therefore exceed --max-tokens after the transforms. Losses are divided by the
+number of tokens after the transforms.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class TransformPipeline:
     def __call__(
         self, epoch: int, pairs: npt.NDArray[np.int64], source: Encoded, target: Encoded
     ) -> tuple[Encoded, Encoded]:
-        """Applies the transforms to `pairs` in this epoch. Sentences end in eos, before and after."""
+        """Applies the transforms to the pairs with the indices `pairs`. All given and returned sentences end in eos."""
         sides = []
         languages = []  # the language tokens at the beginning of each sentence, for both sides
         for side, known in zip((source, target), self.language_ids, strict=True):
@@ -73,9 +73,10 @@ class TransformPipeline:
     def _checked(
         self, name: str, level: str, after: list[Any], before: list[list[Any]], ids: list[list[Ids]]
     ) -> list[list[Ids]]:
-        """Checks and encodes the results of a transform. Returns the ids of both sides.
+        """Checks the results `after` of a transform, and encodes changed texts. Returns the ids of both sides.
 
-        Raises ValueError for a result that a transform must not return.
+        `before` has the arguments of the transform, and `ids` has the same sentences as ids. Raises ValueError for an
+        invalid result.
         """
         tokenizer = self.tokenizer
         encoders = tokenizer.encode_source, tokenizer.encode_target

@@ -1,8 +1,8 @@
 """Transforms of training pairs: noise, casing, tags, BPE-dropout. `--transforms a,b` applies a, then b.
 
-A registered factory is called as `factory(config, tokenizer)`. Training applies all transforms to each pair, again in
-every epoch. Validation applies no transforms. Tags at the beginning of a source sentence do not change, because
-a transform gets the sentence without the tags.
+A registered factory is called as `factory(config, tokenizer)`. Training applies the transforms to each pair anew in
+every epoch. Validation applies no transforms. A transform gets a source sentence without the tags at its beginning, so
+the tags do not change.
 """
 
 from abc import ABC, abstractmethod
@@ -43,11 +43,11 @@ TRANSFORMS: Registry[Transform] = Registry("transform", "--transforms", several=
 
 @dataclass(frozen=True)
 class Words:
-    """The words of a sentence of pieces."""
+    """The words of a sentence, which is an array of pieces."""
 
-    begins: npt.NDArray[np.bool_]  # marks the first piece of each word
-    index: npt.NDArray[np.int64]  # the word of each piece
-    count: int
+    begins: npt.NDArray[np.bool_]  # [pieces], True for the first piece of each word
+    index: npt.NDArray[np.int64]  # [pieces], index of the word that has the piece
+    count: int  # number of words
 
 
 class WordNoise(Transform):
@@ -158,7 +158,7 @@ class SpanMaskingConfig(Config):
 
 @TRANSFORMS.register("span_masking", SpanMaskingConfig())
 class SpanMasking(WordNoise):
-    """Masks spans of words in monolingual pairs, whose sides are equal, so that the model learns to restore the text.
+    """Masks spans of source words in monolingual pairs, whose sides are equal. The model learns to restore the text.
 
     Source: mBART (Liu et al. 2020, section 2.2), after BART (Lewis et al. 2020). One symbol replaces each span; a span
     of zero words inserts a symbol. Pairs with different sides are translations and stay as they are.
@@ -185,7 +185,7 @@ class SpanMasking(WordNoise):
             ends = [index for index, part in enumerate(parts[:-1], 1) if self.ends_sentence[part[-1]]]
             bounds = list(zip([0, *ends], [*ends, len(parts)], strict=True))
             parts = [part for index in generator.permutation(len(bounds)) for part in parts[slice(*bounds[index])]]
-        masked = int(self.share * len(parts) + generator.random())  # the expected number is exact
+        masked = int(self.share * len(parts) + generator.random())  # rounds at random; the mean is exact
         spans: list[int] = []
         while sum(spans) < masked:
             spans.append(min(int(generator.poisson(self.length)), masked - sum(spans)))
@@ -293,7 +293,8 @@ class BPEDropout(Transform):
 
 
 # --- typing errors, lines of noise, ends without punctuation ----------------------------------------------------------
-# The transforms of OpusTrainer (github.com/hplt-project/OpusTrainer), with the rates of Mozilla's students as defaults.
+# These transforms come from OpusTrainer (github.com/hplt-project/OpusTrainer). The defaults are the rates with which
+# Mozilla trains student models.
 
 END_PUNCTUATION = tuple(".!?…,;:。！？、，；：؟؛۔।॥")
 REMOVED = "".join(END_PUNCTUATION) + " \u00a0\u202f"  # French has a space before some punctuation
@@ -338,7 +339,10 @@ class Typos(Transform):
 
 
 def mistyped(word: str, end: str, generator: np.random.Generator) -> tuple[str, str]:
-    """Returns the word, and the text after the word, with one typing error. A word of one letter keeps the letter."""
+    """Returns the word, and the text `end` after the word, with one random typing error.
+
+    Nothing changes if the word does not allow the error: for example, a single letter is not left out.
+    """
     kind, at = int(generator.integers(5)), int(generator.integers(max(1, len(word))))
     letter = word[at : at + 1]
     if kind == 0:
@@ -404,9 +408,10 @@ class EndPunctuationConfig(Config):
 
 @TRANSFORMS.register("end_punctuation", EndPunctuationConfig())
 class EndPunctuation(Transform):
-    """Removes the punctuation at the end of both sides of a given share of the pairs, if both sides have it.
+    """Removes the punctuation at the end of both sides in a given share of the pairs.
 
-    Training on such pairs helps to translate titles and texts of buttons without adding a full stop.
+    Pairs with a side that does not end in punctuation do not change. Training on pairs without punctuation helps to
+    translate titles and labels of buttons without adding a full stop.
     """
 
     level = "text"

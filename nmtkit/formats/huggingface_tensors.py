@@ -1,4 +1,4 @@
-"""Weights of the layers of a Transformer under the names of transformers, and its JSON files."""
+"""Converts the layer weights of a Transformer to the names of Hugging Face transformers, and writes JSON files."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,14 @@ from torch import Tensor
 from nmtkit.architectures.transformer_config import TransformerConfig
 from nmtkit.formats.transformer_names import layer_names
 
-WRITES = ("out_proj", "fc2")  # layers that write the residual stream; all other layers read it
+WRITES = ("out_proj", "fc2")  # linear layers that write to the residual stream; all other linear layers read from it
 
 
 def layer_tensors(state: Mapping[str, Tensor], config: TransformerConfig, axes: Tensor) -> dict[str, Tensor]:
-    """Returns the weights of all encoder and decoder layers. `axes` is the order of the axes of the residual stream."""
+    """Returns the weights of all encoder and decoder layers. A missing bias becomes zeros.
+
+    `axes` [D] is the new order of the dimensions of the residual stream: the old index of each new dimension.
+    """
     tensors: dict[str, Tensor] = {}
     for stack in ("encoder", "decoder"):
         for index in range(config.encoder_layers if stack == "encoder" else config.decoder_layers):

@@ -15,7 +15,7 @@ from nmtkit.layers.prepack import MAX_FP16_WEIGHTS, MIN_INT8_INPUTS, MIN_INT8_OU
 
 
 class RoundedLinear(nn.Linear):
-    """An `nn.Linear` whose inputs have 8 bits with a scale per row, and whose weights have a scale per output."""
+    """An `nn.Linear` that rounds its inputs to 8 bits with a scale per row, and its weights with a scale per output."""
 
     limit = 127  # largest absolute value of a weight in int8
 
@@ -24,7 +24,7 @@ class RoundedLinear(nn.Linear):
 
 
 def rounded(x: Tensor, limit: int) -> Tensor:
-    """Returns x, with each row rounded to multiples of its largest absolute value / `limit`. The gradient is 1."""
+    """Rounds each row of x to multiples of (largest absolute value in the row) / `limit`. The gradient is 1."""
     with torch.no_grad():
         scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30)
         change = ((x.float() / scale * limit).round() * (scale / limit)).to(x.dtype) - x
@@ -32,7 +32,11 @@ def rounded(x: Tensor, limit: int) -> Tensor:
 
 
 def is_int8(linear: nn.Linear) -> bool:
-    """Returns whether int8 inference may round a layer. Processors without bf16 products round more layers."""
+    """Returns whether int8 inference rounds a layer on some processors.
+
+    All processors round layers with many inputs or outputs. Processors without bf16 products also round other layers,
+    if they have more than MAX_FP16_WEIGHTS weights.
+    """
     wide = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
     return wide or linear.weight.numel() > MAX_FP16_WEIGHTS
 

@@ -12,12 +12,12 @@ from nmtkit.corpora.languages import subtags
 
 
 class OffTarget(Metric):
-    """Percentage of lines that py3langid identifies as another language than the target language; lower is better.
+    """Percentage of lines whose language, as identified by py3langid, is not the target language; lower is better.
 
-    `languages` restricts the identifier to these codes and the target language. Without `languages`, the identifier
+    `languages` restricts the identifier to these languages and the target language. Without `languages`, the identifier
     chooses among all languages that it knows, and confuses some short lines with a related language. The details of a
     score show how often such mistakes occur: they contain the percentage for the references. A line without letters
-    counts as correct. The statistics of a sentence are [100 or 0, 1].
+    counts as correct. The statistics of a line are [100 if the language is wrong, else 0; 1].
     """
 
     def __init__(self, target_lang: str | None, languages: Sequence[str] = ()) -> None:
@@ -42,7 +42,7 @@ class OffTarget(Metric):
         self.share_of_references = 0.0
 
     def off_target(self, lines: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns for each line whether another language is more probable than the target language."""
+        """Returns a mask [lines] of the lines with letters whose most probable language is not the target language."""
         best = self.identifier.probabilities(lines).argmax(1)
         has_letters = np.array([any(map(str.isalpha, line)) for line in lines], np.bool_)
         return has_letters & ~np.isin(best, columns_of(self.identifier.languages, self.target_lang))

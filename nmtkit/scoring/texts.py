@@ -1,4 +1,4 @@
-"""Reads the texts to score: lists of lines, all of the same length."""
+"""Reads the texts to score: lists with equal numbers of lines."""
 
 import json
 import logging
@@ -45,12 +45,10 @@ def read_side(path: Path, index: int, target_lang: str | None) -> list[str]:
 
 
 def translations_of(lines: list[str], name: Path) -> list[str]:
-    """Returns the lines, or the best translation of each line if the lines are JSON records.
+    """Returns the lines. If they are records of `nmtkit generate --format jsonl`, returns the best translation of each.
 
-    `nmtkit generate --format jsonl` writes such records.
-
-    Warns if the first line is JSON of another program. Raises ValueError if the first line is a record and a later line
-    is not.
+    Warns if the first line is a JSON object but not such a record. Raises ValueError if the first line is a record and
+    a later line is not a record.
     """
     if _best_translation(lines[0]) is None:
         if _is_object(lines[0]):
@@ -86,7 +84,7 @@ def _is_object(line: str) -> bool:
 
 
 def check_equal_counts(texts: Mapping[str, list[str]]) -> None:
-    """Raises ValueError, with both counts, if a text and the first text have different numbers of lines."""
+    """Raises ValueError if a text and the first text have different numbers of lines. The message has both numbers."""
     (first, lines), *rest = texts.items()
     for name, other in rest:
         if len(other) != len(lines):
@@ -133,8 +131,8 @@ def read_texts(
     """Reads references from files or a dataset subset, translations from files or `stream`, and sources if available.
 
     Translations may be the JSON Lines of `nmtkit generate --format jsonl`. References and sources may be the sides of a
-    corpus in one file, such as a .tsv, whose target language is `target_lang`. Errors are ValueError or OSError with
-    the name of the file.
+    corpus in one file, such as a .tsv, whose target language is `target_lang`. Raises ValueError or OSError with the
+    name of the file.
     """
     if bool(reference_paths) == (data is not None):
         raise ValueError("give references either as --ref FILE or as --data FOLDER")

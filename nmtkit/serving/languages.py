@@ -1,4 +1,4 @@
-"""Names of languages for /languages, and lists of language pairs for messages."""
+"""Names languages for the route /languages, and lists language pairs for messages."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,7 @@ def name_of(code: str) -> str:
 
 
 def described(pairs: Sequence[tuple[str, str]]) -> str:
-    """Returns a list of language pairs for a message. Of many pairs, only the languages are listed."""
+    """Returns language pairs as text for a message. More than MAX_LISTED pairs become their number and languages."""
     if len(pairs) <= MAX_LISTED:
         return ", ".join(f"{source} to {target}" for source, target in pairs)
     codes = sorted({code for pair in pairs for code in pair})

@@ -28,7 +28,8 @@ from nmtkit.translation.translator import Translator, ctranslate2_engine
 
 Pair = tuple[str, str]
 
-# a worker splits a batch above GUESS times the limit, because the server only estimates the tokens of a batch
+# The server only estimates the tokens of a batch. A worker therefore accepts GUESS times the limit before it splits a
+# batch.
 GUESS = 2
 
 logger = logging.getLogger("nmtkit")
@@ -121,10 +122,10 @@ def grouped(paths: list[tuple[Pair | None, str]]) -> dict[Pair, tuple[Path, ...]
 
 
 def pairs_of(path: Path) -> list[Pair]:
-    """Returns the language pairs of a checkpoint: all pairs of different languages of a multilingual model.
+    """Returns the language pairs of a checkpoint. A multilingual model has all pairs of different languages.
 
-    Trained pairs come first. If the checkpoint records its directions, only their languages count. Raises ValueError
-    for a checkpoint that does not name its languages.
+    If the checkpoint records its trained directions, only languages of these directions count, and the trained pairs
+    come first. Raises ValueError for a checkpoint that does not name its languages.
     """
     contents = checkpoint.load(path, mmap=True)
     trained = directions_of(contents)
@@ -185,10 +186,10 @@ def load_models(job: Job) -> tuple[Models, Prepare]:
 
 
 def through_pivot(models: Models, pivot: str) -> Models:
-    """Returns models for the pairs that no model is known to be trained on, by way of a pivot language.
+    """Returns models that translate through a pivot language, for the pairs without a trained model.
 
-    A checkpoint of several languages without recorded directions, such as an imported one, is trained on no pair as far
-    as nmtkit knows. Raises ValueError if no pair can be translated through the pivot language.
+    `is_trained` decides whether a model is trained on a pair. Raises ValueError if no pair can be translated through
+    the pivot language.
     """
     result: Models = {}
     into = [pair[0] for pair in models if pair[1] == pivot]
@@ -206,13 +207,17 @@ def through_pivot(models: Models, pivot: str) -> Models:
 
 
 def is_trained(model: ServedModel, pair: Pair) -> bool:
-    """Returns whether a model of one pair, or a model whose checkpoint records this direction, translates the pair."""
+    """Returns whether a model is known to be trained on a pair.
+
+    A bilingual model is trained on its pair. A multilingual model is trained on the directions that its checkpoint
+    records. If its checkpoint records no directions, for example after an import, no pair is known to be trained.
+    """
     translator = model.translator
     return pair in translator.directions if translator.directions else not translator.tokenizer.languages
 
 
 def log_untrained(models: Models) -> None:
-    """Logs the pairs that a model translates without training on them (zero-shot), once."""
+    """Logs the pairs that a model was not trained on (zero-shot). Later translations of these pairs log no warning."""
     pairs = [
         pair
         for pair, model in models.items()
@@ -245,7 +250,7 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
 
 
 def text_options(job: Job, pair: Pair) -> TextOptions:
-    """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source."""
+    """Returns the text options of a pair. Raises ValueError if --split-sentences does not know the source language."""
     if not job.split_sentences:
         return job.text
     if not is_language(pair[0]):

@@ -1,8 +1,8 @@
-"""Translates the tasks of the server in a worker: one batch after another, or on a GPU several tasks at a time.
+"""Translates the tasks of the server in a worker process: on a CPU batch by batch, on a GPU several tasks at a time.
 
 A very long line does not block a CPU worker. The pipeline splits the line into many segments, which are decoded in
 batches of at most `max_tokens`. After each batch, the worker answers a short task that has arrived meanwhile. All
-segments stay in one process, because markup, word links and quality of the line depend on all of them.
+segments stay in one process, because markup, word links and quality of the line depend on all segments.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ logger = logging.getLogger("nmtkit")
 def work(connection: socket.socket, models: Models, prepare: Prepare) -> None:
     """Translates task after task until the server closes the connection.
 
-    Between the batches of a task, answers a task that has arrived meanwhile. The server sends a second task only if it
-    is short and the first task is one long line.
+    Between the batches of a task, answers a task that has arrived meanwhile. The server sends a second task only if
+    the second task is short and the first task is one long line.
     """
     prepare()
 
@@ -74,7 +74,7 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
         task = through_pivot(model.first, task, between_batches)
     translator = model.translator
     pipeline = pipeline_of(model, task)
-    # alternatives need a search by PyTorch without shared slots
+    # Alternatives are searched by PyTorch, not by the engine. On a GPU, other tasks use the slots of `batch_decoder`.
     separate = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
@@ -82,7 +82,10 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
 
 
 def through_pivot(first: ServedModel, task: Task, between_batches: Callable[[], None]) -> Task:
-    """Returns a task with the texts in the pivot language. Word links would not refer to the source, so it has none."""
+    """Returns the task with its texts translated into the pivot language.
+
+    The returned task requests no word links, because its links would not refer to the original source.
+    """
     own_results = {"alternatives": 0, "alignment": False, "quality": False}
     lines = translate(first, {**task, **own_results}, between_batches)
     return {**task, "alignment": False, "texts": [line[0]["text"] for line in lines]}
@@ -146,7 +149,7 @@ def in_turn(translator: Translator, options: SearchOptions) -> BatchDecoder:
 
 
 def work_on_gpu(connection: socket.socket, models: Models) -> None:
-    """Translates tasks as they arrive. Each model has a thread, which fills the slots of its search for all pairs."""
+    """Translates tasks as they arrive. Each model has a thread. All language pairs of a model share search slots."""
     sending = threading.Lock()
 
     def answer(message: dict[str, Any]) -> None:
@@ -193,7 +196,7 @@ class SlotWorker:
     ) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
         self.translator = next(iter(models.values())).translator
-        self.pipelines: dict[Pair, Pipeline] = {}  # of the pairs in the tasks so far
+        self.pipelines: dict[Pair, Pipeline] = {}  # pipelines of the pairs in the tasks so far
         self.pipeline = self.pipeline_of(next(iter(models)))
         self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
 

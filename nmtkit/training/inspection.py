@@ -22,7 +22,7 @@ Section = dict[str, Any]
 
 @dataclass
 class Description:
-    """Facts about a file, grouped under titles; commands by purpose; and results of `--verify`."""
+    """Facts about a checkpoint or dataset, by title; shell commands, by purpose; and results of `--verify`."""
 
     kind: str  # checkpoint or dataset
     path: Path
@@ -32,7 +32,7 @@ class Description:
 
 
 def inspect(path: Path) -> Description:
-    """Describes a checkpoint or a dataset. Raises OSError, or ValueError for other or damaged files."""
+    """Describes a checkpoint or a dataset. Raises OSError. Raises ValueError for damaged or unknown files."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     return of_dataset(path) if path.is_dir() else of_checkpoint(path)
@@ -72,7 +72,7 @@ def of_checkpoint(path: Path) -> Description:
 
 
 def parameters(model: Mapping[str, Any]) -> Section:
-    """Returns the parameter counts of the parts and of the model. A tied weight counts only in its first part."""
+    """Returns the number of parameters of each part and of the model. A tied weight counts only in its first part."""
     parts: dict[str, int] = {}
     layers: dict[str, set[str]] = {}
     for name, first in checkpoint.tied_to(model).items():
@@ -115,7 +115,7 @@ def of_run(facts: Mapping[str, Any]) -> dict[str, Section]:
 
 
 def _shown(name: str, value: Any) -> Any:
-    """Returns a fact about a run as it is shown: directions as names such as en-de."""
+    """Formats a fact about a run for display. Directions become names such as en-de."""
     return ", ".join("-".join(pair) for pair in value) if name == "directions" else value
 
 
@@ -144,7 +144,7 @@ def commands(path: Path, contents: checkpoint.Checkpoint, tokenizer: Tokenizer) 
 
 
 def config_of(path: Path) -> str:
-    """Returns the text of a config file that repeats the run of a checkpoint, which may be averaged.
+    """Returns the text of a config file that repeats the run of a checkpoint. An averaged checkpoint also works.
 
     The config has no save_dir, because the folder of the run is in use. Raises OSError, or ValueError for a checkpoint
     without the facts of its run.

@@ -1,10 +1,10 @@
-"""Initial rows of pieces that a checkpoint does not have, from the rows of its pieces.
+"""Computes initial embedding rows of pieces that a checkpoint does not have, from the rows of its pieces.
 
-A new piece starts from the mean of the old pieces that spell it (Gee et al. 2022, "Fast Vocabulary Transfer"). If the
-old tokenizer spells it with <unk> or bytes, it starts from the mean of all old pieces: a new output row then takes less
-probability than the average piece, so the predictions of the old model hardly change (Hewitt 2021, "Initializing New
-Word Embeddings for Pretrained Language Models"). Noise is not needed: rows that start equal become different with the
-first update, because the pieces occur in different sentences.
+The row of a new piece is the mean of the rows of the old pieces that spell the new piece (Gee et al. 2022, "Fast
+Vocabulary Transfer"). If the old tokenizer spells the new piece with <unk> or bytes, the row is the mean of all old
+rows. Such an output row takes less probability than the average piece, so the predictions of the old model hardly
+change (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models"). Noise is not needed: the first
+update makes equal rows different, because their pieces occur in different sentences.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from nmtkit.data.tokenizer import SPACE_SYMBOL, SPECIALS, UNK, Tokenizer
 
-Group = tuple[int, ...]  # old rows whose mean is the initial row of a piece; an empty group stands for all pieces
+Group = tuple[int, ...]  # old rows whose mean is the initial row of a piece; empty: the rows of all pieces
 
 
 def groups_of(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, relative: str | None) -> list[Group]:
-    """Returns for each piece of `side` the old rows from which it starts. `side` is "source" or "target".
+    """Returns the group of each piece of `side`. `side` and `old_side` are "source" or "target".
 
-    The token of a language that the old model has under another name starts from that token. The token of a new
-    language starts from the token of the language `relative`, or without `relative` from the mean of all language
-    tokens.
+    If the old model has a language, even with a different token, the token of the language starts from the old token.
+    The token of a new language starts from the token of the language `relative`. Without `relative`, the token
+    starts from the mean of all old language tokens.
     """
     pieces = getattr(tokenizer, f"{side}_pieces")(range(getattr(tokenizer, f"{side}_size")))
     names = getattr(old, f"{old_side}_pieces")(range(getattr(old, f"{old_side}_size")))
@@ -42,14 +42,14 @@ def groups_of(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, re
 
 
 def means(old: Tensor, axis: int, groups: Sequence[Group]) -> Tensor:
-    """Returns the mean of the rows of `old` along `axis` for each group, in the layout of `old`."""
+    """Returns for each group the mean of its rows of `old`. `axis` is the axis of rows in `old` and in the result."""
     rows = old.movedim(axis, 0).float()
     ordinary = rows[len(SPECIALS) :].mean(0)
     return torch.stack([rows[list(group)].mean(0) if group else ordinary for group in groups]).movedim(0, axis)
 
 
 def check_relative(tokenizer: Tokenizer, old: Tokenizer, relative: str) -> None:
-    """Raises ValueError for --new-language-from if the old model lacks the language, or no language is new."""
+    """Raises ValueError for --new-language-from if the old model lacks this language, or if no language is new."""
     if relative not in old.languages:
         known = ", ".join(sorted(old.languages)) or "none"
         raise ValueError(f"--new-language-from {relative}: --finetune-from does not have this language; known: {known}")

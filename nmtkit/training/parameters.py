@@ -1,6 +1,6 @@
-"""The parameters of a run: the choice of trained parameters, their groups and weight decays, and initial values.
+"""Chooses the trained parameters of a run, their groups, their weight decays and their initial values.
 
-Parameters are chosen by name patterns, such as `encoder.*`, as for file names in a shell.
+Settings select parameters by patterns of names, such as `encoder.*`, like the patterns of file names in a shell.
 """
 
 import os
@@ -25,7 +25,7 @@ Side = Literal["source", "target"]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Freezes the parameters whose names match. Returns the number of values in all frozen parameters.
+    """Freezes the parameters whose names match a pattern. Returns the number of values in all frozen parameters.
 
     Raises ValueError for a pattern that matches no parameter.
     """
@@ -37,7 +37,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
 
 
 def choose_trained(model: Architecture, run: RunConfig) -> int:
-    """Adds adapters or freezes parameters in place, as set in the run. Returns the number of frozen values."""
+    """Adds adapters or freezes parameters in place, as `run` specifies. Returns the number of frozen values."""
     if run.adapter_rank:
         alpha = run.adapter_alpha or run.adapter_rank
         adapters.adapt(model, run.adapter_rank, alpha, run.adapter_layers, model.output_projection)
@@ -114,9 +114,10 @@ def start_from(
     """Copies the weights of a checkpoint into the model. The vocabularies may differ.
 
     Pieces in the vocabulary of the checkpoint get their embeddings from the checkpoint. Other pieces start from means
-    of old embeddings (`new_pieces.py`), tokens of new languages from the language `relative` if it is given. If
-    embeddings are separate in the checkpoint and joint in the model, target embeddings are used. Returns the number of
-    known pieces in each vocabulary. Raises ValueError for a model with different shapes.
+    of old embeddings (see `new_pieces.py`). If `relative` is given, tokens of new languages start from the token of
+    this language. If embeddings are separate in the checkpoint and joint in the model, target embeddings are used.
+    Returns the number of pieces of each side that the checkpoint has. Raises ValueError for a model with different
+    shapes.
     """
     contents = checkpoint.load(path)
     name = contents["architecture"]
@@ -158,7 +159,7 @@ def start_from(
 
 
 def adapters_of(model: Architecture, tokenizer: Tokenizer, run: RunConfig, base: Path) -> dict[str, Any]:
-    """Returns the facts about the adapters of a model for its checkpoints, in the format of checkpoint.py.
+    """Returns the description of a model's adapters for its checkpoints. checkpoint.py explains the format.
 
     `base` is the checkpoint from which the model has started. Raises ValueError unless `base` is a complete model with
     the same tokenizer and equal weights.
@@ -228,10 +229,10 @@ def embedding_of(model: Architecture, side: Side, pieces: int) -> nn.Embedding:
 
 
 def vocabulary_axes(architecture: str, config: Any, vocabulary: Vocabulary) -> dict[str, dict[int, Side]]:
-    """Finds the axes of a model's state whose length is a vocabulary size. Returns axis -> side for each entry.
+    """Returns, for each tensor of a model's state, the axes whose length is a vocabulary size, as {axis: side}.
 
-    The function compares the shapes of models with different vocabularies, which are never allocated. The side of a
-    joint vocabulary is "source".
+    The function compares the shapes of models with different vocabulary sizes, without allocating their tensors. The
+    side of a joint vocabulary is "source".
     """
 
     def shapes(source: int, target: int) -> dict[str, torch.Size]:
@@ -264,7 +265,7 @@ def pieces_of(tokenizer: Tokenizer) -> dict[Side, list[str]]:
 
 
 def same_pieces(new: Sequence[str], old: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Returns the rows in the new and in the old vocabulary of the pieces that both vocabularies have."""
+    """Returns the rows of the common pieces of both vocabularies: in the new vocabulary, then in the old vocabulary."""
     old_row = {piece: row for row, piece in enumerate(old)}
     pairs = [(row, old_row[piece]) for row, piece in enumerate(new) if piece in old_row]
     rows = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)

@@ -1,4 +1,4 @@
-"""The plan of a run: the values of its settings on this machine.
+"""Computes the plan of a run: the values that its settings have on this machine.
 
 The run, its dry run, the cost estimate and the memory probe take device, precision, processes, threads and batch size
 from the same plan, so that they all describe the same run.
@@ -21,8 +21,8 @@ from nmtkit.training.config import JobConfig
 from nmtkit.training.run_config import RunConfig
 
 MAX_TOKENS = 4096  # default number of tokens of a micro-batch on a CPU, and of an update
-# Allowed ratio of a micro-batch to (update size / number of processes). Sentences do not divide evenly. With one
-# micro-batch more than processes, all processes would need a second pass.
+# Largest ratio of micro-batch size to (update size / number of processes). The ratio is above 1 because sentences do
+# not divide evenly: if there were one micro-batch more than processes, all processes would need a second pass.
 SHARE_MARGIN = 1.1
 
 
@@ -34,7 +34,7 @@ class RunPlan:
     device: torch.device  # device of this process
     precision: str  # fp32, bf16 or fp16
     world_size: int  # number of processes on all machines
-    max_tokens: int  # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first attempt
+    max_tokens: int  # tokens of the larger side of a micro-batch; on a GPU without --max-tokens, the first trial
     threads: int | None  # CPU threads of this process; None: the default of torch
 
     @property
@@ -49,14 +49,14 @@ class RunPlan:
         return self.job.run.max_tokens is None and self.device.type == "cuda"
 
     def even_max_tokens(self, max_tokens: int) -> int:
-        """Returns a --max-tokens of at most `max_tokens` with which all processes get equally many micro-batches."""
+        """Returns a value of --max-tokens, up to `max_tokens`, that gives all processes equally many micro-batches."""
         rounds = math.ceil(self.batch_tokens / max_tokens / self.world_size)
         return min(max_tokens, _share(self.batch_tokens, rounds * self.world_size))
 
     def updates(
         self, updates_per_epoch: int | None, done: int = 0, epoch: int = 0, index: int = 0
     ) -> tuple[int | None, bool]:
-        """Returns the number of updates of the whole run, or None, and whether it is an estimate from --max-epoch.
+        """Returns the number of updates of the whole run (None: unknown), and whether the number is an estimate.
 
         The lengths of epochs differ by one or two updates. The estimate uses the mean length of the finished epochs.
         The run has made `done` updates, and its next update is number `index` of `epoch`.
@@ -117,7 +117,7 @@ def sampling_of(config: RunConfig, split: Split) -> Sampling | None:
 
 
 def trained_directions(config: RunConfig, split: Split) -> list[Direction]:
-    """Returns the directions of a training set that an epoch has pairs of."""
+    """Returns the directions of a training set that have pairs in an epoch."""
     sampling = sampling_of(config, split)
     weights = [1.0] * len(split.directions) if sampling is None else sampling.weights.tolist()
     return [
@@ -161,12 +161,12 @@ def resolve(
 
 
 def _share(tokens: int, parts: int) -> int:
-    """Returns a --max-tokens for which an update of `tokens` has at most `parts` micro-batches."""
+    """Returns a value of --max-tokens with which an update of `tokens` tokens has at most `parts` micro-batches."""
     return math.ceil(round(SHARE_MARGIN * tokens / parts, 6))
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Returns the device of this process and makes it the current device. Raises ValueError if it does not exist."""
+    """Returns the device of this process. Makes a GPU the current device. Raises ValueError if a GPU is missing."""
     if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -182,7 +182,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def processes_to_start(config: RunConfig) -> int:
-    """Returns the number of processes that `nmtkit train` starts. It is 1 if a launcher has started this process."""
+    """Returns the number of processes that `nmtkit train` starts: 1 if a launcher has started this process."""
     if distributed.launched():
         return 1
     if config.nproc_per_node is None and config.device != "cpu":
@@ -191,5 +191,5 @@ def processes_to_start(config: RunConfig) -> int:
 
 
 def expected_world_size(config: RunConfig) -> int:
-    """Returns the number of processes of the run, which the launcher has started or `nmtkit train` will start."""
+    """Returns the number of processes of the run. The launcher has started them, or `nmtkit train` will start them."""
     return int(os.environ.get("WORLD_SIZE") or processes_to_start(config))

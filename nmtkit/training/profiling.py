@@ -1,4 +1,4 @@
-"""The callback `profile`: records some updates with torch.profiler, as a page and as a trace for Chrome or Perfetto."""
+"""The callback `profile`: records updates with torch.profiler, and writes a page and a trace for Perfetto or Chrome."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from nmtkit.training.callbacks import CALLBACKS, Callback, RunState
 log = logging.getLogger("nmtkit")
 
 PAGE, TRACE = "profile.html", "profile.json"  # files in the folder of the run
-ROWS = 60  # operations on the page
+ROWS = 60  # maximum number of operations on the page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Profile(Callback):
 
     def __init__(self, config: ProfileConfig) -> None:
         self.config = config
-        self.made = 0  # updates of this process
+        self.made = 0  # number of updates that this process has made
         self.profiler: Any = None
 
     def update(self, run: RunState) -> None:
@@ -68,7 +68,7 @@ class Profile(Callback):
 
 
 def write_page(path: Path, events: Sequence[Any], first: int, last: int) -> None:
-    """Writes the operations with the largest self time. A self time excludes the time of the called operations."""
+    """Writes a page with the operations of the largest self time, which is the time without the called operations."""
     on_device = any(event.self_device_time_total for event in events)
     times = {event.key: event.self_device_time_total if on_device else event.self_cpu_time_total for event in events}
     total = sum(times.values()) or 1

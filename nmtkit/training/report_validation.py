@@ -1,4 +1,4 @@
-"""Data about validations for the page of a run: scores by length, translations over time, best and worst."""
+"""Prepares validation results for the page of a run: scores, translations over time, best and worst translations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def _matrices(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scores of each range of lengths. The length of a bar is score / largest score."""
+    """Returns the scores of each range of lengths, as bars: (score / largest score, score as text)."""
     rows = record["by_length"]
     scores = [name for name in ("loss", "bleu") if all(row.get(name) is not None for row in rows)]
     largest = {name: max(row[name] for row in rows) or 1 for name in scores}
@@ -75,7 +75,10 @@ def _by_length(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _followed(valid: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns source and reference of each sentence, and the updates at which its translation changes."""
+    """Returns source, reference and translations of each followed sentence.
+
+    A translation is a tuple (update, text). Translations that are equal to the previous translation are left out.
+    """
     sentences = []
     for index, sentence in enumerate(valid[-1]["followed"]):
         rows: list[tuple[int, str]] = []

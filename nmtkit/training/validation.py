@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 LENGTHS = (10, 20, 30, 40, 60)  # maximum target tokens of each length class; the last class has no limit
 RATED = 10  # number of best and of worst translations in the report
-FOLLOWED = (0.25, 0.5, 0.75)  # quantiles of length of three sentences whose translations every validation shows
+FOLLOWED = (0.25, 0.5, 0.75)  # length quantiles of the three sentences whose translations each validation shows
 
 CLASSES = len(LENGTHS) + 1  # number of length classes
 
@@ -39,10 +39,10 @@ Totals = dict[tuple[str, str], npt.NDArray[np.float64]]  # the same on all ranks
 
 @dataclass(eq=False)
 class Validator:
-    """Scores a model on `split`. Every rank does a share of the work and gets all scores.
+    """Scores a model on `split`. Every rank processes a share of the split, and all ranks get all scores.
 
-    During this work, a rank starts no collectives, and is in the context `interruptible`, which may raise
-    StopRequestedError.
+    A rank processes its share in the context `interruptible`, which may raise StopRequestedError, and starts no
+    collective operations meanwhile.
     """
 
     split: Split
@@ -57,7 +57,7 @@ class Validator:
     others: Mapping[str, "Validator"] = field(default_factory=dict)  # validators of other splits, by name
     interruptible: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     target_lang: str | None = None  # language of the references, for metrics
-    # for a split of many directions: the directions whose mean is the score of the split
+    # for a split of many directions: the directions over which the scores of the split are averaged
     averaged: Sequence[Direction] = ()
     # results of the last validation
     hypotheses: list[str] = field(default_factory=list)  # in the order of the split
@@ -109,7 +109,7 @@ class Validator:
         return distributed.broadcast(self._unless_failed(scores, error))
 
     def _share(self, work: Callable[[], T]) -> T | None:
-        """Returns the result of this rank's share of work, or None on all ranks if a rank was interrupted.
+        """Calls `work`, the share of this rank. Returns its result, or None on all ranks if a rank was interrupted.
 
         If the work of a rank fails, this rank raises the error, and all other ranks raise PeerError.
         """
@@ -137,7 +137,7 @@ class Validator:
     # --- sums over tokens -------------------------------------------------------------------------------------------
 
     def _sums(self, model: Architecture, criterion: Criterion) -> Sums:
-        """Returns the sums of this rank for each length class of each direction."""
+        """Returns the sums over the micro-batches of this rank, for each length class of each direction."""
         sums: Sums = {}
         with torch.no_grad():
             for length, pairs in self.micro_batches():
@@ -160,9 +160,10 @@ class Validator:
         return torch.zeros(CLASSES * max(1, len(self.split.directions)), dtype=torch.float64, device=self.device)
 
     def micro_batches(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """Returns the micro-batches of this rank, each with the number of its direction and length class.
+        """Returns the micro-batches of this rank as tuples (class, pairs). `classes` has the class of each pair.
 
-        A micro-batch has at most `max_tokens` tokens. A longer sentence is a separate micro-batch.
+        A micro-batch has at most `max_tokens` tokens on each side. If the longest sentence of the split exceeds
+        `max_tokens`, the limit is the length of this sentence.
         """
         source, target = np.asarray(self.split.source.lengths), np.asarray(self.split.target.lengths)
         limit = max(self.max_tokens, int(source.max()), int(target.max()))
@@ -206,7 +207,7 @@ class Validator:
         target_lang: str | None,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> dict[str, float]:
-        """Returns the scores of some rows (None: all rows), whose sums are `totals`."""
+        """Returns the scores of `rows` (None: all rows). `totals` has the sums over these rows."""
         texts = {name: getattr(self, name) for name in ("sources", "hypotheses", "references")}
         if rows is not None and self.translates:
             texts = {name: [lines[row] for row in rows] for name, lines in texts.items()}
@@ -284,9 +285,9 @@ class Validator:
     def _prepared_copy(self, model: Architecture) -> Architecture:
         """Returns a copy of the model that is prepared like in `nmtkit generate`.
 
-        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough, because it computes
-        keys and values in 16 bits, but the cache has 32 bits like the weights. FSDP modules cannot be copied. On a GPU,
-        their parameters are gathered in 16 bits.
+        The copy has 16-bit weights on a GPU and prepacked weights on a CPU. Autocast is not enough: it computes keys
+        and values in 16 bits, but the cache has 32 bits like the weights. FSDP modules cannot be copied, so they are
+        returned unchanged. On a GPU, FSDP gathers their parameters in 16 bits.
         """
         from nmtkit.translation.translator import prepare
 

@@ -1,4 +1,4 @@
-"""Log probabilities of given texts: of translations under a model, or of lines under a language model."""
+"""Computes log probabilities of given texts: of translations under a translation model, or under a language model."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The log probability of a corpus. `pieces` counts an eos for each line."""
+    """The log probability of a corpus (natural logarithm). `pieces` includes an eos for each line."""
 
     log_probability: float
     pieces: int
@@ -42,7 +42,7 @@ class Perplexity:
 
 
 def is_language_model(translator: Translator) -> bool:
-    """Whether all models of a translator are language models, which ignore the source."""
+    """Returns whether all models of a translator are language models, which ignore the source."""
     return not any(model.reads_source for model in translator.models)
 
 

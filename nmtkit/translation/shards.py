@@ -24,7 +24,7 @@ from nmtkit.translation.translator import WINDOW, Translator
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationJob:
-    """Settings of a translation in shards, which can be sent to other machines.
+    """The settings of a translation in shards. A job can be sent to other machines.
 
     `texts` are the parallel text files: the input, then a file for each of the request fields in `fields`.
     """
@@ -39,7 +39,7 @@ class TranslationJob:
     search: SearchOptions
     text: TextOptions
     source_tag: str | None
-    processes: int  # batches that CTranslate2 decodes at the same time
+    processes: int  # number of batches that CTranslate2 decodes at the same time
     plugins: Sequence[str] = ()
     processors: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,14 +60,20 @@ class TranslationJob:
 
 
 class ShardTranslator:
-    """Translates shards with one model. Line numbers, and so samples and `id`s, count from the first shard on."""
+    """Translates shards with one model. Lines are numbered from the beginning of the whole text, not of the shard.
+
+    Random samples and the `id`s of the output depend on these numbers.
+    """
 
     def __init__(self, job: TranslationJob, translator: Translator) -> None:
         self.job, self.translator = job, translator
         self.pipeline = translator.pipeline(job.search, job.text, job.source_tag)
 
     def lines(self, shard: Shard, counts: Counter[str]) -> Iterator[bytes]:
-        """Yields the output line of each line of a shard. Counts lines with several sentences and removed bytes."""
+        """Yields the output line of each line of a shard.
+
+        Adds to `counts` the lines with several sentences, and the removed carriage returns and byte-order marks.
+        """
         job = self.job
         requests = self._requests(shard, counts)
         decoder = self.translator.batch_decoder(self.pipeline.search)
@@ -97,7 +103,7 @@ class ShardTranslator:
 
 
 def _windows(path: Path, start: int, lines: int, decoder: LineDecoder) -> Iterator[list[str]]:
-    """Yields `lines` lines of a file, from the position `start` on, in windows of WINDOW lines."""
+    """Yields `lines` lines of a file in windows of WINDOW lines. The first line begins at byte `start` of the file."""
     with path.open("rb") as file:
         file.seek(start)
         for done in range(0, lines, WINDOW):
