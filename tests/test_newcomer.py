@@ -21,6 +21,7 @@ from nmtkit.training.config import REGISTRIES
 PAGE = (Path(__file__).parent.parent / "docs/plugins.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 SNIPPETS = {name[0]: block for block in BLOCKS if (name := re.findall(r'\.register\("(\w+)"', block))}
+del SNIPPETS["transformer_rotary"]  # a second architecture of the page: test_plugin_examples.py has tests of it
 FLAGS = {
     "gru": "--arch gru --width 12",
     "focal_loss": "--criterion focal_loss",

@@ -9,7 +9,7 @@ import click
 
 from nmtkit.cli.command import Command, errors_in_one_line, parsed_known_flags
 from nmtkit.cli.flags import flags, on_command_line
-from nmtkit.config import check_no_collisions, split_settings
+from nmtkit.config import split_settings
 from nmtkit.plugins import load_plugins
 
 INDENT = 10  # columns before the reason of a failure, which is on the line below the name of the check
@@ -26,7 +26,6 @@ class CheckCommand(Command):
         with errors_in_one_line(known):
             load_plugins(known.params["plugins"])
             presets = presets_of(known.args)
-            check_no_collisions(presets)
             for title, preset in presets.items():
                 settings += flags(preset, title[0].upper() + title[1:])
         full = Command(name=self.name, callback=self.callback, help=self.help, params=[*self.params, *settings])
@@ -34,13 +33,17 @@ class CheckCommand(Command):
 
 
 def presets_of(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the presets of the components that `words` name. The keys have the form "kind name"."""
+    """Returns the preset of the component that the words name, by kind and name.
+
+    Two components may have flags of the same name. So several components have no flags.
+    """
     if not any(not word.startswith("-") for word in words):
         return {}
     from nmtkit.testing.components import CONTRACTS
 
     found = [(contract.registry, name) for contract in CONTRACTS for name in dict.fromkeys(words)]
-    return {f"{registry.kind} {name}": registry[name].preset for registry, name in found if name in registry}
+    named = {f"{registry.kind} {name}": registry[name].preset for registry, name in found if name in registry}
+    return named if len(named) == 1 else {}
 
 
 @click.command(cls=CheckCommand)
@@ -71,8 +74,8 @@ def command(
     nmtkit check --plugin my_model.py
     nmtkit check --plugin my_model.py gru --width 8
 
-    Components have a tiny vocabulary and the settings of their preset. The settings of the components NAME are flags;
-    small sizes make the checks fast. Architectures are checked for shapes, causality,
+    Components have a tiny vocabulary and the settings of their preset. The settings of a single component NAME are
+    flags; small sizes make the checks fast. Architectures are checked for shapes, causality,
     equal results of steps and of a full pass, gradients, resume and more. The exit code is 1 if a check failed. In
     pytest, nmtkit.testing runs the same checks.
     """

@@ -526,7 +526,7 @@ def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
         ({"heads": 3, "d_key": 8}, "not a multiple of --heads 3"),
         ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and below 1"),
         ({"encoder_layerdrop": -0.1}, "--encoder-layerdrop is -0.1"),
-        ({"encoder_layers": 0}, "--encoder-layers is 0; it must be at least 1"),
+        ({"encoder_layers": -1}, "--encoder-layers is -1; it must be at least 0"),
         ({"window": 0}, "--window is 0; it must be at least 1"),
         ({"ssru_norm": True}, "--ssru-norm needs --decoder-self-attention ssru, not attention"),
         ({"average_gate": False}, "--no-average-gate needs --decoder-self-attention average, not attention"),

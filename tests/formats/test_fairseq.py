@@ -164,7 +164,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing weights": (lambda folder: change(folder, {FC1: None}), f"has no weights {FC1}"),
     "more weights": (lambda folder: change(folder, {"adapter.weight": torch.ones(2)}), "has weights adapter.weight"),
     "more layers": (lambda folder: change(folder, decoder_layers=2), "decoder.layers.1"),
-    "no layers": (lambda folder: change(folder, encoder_layers=0), "--encoder-layers is 0"),
+    "no layers": (lambda folder: change(folder, decoder_layers=0), "--decoder-layers is 0"),
     "wrong width": (lambda folder: change(folder, encoder_ffn_embed_dim=64, decoder_ffn_embed_dim=64), "do not match"),
     "not tied": (
         lambda folder: change(folder, {"decoder.output_projection.weight": torch.ones(160, 32)}),

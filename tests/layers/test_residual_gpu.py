@@ -77,7 +77,9 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(interpreter) -> N
 def test_without_triton_or_with_kernels_that_fail_the_plain_way_is_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("nmtkit"), "propagate", True)
+    logger = logging.getLogger("nmtkit")
+    monkeypatch.setattr(logger, "propagate", True)
+    monkeypatch.setattr(logger, "handlers", [])  # handlers of commands that other tests ran
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     device = torch.device("cpu")
     residual_gpu.is_usable.cache_clear()
