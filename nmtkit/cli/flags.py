@@ -56,11 +56,12 @@ def _flag(field: dataclasses.Field[Any], hint: Any, default: Any, section: str) 
         typed = {"type": FieldType(hint), "metavar": field.metadata.get("metavar") or metavar(hint)}
     if field.metadata.get("repeatable"):
         typed |= {"type": FieldType(typing.get_args(hint)[0]), "multiple": True}
+    if not required:
+        typed["default"] = None  # a default, also None, would stand for the missing value of a required flag
     result = click.Option(
         [*short, f"{long}/--no-{long[2:]}" if hint is bool else long, field.name],
         help=field.metadata["help"] + ("" if required else f"  [default: {_shown(default)}]"),
         required=required,
-        default=None,
         **typed,
     )
     result.section = section  # type: ignore[attr-defined]  # heading on the help page, read by cli.command

@@ -47,3 +47,9 @@ def test_a_flag_may_have_a_short_form_a_metavar_a_heading_and_no_default() -> No
     assert derive(NeedyConfig, {"source_lang": "en"}, COMMAND_LINE) == NeedyConfig(source_lang="en")
     with pytest.raises(ValueError, match=r"^--workers is 0;"):
         derive(NeedyConfig, {"source_lang": "en", "workers": 0}, COMMAND_LINE)
+
+
+def test_a_missing_required_flag_is_an_error_of_the_command_line() -> None:
+    command = click.Command("c", params=list(flags(NeedyConfig, "Other")), callback=lambda **given: None)
+    result = CliRunner().invoke(command, [])
+    assert result.exit_code == 2 and "Missing option '-s' / '--source-lang'" in result.output
