@@ -79,7 +79,7 @@ def translate_shards(
         return paths
 
     plan, paths = open_plan(
-        folder, settings_of(job), models | inputs | line_files | glossaries,
+        folder, settings_of(job), models | inputs | line_files | glossaries | processor_files(job),
         ".jsonl" if job.format == "jsonl" else ".txt", bulk.shard_lines, this_command(), texts,
     )  # fmt: skip
     job = dataclasses.replace(job, texts=paths)
@@ -113,12 +113,30 @@ def settings_of(job: "TranslationJob") -> dict[str, Any]:
         for field in dataclasses.fields(part)
         if field.name not in (*SPEED_ONLY, "glossary")
     }
-    processors = {name: dataclasses.asdict(config) for name, config in job.processors.items()}
+    files = processor_files(job)
+    processors = {
+        name: {
+            field.name: getattr(config, field.name)
+            for field in dataclasses.fields(config)
+            if flag_of(field) not in files
+        }
+        for name, config in job.processors.items()
+    }
     return settings | {
         "command": "generate", "version of nmtkit": nmtkit.__version__, "--format": job.format,
         "--source-tag": job.source_tag, "device": job.device.partition(":")[0], "--precision": job.devices.precision,
         "--engine": job.devices.engine, "plug-ins": source_digests(job.plugins), "logits processors": processors,
     }  # fmt: skip
+
+
+def processor_files(job: "TranslationJob") -> dict[str, Path]:
+    """Returns the files that the logits processors read, such as a language model, by their flags."""
+    values = {
+        flag_of(field): getattr(config, field.name)
+        for config in job.processors.values()
+        for field in dataclasses.fields(config)
+    }
+    return {flag: path for flag, path in values.items() if isinstance(path, Path) and not path.is_dir()}
 
 
 def plain_copy(copy: Path, files: Sequence[Path], languages: Languages | None, new: bool) -> Path:

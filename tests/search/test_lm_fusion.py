@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,25 @@ def test_a_wrong_language_model_is_refused(folder: Path, arguments: list[str], m
 def test_the_contract_of_processors_holds(folder: Path) -> None:
     _, tokenizer = from_checkpoint(folder / "lm.pt")
     check_logits_processor("lm_fusion", tokenizer, lm=str(folder / "lm.pt"), lm_weight=0.3)
+
+
+def test_shards_belong_to_the_contents_of_the_language_model(folder: Path, tmp_path: Path) -> None:
+    def job(weight: str = "0.5") -> Any:
+        flags = ["--logits-processors", "lm_fusion", "--lm", str(lm), "--lm-weight", weight]
+        return generate(folder, *flags, "--input", str(text), "--output-dir", str(tmp_path / "shards"))
+
+    lm, text = tmp_path / "lm.pt", tmp_path / "text"
+    text.write_text("all human beings are born free\n")
+    shutil.copy(folder / "model.pt", lm)
+    assert "is not a language model" in " ".join(job().stderr.split())
+    shutil.copy(folder / "lm.pt", lm)
+    assert job().exit_code == 0, "the mistake above left a plan"
+    assert "lm_weight" in job("0.25").stderr
+    lm.rename(tmp_path / "moved.pt")
+    lm = tmp_path / "moved.pt"
+    assert job().exit_code == 0, "contents count, not names"
+    _, tokenizer = from_checkpoint(folder / "lm.pt")
+    other = tiny_transformer(vocabulary_of(tokenizer), encoder_layers=0, sharpness=2.0)
+    checkpoint.save(lm, to_checkpoint(other, "transformer_lm_tiny", other.config, tokenizer, [], 1))
+    result = job()
+    assert result.exit_code == 2 and "--lm" in result.stderr and "SHA-256" in result.stderr
