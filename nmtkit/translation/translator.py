@@ -135,8 +135,11 @@ class Translator:
             raise ValueError(f"--shortlist is for CPUs; leave it out on {self.device.type}")
         if search.shortlist and self.shortlist is None:
             raise ValueError("the checkpoint has no shortlist; add one with nmtkit shortlist DATA --path FILE")
+        pipeline = Pipeline(
+            self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines
+        )
         self.notice_untrained(search)
-        return Pipeline(self.tokenizer, search, text, source_tag, links, self.max_source_len, self.options.long_lines)
+        return pipeline
 
     def notice_untrained(self, search: SearchOptions) -> None:
         """Warns if the model was not trained on a language pair (zero-shot). Warns once for each pair."""

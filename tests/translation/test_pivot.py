@@ -143,3 +143,13 @@ def test_a_pivot_that_cannot_be_is_refused(path: Path, flags: list[str], message
 def test_python_refuses_the_same(path: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         nmtkit.load(path).translate("right", source_lang="it", target_lang="de", **options)
+
+
+def test_an_unknown_language_is_not_called_untrained(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    translator = Translator.load([path], "cpu")
+    translator.directions = {("en", "de")}
+    with pytest.raises(ValueError, match="--target-lang fr: the model does not have this language"):
+        translator.pipeline(SearchOptions(source_lang="en", target_lang="fr"))
+    assert "zero-shot" not in caplog.text
+    translator.pipeline(SearchOptions(source_lang="it", target_lang="de"))
+    assert "zero-shot" in caplog.text
