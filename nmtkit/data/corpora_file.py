@@ -84,6 +84,8 @@ def read_entries(path: Path) -> list[CorpusEntry]:
         if "languages" not in entry:
             raise ValueError(f'{origin} has no languages; give them, such as languages = ["en", "de"]')
         several = {key: [value] if isinstance(value, str) and key in SPLITS else value for key, value in entry.items()}
+        if isinstance(columns := several.get("columns"), list):  # [4, 5] is ["4", "5"], as --columns 4,5
+            several["columns"] = [str(column) if type(column) is int else column for column in columns]
         entries.append(derive(CorpusEntry, several, origin))
     directions = directions_of(entries)
     if len(directions) > MAX_DIRECTIONS:

@@ -173,10 +173,9 @@ def test_the_columns_of_a_table_are_the_languages(make: Make, here: Path) -> Non
     dataset = make('[[corpus]]\nlanguages = ["en", "de", "it"]\ntrain = "table.tsv"')
     every = ("en-de", "de-en", "en-it", "it-en", "de-it", "it-de")
     assert triples(dataset["train"]) == expected(rows, *every)
-    numbered = make(
-        '[[corpus]]\nlanguages = ["en", "de"]\ntrain = "table.tsv"\ncolumns = ["3", "1"]', name="other", min_len=1
-    )
-    assert triples(numbered["train"]) == expected(rows, "en-de", "de-en")
+    for name, columns in (("texts", '["3", "1"]'), ("numbers", "[3, 1]")):
+        entry = f'[[corpus]]\nlanguages = ["en", "de"]\ntrain = "table.tsv"\ncolumns = {columns}'
+        assert triples(make(entry, name=name, min_len=1)["train"]) == expected(rows, "en-de", "de-en")
 
 
 def test_worker_processes_and_shards_keep_all_rows(make: Make, here: Path) -> None:
