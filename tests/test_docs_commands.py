@@ -86,9 +86,11 @@ def test_the_commands_of_the_page_about_fine_tuning(folder: Path, multilingual: 
         typed("nmtkit import m2m_100 many.pt", False)
         for name in ("train", "val"):
             write_digits(Path(name), digit_rows(30, 5), ("en", "fr"))
-            Path(f"{name}.fr").rename(f"{name}.pl")
-        for line in new_language:  # the tiny model has no Czech
-            typed(line.replace("--new-language-from cs", "--new-language-from de").replace("4000", "5"), False)
+            Path(f"{name}.fr").rename(f"{name}.qq")
+        for line in new_language:  # the tiny model has Polish, but no Czech
+            for name, other in (("pl", "qq"), ("cs", "de"), ("4000", "5")):
+                line = re.sub(rf"\b{name}\b", other, line)
+            typed(line, False)
     else:
         for line in imported:
             typed(line, False)
