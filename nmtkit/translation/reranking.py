@@ -39,7 +39,8 @@ class NBest:
 
     @property
     def source(self) -> str:
-        return str(self.record["source"])
+        """The text that the forward model translated: after `--pivot`, the text in the third language."""
+        return str(self.record.get("pivot", self.record["source"]))
 
     @property
     def hypotheses(self) -> list[dict[str, Any]]:

@@ -66,6 +66,15 @@ def test_scores_are_sums_of_the_models_that_are_asked_one_text_at_a_time(folder:
     assert chosen != before
 
 
+def test_the_source_of_a_translation_through_a_third_language_is_the_text_in_that_language(folder: Path) -> None:
+    records = [json.loads(line) for line in (folder / "nbest.jsonl").read_text().splitlines()]
+    pivoted = [record | {"source": "alle Menschen", "pivot": record["source"]} for record in records]
+    (folder / "pivoted.jsonl").write_text("".join(json.dumps(record) + "\n" for record in pivoted))
+    expected = rerank(folder, *MODELS)
+    assert expected.exit_code == 0 and rerank(folder, *MODELS, file="pivoted.jsonl").stdout == expected.stdout
+    assert [each.source for each in read_nbest(map(json.dumps, pivoted), "pivoted")] == LINES
+
+
 def test_log_probabilities_in_the_file_are_used_again(folder: Path) -> None:
     first = rerank(folder, *MODELS, "--format", "jsonl")
     (folder / "scored.jsonl").write_text(first.stdout)
