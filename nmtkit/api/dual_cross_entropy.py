@@ -56,11 +56,11 @@ def cross_entropies(model: Model, sources: Sequence[str], targets: Sequence[str]
 
 
 class SelfTrained(DualCrossEntropy):
-    """Dual cross-entropy with two small models, which `fit` trains on the pairs that it gets.
+    """Scores of pairs by two small translation models, one for each direction, without given checkpoints.
 
-    `fit` writes the models to a subfolder of `folder`. The name of the subfolder is a hash of the pairs and the
-    settings. A second call with the same pairs and settings resumes an interrupted training, or reads the finished
-    models.
+    The method `fit` trains both models on pairs of the corpus, and writes the models to a subfolder of `folder`. The
+    name of the subfolder is a hash of these pairs and the settings. So a second call with the same pairs and settings
+    resumes an interrupted training, or reads the finished models.
     """
 
     def __init__(self, folder: Path, languages: tuple[str, str], updates: int) -> None:

@@ -188,9 +188,11 @@ class Embedding(nn.Module):
             self.register_buffer("sinusoids", self.computed(1024), persistent=False)
 
     def forward(self, tokens: Tensor, position: Tensor | int, length: int) -> Tensor:
-        """Returns the embeddings [T, D] of token ids [T]. `position` is [T], or one position for all tokens.
+        """Returns the sums [T, D] of the embeddings of token ids [T] and of their position encodings.
 
-        All positions are below `length`. With `zero_first`, the token at position 0 has only the position encoding.
+        `position` has the position of each token [T], or is the position of all tokens. Every position must be below
+        `length`, the size of the table of positions. With `zero_first` (`--zero-bos`), the embedding of the token at
+        position 0 is zero, so the sum is the position encoding alone.
         """
         x = self.tokens(tokens) * self.scale
         if self.zero_first and isinstance(position, Tensor):
@@ -397,10 +399,11 @@ class Transformer(Architecture):
 
     @property
     def supports_static_decoding(self) -> bool:
-        """Whether CUDA graphs may decode. False if a subclass or a hook has code that the graphs would not call.
+        """Whether search may replay a recorded CUDA graph instead of calling the methods of the model.
 
-        Hooks of torch are allowed: FSDP's hooks have already gathered the parameters, and the graph records the hooks
-        of weight normalisation.
+        False if a subclass overrides a decoding method, or if a user has registered a hook: a replayed graph calls
+        neither. Hooks of torch itself are allowed. The hooks of FSDP gather parameters, and the parameters are complete
+        before a search begins. The graph records the operations in the hooks of weight normalisation.
         """
         own = type(self)
         if any(getattr(own, name) is not getattr(Transformer, name) for name in ("decode", "start", "step")):

@@ -48,7 +48,7 @@ def _copy(plan: Plan, shard: Shard, out: BinaryIO) -> tuple[int, int, str]:
 
 
 def described(shards: Sequence[Shard]) -> str:
-    """Returns the numbers of shards, from 1, with ranges: "shards 3, 5-9"."""
+    """Returns a text with the numbers of the shards, such as "shards 3, 5-9". The first shard has the number 1."""
     ranges: list[list[int]] = []
     for number in (shard.index + 1 for shard in shards):
         if ranges and ranges[-1][-1] == number - 1:

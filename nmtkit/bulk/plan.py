@@ -256,7 +256,7 @@ def divide(paths: Sequence[Path], shard_lines: int) -> tuple[Shard, ...]:
 
 
 def line_borders(path: Path, interval: int) -> tuple[list[int], int]:
-    """Returns the byte positions of lines 0, `interval`, 2 `interval`, …, and the number of lines.
+    """Returns the byte positions at which shards of `interval` lines begin, and the number of lines of the file.
 
     Raises ValueError if the file is empty.
     """

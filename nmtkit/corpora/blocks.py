@@ -51,9 +51,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Block:
-    """A range of lines, with the same line numbers in all files. `first_line` is the first line number, from 1.
+    """A range of lines of a corpus. A span is the place of these lines in the file of the source or target side.
 
-    An `over_long` block is a single pair with a line that is too long to be read. Only the sizes of the spans are used.
+    `first_line` is the number of the first line; the first line of a file has the number 1. `lines` is the number of
+    lines. An `over_long` block has one pair, with a line longer than the longest line that is read. The text of such a
+    block is not read; its pair is counted as dropped with the sizes of the spans.
     """
 
     first_line: int

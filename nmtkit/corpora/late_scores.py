@@ -60,8 +60,8 @@ def late_columns(scorer: PairScorer | None, read: bool, min_model: float, min_pr
     return LateColumns(scorer, limits)
 
 
-def noise(sources: Sequence[str], targets: Sequence[str], seed: int) -> list[str]:
-    """Returns a wrong target for each source, made of `targets`. Six errors that are typical of crawled text alternate.
+def noise(targets: Sequence[str], seed: int) -> list[str]:
+    """Returns a wrong target for each target, made of `targets`. Six errors that are typical of crawled text alternate.
 
     The errors are: a different target of similar length, a lost beginning or end, reordered parts, words of other
     targets, an appended half of a different target, and halves of two different targets. If at most half of the targets
@@ -154,10 +154,11 @@ class LateScorer:
         self._probability = PairProbability([*limits, *(columns.limits[name] for name in self._names if name == MODEL)])
 
     def add(self, blocks: Sequence[Path], scores: Matrix, path: Path, on_progress: Callable[[int], None]) -> Matrix:
-        """Returns `scores` with the late columns. The result is memory-mapped from the file `path`.
+        """Returns `scores` [pairs, filters] with further columns: the scores of models, and the probability of a pair.
 
-        `blocks` are files of pickled pairs, in order. `on_progress` gets the number of finished pairs. Raises
-        ValueError if the filters keep fewer than FEWEST pairs.
+        The result is a memory-mapped array in the new file `path`. `blocks` are files of pickled pairs, in the order of
+        the rows. The method calls `on_progress` with the number of pairs that have their scores. Raises ValueError if
+        the filters keep fewer than FEWEST pairs, because the probability is fitted to the kept pairs.
         """
         result = np.memmap(path, np.float32, "w+", shape=(len(scores), scores.shape[1] + len(self._names)))
         kept = np.concatenate([
@@ -216,7 +217,7 @@ class LateScorer:
         self, probability: PairProbability, sources: list[str], targets: list[str], scorer: PairScorer | None
     ) -> None:
         matrices = []
-        for texts in (targets, noise(sources, targets, self._seed)):
+        for texts in (targets, noise(targets, self._seed)):
             matrix = self._score_block(TextBlock(sources, texts))
             if scorer is not None:
                 matrix = np.column_stack((matrix, np.asarray(scorer.score(sources, texts), np.float32)))

@@ -88,7 +88,7 @@ class Side:
         return self.ends - self.starts - 1
 
     def sums(self, values: npt.NDArray[Any]) -> Counts:
-        """Returns the sum of `values` over each line. `values` has a number for each code point of the text."""
+        """Returns the sum of `values` in each line [lines]. `values` has a number for each code point of all lines."""
         return np.add.reduceat(values, self.starts, dtype=np.int64) if len(self.lines) else np.empty(0, np.int64)
 
     def rows_with(self, pattern: re.Pattern[str]) -> list[int]:

@@ -74,7 +74,10 @@ class DatasetWriter:
 
     @functools.cached_property
     def _encoder(self) -> PairEncoder:
-        """The encoder of pairs. Raises ValueError for language tokens that the tokenizer does not have."""
+        """The encoder that converts text pairs to ids, made at the first use.
+
+        Raises ValueError if the settings name a language for which the tokenizer has no language token.
+        """
         return PairEncoder(self.tokenizer, self.dtypes, self.config.languages)
 
     # --- valid and test ---------------------------------------------------------------------------------------------

@@ -161,9 +161,11 @@ def kept_pairs(
     masks: dict[str, Mask], lines: tuple[LineBytes, LineBytes], first_line: int, files: CorpusFiles,
     config: PreprocessConfig,
 ) -> tuple[Mask, CleaningStatistics]:  # fmt: skip
-    """Returns a mask of the pairs to keep, and the statistics. `masks` has for each reason a mask of matching pairs.
+    """Returns a mask [pairs] of the pairs to keep, and counts of the dropped pairs by reason.
 
-    Raises ValueError for the first pair to drop if `config.strict` is true.
+    The keys of `masks` are the reasons for which `preprocess` can drop a pair. The mask [pairs] of a reason is true for
+    the pairs that this reason concerns. Raises ValueError if `config.strict` is true and a pair would be dropped. The
+    message names the first such pair.
     """
     keep, rows = cleaning.first_reasons(masks, config)
     if config.strict and not keep.all():

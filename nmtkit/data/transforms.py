@@ -377,15 +377,6 @@ class NoiseLines(Transform):
     """
 
     level = "text"
-    scripts = (
-        (0x61, 0x7A),
-        (0xDF, 0xF6),
-        (0x3B1, 0x3C9),
-        (0x430, 0x44F),
-        (0x5D0, 0x5EA),
-        (0x3041, 0x3096),
-        (0x4E00, 0x9FA5),
-    )
 
     def __init__(self, config: NoiseLinesConfig, tokenizer: Tokenizer) -> None:
         self.share = config.noise_lines

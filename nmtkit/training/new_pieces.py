@@ -42,7 +42,12 @@ def groups_of(tokenizer: Tokenizer, old: Tokenizer, side: str, old_side: str, re
 
 
 def means(old: Tensor, axis: int, groups: Sequence[Group]) -> Tensor:
-    """Returns for each group the mean of its rows of `old`. `axis` is the axis of rows in `old` and in the result."""
+    """Returns the initial weights of pieces: for each group of old pieces, the mean of the weights of the group.
+
+    `old` is a weight of the old model with one row for each old piece along `axis`, for example an embedding matrix
+    [old pieces, D] with axis 0. The result has one row for each group along the same axis. An empty group gets the mean
+    of all old pieces other than special tokens.
+    """
     rows = old.movedim(axis, 0).float()
     ordinary = rows[len(SPECIALS) :].mean(0)
     return torch.stack([rows[list(group)].mean(0) if group else ordinary for group in groups]).movedim(0, axis)

@@ -25,9 +25,10 @@ Side = Literal["source", "target"]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Freezes the parameters whose names match a pattern. Returns the number of values in all frozen parameters.
+    """Excludes parameters from training (`requires_grad` becomes false). Returns the number of weights in them.
 
-    Raises ValueError for a pattern that matches no parameter.
+    A parameter is excluded if its name matches one of the shell patterns, such as `encoder.*`. Raises ValueError for a
+    pattern that matches no name.
     """
     names = dict(model.named_parameters())
     for pattern in patterns:

@@ -16,7 +16,11 @@ JSONL_FIELDS = (
 
 
 def output_line(translation: "Translation", format: str, score_only: bool) -> bytes:
-    """Returns the output line of a translation, without \\n. With `score_only`, a text line is the score."""
+    """Returns the line that `generate` writes for a translation, in UTF-8, without the line end.
+
+    `format` is "text" or "jsonl". A text line is the best translation, or the score of this translation with
+    `score_only`.
+    """
     if format == "jsonl":
         line = json.dumps(as_object(translation), ensure_ascii=False, default=dataclasses.asdict)
     else:

@@ -235,11 +235,12 @@ def separator(left: str, right: str) -> str:
 
 
 class Protection(Step):
-    """Removes protected spans that the vocabulary does not know. Puts every protected span into the translation.
+    """Keeps parts of the source text unchanged in the translation, such as addresses, placeholders and numbers.
 
-    `patterns` are regular expressions for protected spans. With `unknown_words`, the step also protects matches of
-    PATTERNS, and words and emoji that the vocabulary does not know. With `casing`, the step determines whether the
-    unprotected text of a segment is in capitals.
+    Such a part is a protected span. Before the model, the step removes the spans that the vocabulary cannot write.
+    After the model, the step puts every span into the translation. `patterns` are regular expressions for spans. With
+    `unknown_words`, matches of PATTERNS and words and emoji outside the vocabulary are spans too. With `casing`, the
+    step determines whether the text outside the spans is in capitals.
 
     Raises ValueError for a pattern that is not a regular expression.
     """

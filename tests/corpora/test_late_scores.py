@@ -13,7 +13,7 @@ from nmtkit.corpora.late_scores import LateScorer, PairProbability, late_columns
 
 def test_noise_makes_the_errors_of_its_docstring_in_turn() -> None:
     targets = [f"a{row} b{row} c{row} d{row} e{row} f{row}" for row in range(60)]
-    wrong = noise(targets, targets, seed=1)
+    wrong = noise(targets, seed=1)
     words = [line.split() for line in targets]
     for row, line in enumerate(wrong):
         found = line.split()
@@ -32,12 +32,12 @@ def test_noise_makes_the_errors_of_its_docstring_in_turn() -> None:
             case 5:
                 assert found[:3] == words[row][:3] and len(found) == 6 and len(foreign) in (0, 3)
     assert sum(line == target for line, target in zip(wrong, targets, strict=True)) <= 4
-    assert noise(targets, targets, seed=1) == wrong
+    assert noise(targets, seed=1) == wrong
 
 
 def test_noise_of_text_without_spaces_exchanges_characters() -> None:
     targets = ["我们今天在学校看书", "他们明天在家里吃饭", "学习中文很高兴认识你"] * 4
-    wrong = noise(targets, targets, seed=1)
+    wrong = noise(targets, seed=1)
     assert " " not in "".join(wrong)
     assert sorted(wrong[2]) == sorted(targets[2]) and wrong[2] != targets[2]
 
