@@ -72,6 +72,7 @@ def test_schedulers_keep_to_the_contract(name: str, check: Check) -> None:
     check(check_scheduler.subject(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", check_metric.checks, ids=title)
 @pytest.mark.parametrize("name", [name for name in METRICS.names() if name != "comet"])  # which needs an extra
 def test_metrics_keep_to_the_contract(name: str, check: Check) -> None:
@@ -606,6 +607,7 @@ CALLBACK_MISTAKES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "message"), CALLBACK_MISTAKES, ids=[cls.__name__ for cls, _ in CALLBACK_MISTAKES])
 def test_a_callback_whose_hooks_no_run_calls(registered: Any, cls: Any, message: str) -> None:
     check = "every hook has a name that a run calls"

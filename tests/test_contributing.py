@@ -35,6 +35,7 @@ def follow(lines: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_an_architecture_added_to_the_package_passes_its_checks(tmp_path: Path) -> None:
     lines = steps()
     said = follow([line for line in lines if not re.search("train|pytest", line)], tmp_path)

@@ -46,6 +46,7 @@ def rows(path: Path) -> list[tuple[str, str, dict[str, object]]]:
                                                                                strict=True)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_self_training_keeps_its_models_and_its_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dual_cross_entropy.SETTINGS, "d_model", 16)
     monkeypatch.setitem(dual_cross_entropy.SETTINGS, "d_ff", 16)

@@ -60,6 +60,7 @@ def test_generate_pipes_into_score(home: Path) -> None:
     assert (home / "test.de").read_bytes().count(b"\n") == 31
 
 
+@pytest.mark.slow
 def test_raw_text_from_standard_input_gives_the_same_lines_as_the_dataset(home: Path) -> None:
     flags = "--path averaged.pt --beam 2 --max-len-b 3"
     from_data = shell(f"nmtkit generate data-bin --gen-subset test {flags}", home)
@@ -68,6 +69,7 @@ def test_raw_text_from_standard_input_gives_the_same_lines_as_the_dataset(home: 
     assert from_text.stdout.count("\n") == 31
 
 
+@pytest.mark.slow
 def test_what_is_piped_has_no_control_characters(home: Path) -> None:
     for line in ("nmtkit inspect averaged.pt", "nmtkit inspect data-bin", "nmtkit --help", "nmtkit train --help"):
         result = shell(line, home)
@@ -77,6 +79,7 @@ def test_what_is_piped_has_no_control_characters(home: Path) -> None:
     assert "\x1b" not in log.stderr and "\r" not in log.stderr and log.stdout == ""
 
 
+@pytest.mark.slow
 def test_inspect_names_the_command_that_goes_on(home: Path) -> None:
     described = json.loads(shell("nmtkit inspect checkpoints/last.pt --format json", home).stdout)
     resumed = shell(described["commands"]["resume"], home)

@@ -268,6 +268,7 @@ def test_scripts_are_sound_bash(script):
     assert script.stat().st_mode & 0o111
 
 
+@pytest.mark.slow
 def test_the_table_marks_what_differs_from_the_base_by_more_than_its_seeds_do(tmp_path):
     results = {"base": [5.0, 5.2, 5.1], "A_heads_1": [5.25], "C_layers_2": [5.9]}
     for row, values in results.items():
@@ -343,6 +344,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_the_scripts_of_multi30k_make_the_commands_of_its_recipes_once(tmp_path, monkeypatch):
     """Run for real, but with an nmtkit that only notes what it was asked, and whether the real one knows the flags."""
     folder, text, log = tmp_path / "multi30k", tmp_path / "text", tmp_path / "log"
@@ -404,6 +406,7 @@ if command == "train":
 """
 
 
+@pytest.mark.slow
 def test_the_recipe_of_fine_tuning_splits_the_text_and_tunes_in_four_ways(tmp_path, monkeypatch):
     folder, text, log = tmp_path / "finetune", tmp_path / "text", tmp_path / "log"
     shutil.copytree(EXAMPLES / "finetune", folder, ignore=shutil.ignore_patterns("data*", "runs"))

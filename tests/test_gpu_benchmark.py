@@ -17,6 +17,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
     return importlib.import_module("gpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS + SLOW)
 def test_every_part_runs_on_a_cpu(gpu, part: str) -> None:
     module, function, _ = gpu.PARTS[part]
@@ -26,6 +27,7 @@ def test_every_part_runs_on_a_cpu(gpu, part: str) -> None:
     json.dumps(rows)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_hangs_does_not_stop_the_others(
     gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:

@@ -85,12 +85,14 @@ def test_the_command_line_imports_torch_only_inside_commands() -> None:
             assert "torch" not in {name.split(".")[0] for name in names}, f"{path}:{node.lineno} imports torch"
 
 
+@pytest.mark.slow
 def test_translating_imports_no_compiler() -> None:
     """torch._dynamo takes as long to import as the rest of torch, and every command would pay for it."""
     script = "import sys, nmtkit.translation.translator; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_nothing_below_the_command_line_imports_click() -> None:
     for path in SOURCES:
         if path.relative_to(ROOT).parts[0] in ("cli", "__main__.py"):

@@ -35,6 +35,7 @@ def loaded() -> None:
             load_plugin(str(path))
 
 
+@pytest.mark.slow
 def test_the_examples_keep_to_their_contracts() -> None:
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "nmtkit.testing" in block]
     namespace: dict[str, object] = {}
@@ -45,6 +46,7 @@ def test_the_examples_keep_to_their_contracts() -> None:
 ROTARY = ["transformer_rotary", "--encoder-layers", "1", "--decoder-layers", "2", "--d-model", "16", "--d-ff", "24"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [["--heads", "2"], ["--heads", "2", "--pre-norm", "--encoder-layers", "0"]], ids=str
 )

@@ -135,6 +135,7 @@ def watched(data: Path, watchers: Path, folder: Path, situation: str) -> list[Pa
 SITUATIONS = ["two subsets", "two ranks", "tracker", "sweep"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_callback_and_metrics_of_a_plug_in(mirror_data: Path, watchers: Path, tmp_path: Path, situation: str) -> None:
     if situation == "tracker":
@@ -204,6 +205,7 @@ def trained(mirror_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 NAMES = ["gru", "pair_hooked"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_prepacking(trained: Any, name: str) -> None:
     """`generate` gives the log probabilities of the plain model."""
@@ -230,6 +232,7 @@ def test_static_decoding(trained: Any, name: str) -> None:
     static_steps_equal_steps(check_architecture.subject(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_fsdp(mirror_data: Path, tmp_path: Path, trained: Any, name: str) -> None:
     """Two processes with shares of the parameters make the updates of one process."""

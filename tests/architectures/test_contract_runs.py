@@ -17,6 +17,7 @@ from nmtkit.training.optimizers import OPTIMIZERS
 from nmtkit.training.parameters import embedding_names, parameter_groups
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY_CONFIGS)
 def test_every_criterion_and_optimizer_takes_an_update(mirror_data: Path, tmp_path: Path, name: str) -> None:
     data = Dataset.open(mirror_data)

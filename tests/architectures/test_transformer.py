@@ -456,6 +456,7 @@ def test_a_dropped_layer_passes_its_input_on_while_training_alone() -> None:
     torch.testing.assert_close(model.eval().encode(source).values, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_layerdrop_compiles_once_for_every_draw(checkpointed: bool) -> None:
     from torch._dynamo.testing import CompileCounter
@@ -502,6 +503,7 @@ def test_bfloat16_autocast_stays_near_float32() -> None:
     assert max(errors) < 0.3 and sum(errors) < 0.08 * len(errors)  # what torch's own autocast leaves: 0.14, 0.036
 
 
+@pytest.mark.slow
 def test_the_whole_model_is_one_graph_to_the_compiler() -> None:
     """Dynamo finds no graph break, and the graph, run eagerly, computes the same."""
     torch._dynamo.reset()

@@ -280,6 +280,7 @@ def test_a_help_text_is_shown_as_a_sentence_and_names_keep_their_case(text: str,
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code"),
     [

@@ -135,6 +135,7 @@ def test_a_latex_table_escapes_signs_and_aligns_numbers(tmp_path: Path) -> None:
     assert rows[0][:3] == ["run", "seed", "arch"] and len(rows) == 5
 
 
+@pytest.mark.slow
 def test_curves_are_written_as_numbers_and_as_a_figure(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name, END) for name in ("one", "two")]
     assert compare(*folders, "--curves", tmp_path / "curves.csv").exit_code == 0

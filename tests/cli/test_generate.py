@@ -197,6 +197,7 @@ def test_a_plug_in_that_is_not_loaded_is_named(folder, tmp_path):
     assert result.exit_code == 2 and "add --plugin mine.py" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_slow_writer_gets_its_lines_while_it_waits(folder):
     """Lines come out though the input has not ended."""
     command = [sys.executable, "-m", "nmtkit", "generate", "--device", "cpu", "--max-len-b", "3", "--max-len-a", "0",

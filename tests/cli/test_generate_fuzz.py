@@ -85,6 +85,7 @@ def fuzz_score(folder: Path, seeds: range) -> None:
     assert done > len(seeds) / 20
 
 
+@pytest.mark.slow
 def test_random_flags_and_lines_do_not_break_generate(folder, monkeypatch):
     monkeypatch.chdir(folder)
     fuzz_generate(folder, range(60))

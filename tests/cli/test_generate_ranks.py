@@ -56,6 +56,7 @@ def test_two_processes_find_the_hypotheses_of_one(mirror_data: Path, trained: Pa
             assert counterpart["score"] == pytest.approx(hypothesis["score"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_all_with_an_error(trained: Path, tmp_path: Path) -> None:
     plugin = tmp_path / "dying.py"
     plugin.write_text(

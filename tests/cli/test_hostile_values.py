@@ -140,12 +140,14 @@ QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_heal
 LONG = settings(QUICK, max_examples=150)
 
 
+@pytest.mark.slow
 @QUICK
 @given(data=st.data())
 def test_a_hostile_number_is_refused_in_one_line(forks: Forks, material: Path, data: st.DataObject) -> None:
     try_number(forks, material, data)
 
 
+@pytest.mark.slow
 @QUICK
 @given(data=st.data())
 def test_a_hostile_path_is_refused_in_one_line(forks: Forks, material: Path, data: st.DataObject) -> None:

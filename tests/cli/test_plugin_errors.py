@@ -111,6 +111,7 @@ class Late(GRU):
 """
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_worker_is_shown_with_its_line(mirror_data: Path, tmp_path: Path) -> None:
     gru = (Path(__file__).parent.parent.parent / "examples/plugin/gru.py").read_text()
     text = ARCHITECTURE.replace("from examples.plugin.gru import GRU, GRUConfig\n", gru.replace('"gru"', '"late_gru"'))

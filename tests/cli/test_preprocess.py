@@ -532,6 +532,7 @@ def check_after_kill(point: str, corpora: Path, folder: Path) -> None:
     assert len(Dataset.open(folder / "data")["train"]) == 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["write:30", "write:0", "rename:4"])
 def test_a_killed_preprocess_leaves_nothing_that_looks_finished(point: str, corpora: Path, tmp_path: Path) -> None:
     check_after_kill(point, corpora, tmp_path)

@@ -114,6 +114,7 @@ def test_sentence_scores_equal_the_sacrebleu_command(metric, tmp_path):
     assert result.stdout.splitlines() == [signature, *expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -228,6 +229,7 @@ ACTS = {  # a value of every flag, and what it belongs to
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("metric", ["bleu", "chrf", "chrf++", "ter"])
 @pytest.mark.parametrize("flag", ACTS)

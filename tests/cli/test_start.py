@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from nmtkit.cli import main
 
 
+@pytest.mark.slow
 def test_what_a_command_imports_is_out_of_the_collectors_sight() -> None:
     code = (
         "import gc, sys\n"

@@ -130,6 +130,7 @@ def test_tmx_of_several_languages(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         read(tmp_path / "d.tmx")
 
 
+@pytest.mark.slow
 def test_a_large_tmx_needs_little_memory(tmp_path: Path) -> None:
     unit = f'<tu><tuv xml:lang="en"><seg>{"x" * 500}</seg></tuv><tuv xml:lang="de"><seg>y</seg></tuv></tu>\n'
     (tmp_path / "c.tmx").write_text(f"<tmx><header/><body>{unit * 20_000}</body></tmx>")

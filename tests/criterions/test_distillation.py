@@ -93,6 +93,7 @@ def test_chunks_change_neither_loss_nor_gradients(
         torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_student_learns_the_distribution_of_its_teacher(teachers: tuple[Path, ...], tokenizer: Tokenizer) -> None:
     """With weight 1, the target has no influence, and the smallest loss is the entropy of the teacher."""
     model, pairs = student(tokenizer), batch()

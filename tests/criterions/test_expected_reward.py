@@ -153,6 +153,7 @@ def test_validation_sees_the_likelihood_alone() -> None:
     assert set(loss.counts) == {"nll"}
 
 
+@pytest.mark.slow
 def test_rewards_rise_when_it_is_minimised() -> None:
     net, loss_of = model(), criterion(candidates_per_sentence=16, candidate_extra=2, likelihood_weight=0.0).train()
     optimizer = torch.optim.Adam(net.parameters(), 0.02)

@@ -136,6 +136,7 @@ def test_an_update_that_leaves_the_layer_out_has_no_alignment_loss() -> None:
     assert set(criterion()(net, batch()).counts) == {"nll"}
 
 
+@pytest.mark.slow
 def test_preprocess_and_train_teach_a_model_to_align(tmp_path: Path) -> None:
     """On words that are translated in reverse order."""
     write_corpus(tmp_path / "train", 300, seed=1)

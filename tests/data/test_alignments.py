@@ -150,6 +150,7 @@ def test_a_model_is_trained_with_the_alignments(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(st.sampled_from("ab ½¨\xa0\u200b日\t"), max_size=12), min_size=1, max_size=5))
 def test_the_pieces_of_every_word_are_found_whatever_the_normaliser(lines: list[str]) -> None:

@@ -111,6 +111,7 @@ def check_damaged(data: st.DataObject, folder: Path, copy: Path, as_small: bool)
                 verify(copy)
 
 
+@pytest.mark.slow
 @settings(max_examples=120, **FUZZ)
 @given(st.data(), st.booleans())
 def test_a_damaged_dataset_is_refused_or_reads_as_before(

@@ -143,6 +143,7 @@ NORMALIZED = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(NORMALIZED.map("".join).map(lambda line: line.replace("\n", " ")), max_size=8), st.sampled_from([0, 1000])

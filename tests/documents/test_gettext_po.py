@@ -314,6 +314,7 @@ def test_a_file_that_is_not_a_catalogue_is_refused_with_its_line(text, message):
         read_document(text.encode(), "po", "app.po")
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8")))
 def test_strings_are_escaped_as_in_c(text):
     assert unescaped(escaped(text)) == text

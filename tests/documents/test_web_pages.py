@@ -173,6 +173,7 @@ def test_text_is_what_an_independent_parser_of_html5_finds():
     assert "".join(next(tree.iter("script")).itertext()) == 'if (a < b) { x = "<p>no</p>" }'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [" <b>x", " x<code>y</code>", " x<!-- c -->", " <i>x</i>"])
 def test_a_segment_with_thousands_of_codes_is_put_back(part):
     page = f"x{part * 5000} x"
@@ -207,6 +208,7 @@ def test_twenty_thousand_nested_elements_are_translated():
     assert translated(page) == page.replace("one", "ONE").replace("two", "TWO")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["<b>x ", "<a ='\">", "<a =\"'<a ='\"", "<!--", "<p x=1 ", "<code>y</code> ", "<br>x "]
 )

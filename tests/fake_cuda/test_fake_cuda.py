@@ -14,6 +14,8 @@ import pytest
 import torch
 from builders import TINY_CONFIGS, tiny_model
 
+pytestmark = pytest.mark.slow
+
 Runner = Callable[..., Any]
 
 EVERY_ARCHITECTURE = list(TINY_CONFIGS)

@@ -27,6 +27,7 @@ def export(*arguments: object) -> str:
     return result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -84,6 +84,7 @@ def broken_files(path: Path) -> dict[str, Callable[[], Any]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
 def test_every_file_may_be_broken_in_every_way(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -98,6 +99,7 @@ def test_every_file_may_be_broken_in_every_way(name: str, tmp_path: Path) -> Non
                 assert message, f"{file}: {damage}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["marian of transformers", "m2m_100"])
 def test_every_value_of_every_json_file_may_be_of_another_kind(name: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path / "model")
@@ -217,6 +219,7 @@ def test_every_tensor_may_have_another_shape_or_type(name: str, damage: str, tmp
         assert import_or_error(folder), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", TENSORS)
 def test_every_array_of_marian_may_have_another_shape_or_type(damage: str, tmp_path: Path) -> None:
     with np.load(FORMATS / "marian/spm/model.npz") as arrays:

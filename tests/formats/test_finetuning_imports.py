@@ -21,6 +21,7 @@ def nmtkit(*arguments: object) -> Result:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (codes, _, _) in LANGUAGE_TOKENS.items() if codes[1]])
 def test_a_model_of_several_languages_is_fine_tuned_and_translates(name: str, tmp_path: Path) -> None:
     dataset = preprocessed(name, tmp_path)

@@ -85,6 +85,7 @@ def test_an_imported_model_translates_as_the_original_did(name: str, tmp_path: P
         compare_nbest(translator, found["lines"], found["languages"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "languages"), [(name, pair) for name, pairs in LANGUAGES.items() for pair in pairs], ids=str
 )

@@ -43,6 +43,7 @@ def test_export_and_import_give_the_same_translations(changes: dict[str, object]
         assert score == pytest.approx(again, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_transformers_translates_an_exported_folder_as_nmtkit_does(changes: dict[str, object], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

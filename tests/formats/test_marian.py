@@ -36,6 +36,7 @@ def compare(folder: Path, expected: list[dict[str, Any]], temporary: Path) -> No
             assert translation.hypotheses[0].score == pytest.approx(line[name]["score"], rel=5e-6, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_imported_model_translates_as_marian_did(kind: str, tmp_path: Path) -> None:
     expected = [line for line in json.loads((FOLDER / kind / "expected.json").read_text()) if ends(line)]

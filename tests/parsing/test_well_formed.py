@@ -67,6 +67,7 @@ def test_parts_of_speech_are_preterminals(tmp_path: Path) -> None:
     compare_with_all_sequences(tagged, "the dog", 2, ["NN", "."])
 
 
+@pytest.mark.slow
 def test_a_word_of_the_tag_dictionary_has_the_tags_that_it_has_there(tmp_path: Path) -> None:
     tagged = tokenizer(tmp_path, "(S (NP NN )NP . )S")
     tag = {id: piece.strip("▁") for id, piece in enumerate(tagged.target_pieces(range(tagged.target_size)))}

@@ -30,6 +30,7 @@ assert counts == [0, 1 + 3 * copies, 1 + 3 * copies, 0, 0], counts
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_idle_threads_exist_from_start_to_stop() -> None:
     subprocess.run([sys.executable, "-c", TEAM], check=True)

@@ -24,6 +24,7 @@ MIXED = [DANISH[0], ITALIAN[1], "", "12 % / 3", DANISH[2], "All human beings are
 REFERENCE = [DANISH[0], DANISH[1], "", "12 % / 3", DANISH[2], DANISH[0]]
 
 
+@pytest.mark.slow
 def test_lines_of_another_language_are_counted() -> None:
     settings = Settings(target_lang="da", languages=("en", "it", "da", "de"))
     (found,) = score(MIXED, [REFERENCE], ["off-target"], settings)

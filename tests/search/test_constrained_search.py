@@ -89,6 +89,7 @@ def test_an_automaton_counts_what_the_nearest_alternative_needs():
     assert [automaton.remaining[state] for state in states] == [3, 3, 2, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 3])
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])

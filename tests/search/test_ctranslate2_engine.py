@@ -30,6 +30,7 @@ def model(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(trained, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam", [1, 2, 5])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_translations_and_scores_are_those_of_pytorch(model: Path, beam: int, workers: int) -> None:
@@ -108,6 +109,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_cache", [True, False])
 def test_processes_share_the_export_of_a_read_only_folder_or_leave_none(
     model: Path, tmp_path_factory, has_cache: bool

@@ -65,6 +65,7 @@ def test_a_wide_beam_finds_the_best_outputs_of_the_fused_scores() -> None:
         assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([scores[ids] for ids in best], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"beam": 2}, {"beam": 1}, {"sampling": True, "nbest": 3}], ids=str)
 def test_a_sentence_has_the_same_outputs_alone_and_in_a_batch(settings: dict[str, Any]) -> None:
     processor = fusion()

@@ -187,6 +187,7 @@ def generate(*arguments: str) -> Any:
     return CliRunner().invoke(main, ["generate", *arguments], input="all human beings are born free\n")
 
 
+@pytest.mark.slow
 def test_generate_has_the_flags_of_the_processors_that_it_is_given(tmp_path: Path, plugin: Path) -> None:
     path = save_ending_transformer(tmp_path / "model.pt")
     base = ["--path", str(path), "--plugin", str(plugin), "--beam", "2", "--max-len-a", "0", "--max-len-b", "8"]
@@ -201,6 +202,7 @@ def test_generate_has_the_flags_of_the_processors_that_it_is_given(tmp_path: Pat
     assert "Logits processor forbid" in page.stdout and "--forbidden-word TEXT" in page.stdout
 
 
+@pytest.mark.slow
 def test_an_unknown_processor_and_the_flag_of_one_that_is_not_chosen_are_refused(tmp_path: Path, plugin: Path) -> None:
     path = save_ending_transformer(tmp_path / "model.pt")
     base = ["--path", str(path), "--plugin", str(plugin)]

@@ -170,6 +170,7 @@ def test_a_sample_depends_on_its_seed_alone(model):
     assert sum(a[0].tokens != b[0].tokens for a, b in zip(together, other, strict=True)) > CASES / 2
 
 
+@pytest.mark.slow
 def test_samples_follow_the_models_distribution(model):
     """The first token of 4,000 samples of one sentence, against the probabilities of one step."""
     source = SOURCE.select(torch.zeros(1, dtype=torch.int64))

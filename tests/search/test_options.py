@@ -123,6 +123,7 @@ def test_every_option_is_tried():
     assert {field.name for field in dataclasses.fields(SearchOptions)} - languages == set(VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_an_option_acts_beside_any_other_or_is_refused(name):
     accepted = 0

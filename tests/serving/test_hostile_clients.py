@@ -174,6 +174,7 @@ def test_a_head_that_is_too_large_or_none_is_refused(server, request_):
     assert server.ask("/health")[0] == 200
 
 
+@pytest.mark.slow
 def test_other_methods_are_refused(server):
     for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "TRACE", "CONNECT", "PROPFIND", "X" * 500):
         found = exchange(server, head("Content-Length: 0", method=method))
@@ -309,6 +310,7 @@ def test_a_head_that_dawdles_is_ended(server):
             assert 9 < time.monotonic() - start < 13
 
 
+@pytest.mark.slow
 def test_a_line_that_takes_too_long_is_stopped_and_its_worker_replaced(server):
     request = {"source": "en", "target": "de", "api_key": "secret-key"}
     for text in ("a" * 100_000, "a\0b"):  # no output ends here

@@ -315,6 +315,7 @@ def test_clients_that_go_away_or_dawdle_disturb_no_other(server, expected):
         connection.close()
 
 
+@pytest.mark.slow
 def test_short_requests_are_answered_while_long_lines_are_translated(tmp_path, model):
     """A line of 60,000 words keeps its worker busy for long. Two of them stopped translation for all others."""
     flags = ["--workers", "2", "--char-limit", "400000", "--max-len-a", "0", "--max-len-b", "40"]
@@ -393,6 +394,7 @@ def test_sighup_loads_a_changed_model_and_sigterm_finishes_what_is_running(tmp_p
         assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.slow
 def test_keys_cors_and_a_full_queue(tmp_path, model):
     (tmp_path / "keys").write_text("# of the team\nsecret\n")
     flags = ["--api-keys", str(tmp_path / "keys"), "--cors-origin", "https://a.org", "--max-queue", "10"]
@@ -424,6 +426,7 @@ def test_keys_have_no_byte_order_mark(tmp_path):
     assert read_api_keys(tmp_path / "keys") == [b"secret", b"other"]
 
 
+@pytest.mark.slow
 def test_mistakes_end_with_one_line(tmp_path, model):
     taken = socket.create_server(("127.0.0.1", 0))
     for flags, message in (

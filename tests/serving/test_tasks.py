@@ -323,6 +323,7 @@ def slot_answers(models, tasks, continuous):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "continuous"), [(TextOptions(), True), (TEXT, False)])
 def test_slots_answer_every_task_as_the_other_workers_do(path, text, continuous):
     models = {PAIR: unpacked(path, text)}

@@ -199,6 +199,7 @@ def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "counter.py"
 
 
+@pytest.mark.slow
 def test_state_goes_with_the_checkpoint_also_to_other_ranks(mirror_data: Path, tmp_path: Path, counter: Path) -> None:
     more = ["--plugin", counter, "--callbacks", "counter"]
     train(mirror_data, tmp_path / "run", *more, "--max-update", 5)
@@ -281,6 +282,7 @@ def level_db_log(data: bytes, start: int) -> Iterator[bytes]:
             record = b""
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_the_numbers_of_the_log_offline(
     mirror_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

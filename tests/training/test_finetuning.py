@@ -188,6 +188,7 @@ def test_scripts_and_the_service_translate_with_the_merged_model(adapted: Path, 
     assert models.languages_of(adapted / "last.pt") == ("xx", "yy")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_adapters_goes_on_exactly(base: Path, domain_data: Path, tmp_path: Path) -> None:
     more = ["--finetune-from", base, "--adapter-rank", 4, "--adapter-alpha", 8, "--ema-decay", 0.9, "--clip-norm", 1]
     train(domain_data, tmp_path / "whole", *more, "--max-update", 6)
@@ -237,6 +238,7 @@ def test_adapters_refuse_what_would_change_the_base(
     train(domain_data, tmp_path / "full", "--finetune-from", adapted, "--max-update", 1)  # all weights, from the merged
 
 
+@pytest.mark.slow
 def test_each_subset_is_validated_and_one_of_them_is_followed(base: Path, domain_data: Path, tmp_path: Path) -> None:
     subsets = ["--valid-subset", "valid,valid1", "--metrics", "bleu,accuracy", "--validate-interval-updates", 2]
     start = ["--finetune-from", base, "--max-update", 4, "--lr", 1e-9, *subsets]

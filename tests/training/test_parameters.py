@@ -41,6 +41,7 @@ def rows(tokenizer: Tokenizer, side: str) -> dict[str, int]:
     return {piece: row for row, piece in enumerate(getattr(tokenizer, f"{side}_pieces")(range(size)))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new_joint", [True, False])
 @pytest.mark.parametrize("old_joint", [True, False])
 def test_every_piece_keeps_its_row_from_any_vocabulary_to_any(tmp_path: Path, old_joint: bool, new_joint: bool) -> None:

@@ -86,6 +86,7 @@ class Failing(CrossEntropy):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_ends_all_with_its_message(
     mirror_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ def train(data: Path, folder: Path, *flags: str) -> Any:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("updates", "last"), [("2", 5), ("50", 6)], ids=["whole", "cut by the end"])
 def test_a_run_writes_a_page_and_a_trace_of_its_updates(
     mirror_data: Path, tmp_path: Path, updates: str, last: int

@@ -81,6 +81,7 @@ def test_a_resumed_run_has_the_weights_and_the_state_of_each_parameter(
         run.checkpoints.unlock()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.5])
 @pytest.mark.parametrize("freeze", [(), ("encoder.*",)])
 def test_a_run_in_parts_equals_the_whole_run(
@@ -116,6 +117,7 @@ def test_training_state_saved_by_position_is_refused(
 # --- the learning-rate schedule ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["cosine", "polynomial"])
 def test_a_reset_schedule_reaches_its_end_rate_with_the_run(mirror_data: Path, tmp_path: Path, scheduler: str) -> None:
     names = {"lr-scheduler": scheduler}

@@ -60,6 +60,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.getLogger("nmtkit").setLevel(logging.INFO)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_writes_complete_checkpoints(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", {"metrics": "bleu"}, max_update=40, validate_interval=1, valid_beam=2)
     assert ending.updates == 40
@@ -189,6 +190,7 @@ def test_epochs_end_the_run(mirror_data: Path, tmp_path: Path) -> None:
     assert len(records(tmp_path / "run", "valid")) == 2
 
 
+@pytest.mark.slow
 def test_the_total_of_updates_is_an_estimate_until_the_last_and_then_right(mirror_data: Path, tmp_path: Path) -> None:
     ending = train(mirror_data, tmp_path / "run", max_epoch=3, log_interval=1)
     lines = records(tmp_path / "run", "train")
@@ -305,6 +307,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_a_folder_is_locked_until_its_run_ends_be_it_by_kill(mirror_data: Path, tmp_path: Path) -> None:
     train(mirror_data, tmp_path / "run", max_update=1)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "run"], stdout=subprocess.PIPE, text=True)
@@ -505,6 +508,7 @@ def test_a_first_loss_above_uniform_is_told(
     assert "the first update has a loss of" in warning and "have 5.8: check the initial weights of the model" in warning
 
 
+@pytest.mark.slow
 def test_a_loss_above_uniform_after_warm_up_is_told_once(
     mirror_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ def within_this_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return made
 
 
+@pytest.mark.slow
 def test_finished_runs_stay_interrupted_ones_resume_and_failed_ones_are_reported(
     mirror_data: Path, tmp_path: Path, within_this_process: list[list[str]]
 ) -> None:

@@ -104,6 +104,7 @@ def test_two_ranks_score_as_one(mirror_data: Path, trained: Path, tmp_path: Path
     assert sum(a == b for a, b in zip(*texts, strict=True)) > 0.8 * len(texts[0])
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data: Path, tmp_path: Path) -> None:
     more = ["--best-checkpoint-metric", "accuracy", "--lr", "1.0", "--keep-last", "1", "--save-interval", "none"]
     for updates in (30, 60):
@@ -119,6 +120,7 @@ def test_the_best_checkpoint_is_that_of_the_metric_also_when_resumed(mirror_data
     assert checkpoint.load(averaged)["averaged"] == [checkpoint.file_name(best)]
 
 
+@pytest.mark.slow
 def test_patience_counts_validations_without_a_higher_score(mirror_data: Path, tmp_path: Path) -> None:
     more = ["--best-checkpoint-metric", "chrf", "--patience", "2", "--max-update", "400", "--lr", "3.0"]
     assert "no better chrf in 2 validations" in train(mirror_data, tmp_path, *more)

@@ -140,6 +140,7 @@ def translations(format: str, document: str) -> list[str]:
     return [text.replace('\\"', '"').replace('"\n"', "") for text in texts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_a_pair_of_options_in_a_document(folder: Path, pair: tuple[str, str], format: str) -> None:

@@ -68,6 +68,7 @@ def test_a_terminal_gets_objects_and_reports_where_they_are_asked_for(command, t
     assert "glossary: 1 terms in 1 of 2 lines" in done.stderr
 
 
+@pytest.mark.slow
 def test_bytes_that_are_not_utf_8_at_a_terminal_are_told_and_the_next_line_is_translated(command):
     done = typed(command, b"caf\xe9\nthe cat\n")
     assert done.returncode == 0 and done.stdout.count("\n") == 1
