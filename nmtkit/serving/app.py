@@ -39,7 +39,7 @@ from nmtkit.serving.protocol import UnambiguousRequests
 from nmtkit.serving.reading import Refusal
 from nmtkit.text.normalization import normalized
 
-RETRY_SECONDS = 2  # value of Retry-After in answers with status 429
+RETRY_SECONDS = 2  # value of the header Retry-After in answers with status 429
 FILE_SECONDS = 600  # lifetime of a translated file
 FILES_BYTES = 64 * 2**20  # limit for all translated files together
 NO_STORE = {"Cache-Control": "no-store"}
@@ -51,14 +51,13 @@ logger = logging.getLogger("nmtkit")
 
 
 class Service:
-    """Answers requests with the translations of a pool of workers."""
+    """The handlers of all routes. The workers of `pool` translate, and `keys` are the valid API keys."""
 
     def __init__(self, config: ServeConfig, pool: Pool, keys: Sequence[bytes]) -> None:
         self.config, self.pool, self.keys = config, pool, list(keys)
         self.metrics = Metrics(pool)
-        self.files: dict[
-            str, tuple[float, str, bytes]
-        ] = {}  # token -> expiry, extension and bytes of a translated file
+        # token of a translated file -> time of expiry, extension, content
+        self.files: dict[str, tuple[float, str, bytes]] = {}
 
     def application(self) -> Starlette:
         handlers: dict[str, Handler] = {
@@ -72,7 +71,8 @@ class Service:
         routes = [
             Route(path, self.answering(endpoint.path, handlers[endpoint.path]), methods=endpoint.methods)
             for endpoint in ENDPOINTS
-            for path in (endpoint.path, f"{endpoint.path}/")  # a redirect would omit the path prefix that a proxy adds
+            # The path with a slash is a route, not a redirect: a redirect would lose the path prefix of a proxy.
+            for path in (endpoint.path, f"{endpoint.path}/")
         ]
         others: dict[str, Handler] = {
             "/download_file/{token}": self.download_file,
@@ -103,7 +103,7 @@ class Service:
         return application
 
     def answering(self, path: str, handler: Handler) -> Handler:
-        """Wraps a handler: adds a time limit, answers to all errors, and metrics."""
+        """Returns `handler` with a time limit and metrics. Every error becomes an answer."""
 
         async def answer(request: Request) -> Response:
             start = time.monotonic()
@@ -152,7 +152,7 @@ class Service:
         return validated(model, {**fields, **body})
 
     def check_key(self, key: Any) -> None:
-        """Raises Refusal unless the key is valid, or the server needs no key."""
+        """Raises Refusal if the server needs a key and `key` is not valid."""
         sent = key.encode("utf-8", "replace") if isinstance(key, str) else b""
         if self.keys and not any([hmac.compare_digest(sent, known) for known in self.keys]):
             raise Refusal(403, "Invalid API key" if sent else "this server needs an API key (api_key)")
@@ -169,7 +169,10 @@ class Service:
         pair, detected = await self.pair_of(fields.source, fields.target, texts)
 
         def read() -> tuple[list[Content], bool]:
-            """Reads the content of a request. Runs in a thread, because a long text takes time."""
+            """Returns the contents of a request, and whether a text has placeholders of Weblate.
+
+            Runs in a thread, because a long text takes time.
+            """
             if is_html:
                 pages: list[Content] = [contents.web_page(text, pair[1]) for text in texts]
                 return pages, any(map(WEBLATE_PLACEHOLDER.search, texts))
@@ -206,9 +209,9 @@ class Service:
         return JSONResponse({"translatedFileUrl": f"{self.base_url(request)}/download_file/{token}"}, headers=NO_STORE)
 
     async def translations(self, pieces: Sequence[Content], key: BatchKey) -> list[list[Result]]:
-        """Returns a list of results for each text: the translation, then the alternatives.
+        """Returns a list of results for each piece: first the translation, then the alternatives.
 
-        Raises Refusal for too much text.
+        Raises Refusal if the pieces together exceed --char-limit or --batch-limit.
         """
         characters = self.check_characters(sum(len(piece.text) for piece in pieces))
         lines = [line for piece in pieces for line in piece.segments]
@@ -228,7 +231,7 @@ class Service:
         return results
 
     def check_characters(self, characters: int) -> int:
-        """Returns the number of characters. Raises Refusal if it exceeds the limit."""
+        """Returns `characters`. Raises Refusal if this number exceeds --char-limit."""
         if characters > self.config.char_limit:
             limit = self.config.char_limit
             raise Refusal(413, f"Invalid request: request ({characters}) exceeds text limit ({limit})")
@@ -254,11 +257,11 @@ class Service:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def base_url(self, request: Request) -> str:
-        """Returns the address of this server for the client: --public-url, or the scheme and Host of the request."""
+        """Returns the public address of this server: --public-url, or else the scheme and the Host of the request."""
         return (self.config.public_url or f"{request.url.scheme}://{request.headers['host']}").rstrip("/")
 
     async def download_file(self, request: Request) -> Response:
-        """Answers with a translated file, as an attachment, so that no browser shows it as a page of this server."""
+        """Answers with a translated file. The file is an attachment, so browsers do not show it as a page."""
         expiry, extension, data = self.files.get(request.path_params["token"], (0.0, "", b""))
         if expiry < time.monotonic():
             raise Refusal(404, "this file does not exist or has expired")
@@ -270,7 +273,10 @@ class Service:
         return Response(data, media_type=media_type, headers=headers)
 
     def keep_file(self, extension: str, data: bytes) -> str:
-        """Keeps a file in memory and returns its token. Drops expired files, and the oldest files if space is short."""
+        """Keeps a file in memory and returns its token.
+
+        Removes expired files first, and then the oldest files if all files together exceed FILES_BYTES.
+        """
         now = time.monotonic()
         self.files = {token: file for token, file in self.files.items() if file[0] > now}
         while self.files and sum(len(file) for _, _, file in self.files.values()) + len(data) > FILES_BYTES:
@@ -282,10 +288,10 @@ class Service:
     # --- languages ----------------------------------------------------------------------------------------------------
 
     async def pair_of(self, source: str, target: str, texts: Sequence[str]) -> tuple[Pair, DetectedLanguage | None]:
-        """Returns the served languages of a request, and the detected language if the source is `auto`.
+        """Returns the language pair of a request, and the detected language if the source is `auto`.
 
-        Codes match regardless of case and of `-` or `_`. For example, Weblate asks for pt-BR if pt_BR is served.
-        Raises Refusal for languages that are not served.
+        Codes may differ from the served codes in case, and in `-` or `_`. For example, pt-BR from Weblate selects
+        pt_BR. Raises Refusal for languages that are not served.
         """
         target = served_code(target, (target for _, target in self.pool.pairs))
         if source != "auto":
@@ -320,10 +326,10 @@ class Service:
         return JSONResponse(await self.detected(texts))
 
     async def detected(self, texts: Sequence[str]) -> list[DetectedLanguage]:
-        """Returns the likely served languages of the texts, best first, with confidences in percent.
+        """Returns the served languages with their confidences for the texts in percent, most likely first.
 
-        A text without letters gets the first language with confidence 0, as in LibreTranslate. Raises Refusal 501
-        without a detector.
+        Texts without letters get the first source language with confidence 0, as in LibreTranslate. Raises Refusal
+        501 if no detector is installed.
         """
         detector = self.detector
         if detector is None:
@@ -395,7 +401,7 @@ def only_elements(answer: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def served_code(code: str, served: Iterable[str]) -> str:
-    """Returns the served language code that equals or matches `code`, or `code` itself."""
+    """Returns `code` if it is served, else a served code that differs only in case, `-` or `_`, else `code`."""
 
     def simplified(code: str) -> str:
         return code.lower().replace("_", "-")
@@ -409,6 +415,6 @@ def error_response(status: int, message: str, headers: dict[str, str] | None = N
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:
-    """Answers requests without a route in the format of LibreTranslate."""
+    """Answers a request that matches no route. The answer is an error in the format of LibreTranslate."""
     assert isinstance(error, HTTPException)
     return error_response(error.status_code, error.detail, dict(error.headers or {}))

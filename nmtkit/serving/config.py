@@ -8,7 +8,7 @@ from nmtkit.config import Config, FlagRule, option
 from nmtkit.search.options import CTRANSLATE2_RULE, SEARCH_RULES
 from nmtkit.translation.options import GLOSSARY_RULE
 
-CPU_MAX_TOKENS = 1024  # source tokens of a batch on a CPU; small, because a new request waits for the running batch
+CPU_MAX_TOKENS = 1024  # maximum source tokens of a CPU batch; small, because new requests wait for the running batch
 
 # Fields of SearchOptions that are flags of the server. They apply to all requests.
 SEARCH_FIELDS = (
@@ -16,7 +16,7 @@ SEARCH_FIELDS = (
     *("unkpen", "replace_unknown", "shortlist", "logits_processors"),
 )
 
-# Fields of TextOptions that are not flags, because the request sets the format, and the language pair the language.
+# Fields of TextOptions that are not flags: the request gives the format, and the language pair gives the language.
 OWN_TEXT_FIELDS = ("markup", "split_sentences")
 
 RULES = (
@@ -39,7 +39,7 @@ class ServeConfig(Config):
     port: int = option(5000, "port to listen on; 0 chooses a free port", min=0, max=65_535)
     workers: int | None = option(
         None,
-        "number of CPU processes, with one thread each; default: one per core, or one if --threads is given",
+        "number of worker processes on a CPU, each with one thread; default: one per core, or one with --threads",
         min=1,
         max=1024,
     )
@@ -52,7 +52,7 @@ class ServeConfig(Config):
     )
     timeout: float = option(60.0, "maximum seconds of a request, including its upload", above=0, max=86_400)
     api_keys: Path | None = option(
-        None, "file of API keys, one per line; each request must give one of them as api_key"
+        None, "file of API keys, one per line; each request must then contain one of these keys as api_key"
     )
     split_sentences: bool = option(
         False,

@@ -1,4 +1,4 @@
-"""Extracts lines from the content of a request (a text, a web page, an uploaded document), and inserts translations."""
+"""Extracts the lines of a request (a text, a web page or an uploaded document), and inserts their translations."""
 
 import re
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ _SIGNATURES = {  # first bytes of a file -> its kind, for files with a wrong ext
     b"GIF8": "an image",
     b"\x7fELF": "a program",
 }
-_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks of text that may hold zero bytes
+_UTF16_OR_32 = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")  # byte order marks; such a text may have zero bytes
 
 
 class PlainText:
-    """A plain text, split into lines and the white space around each line. The result has the same white space."""
+    """A plain text, split into lines and the white space around each line. Translations keep the white space."""
 
     protects = False
 
@@ -56,11 +56,11 @@ class PlainText:
         return [self.parts[index] for index in self.indices]
 
     def rendered(self, lines: Sequence[Result]) -> Result:
-        """Returns the text with its lines replaced by `lines`, and the alignment of the text if all lines have one."""
+        """Returns the text with its lines replaced by `lines`. It has an alignment if all `lines` have an alignment."""
         parts, links = list(self.parts), []
         for index, line in zip(self.indices, lines, strict=True):
             parts[index] = line["text"]
-        offsets = [(0, 0)]  # (code points before a part in the source, the same in the translation)
+        offsets = [(0, 0)]  # for each part: number of code points before the part in the source and in the translation
         for old, new in zip(self.parts, parts, strict=True):
             offsets.append((offsets[-1][0] + len(old), offsets[-1][1] + len(new)))
         for index, line in zip(self.indices, lines, strict=True):
@@ -90,7 +90,7 @@ def web_page(text: str, target: str) -> Document:
 
 
 async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
-    """Returns the extension and the bytes of an uploaded file. Raises Refusal for a file of an unknown format."""
+    """Returns extension and bytes of an uploaded file. Raises Refusal if it is missing, too large or not supported."""
     if not isinstance(file, UploadFile) or not file.filename:
         raise Refusal(400, "Invalid request: missing file parameter")
     extension = PurePath(file.filename).suffix.lower()
@@ -103,7 +103,7 @@ async def upload(file: Any, char_limit: int) -> tuple[str, bytes]:
 
 
 def content_of(extension: str, data: bytes, target: str) -> Content:
-    """Reads an uploaded file. Raises Refusal, with the line, if content and extension do not match."""
+    """Returns the content of an uploaded file. Raises Refusal if `data` is not a valid file of this extension."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if data.startswith(signature)), None)
     if kind is None and b"\0" in data and not data.startswith(_UTF16_OR_32):
         kind = "a binary file"

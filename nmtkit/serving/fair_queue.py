@@ -1,11 +1,11 @@
-"""The lines of all waiting requests, and the batches made of them.
+"""Queues the lines of all waiting requests, and forms batches of these lines.
 
 The order is self-clocked fair queueing (Golestani 1994). Every request has a finishing time: the cost of its next line
 plus the finishing time of its previous line. For the first line, the time of the queue replaces the finishing time of
-the previous line. The request with the least finishing time is served first, and its finishing time becomes the time of
-the queue. A short request therefore enters the next batch even if many lines wait, and a long request gets its share
-even if many short requests arrive. From the lines that are next in this order, a batch takes the lines whose length is
-nearest to the length of the first line.
+the previous line. The request with the earliest finishing time is served first, and its finishing time becomes the time
+of the queue. A short request therefore enters the next batch even if many lines wait, and a long request gets its share
+even if many short requests arrive. The next lines in this order are candidates for a batch. The batch gets the
+candidates whose length is nearest to the length of the first line.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from itertools import count
 from typing import Any, NotRequired, TypedDict
 
 SIMILAR = 4  # maximum ratio between the lengths of the first line and of any other line of a batch
-SHORT = 16  # lines of up to this many tokens count as similar in length
-CHOICE = 2  # the candidates for a batch are enough lines to fill this many batches
-MAX_DEATHS = 3  # a line fails after so many workers have died while translating this line alone
+SHORT = 16  # lines of at most this many tokens count as lines of similar length
+CHOICE = 2  # the candidates for a batch would fill this many batches
+MAX_DEATHS = 3  # a line fails after this many workers have died while translating only this line
 
 Pair = tuple[str, str]  # codes of the source and the target language
 
@@ -30,7 +30,7 @@ class Result(TypedDict):
     """A translation of a line or of a text."""
 
     text: str
-    alignment: NotRequired[list[list[Any]]]  # start and end in the source, start and end in `text`, in code points
+    alignment: NotRequired[list[list[Any]]]  # links: start and end in the source, start and end in `text` (code points)
     quality: NotRequired[Any]  # fields of nmtkit.text.quality.Quality; for a text, a list with an element for each line
 
 
@@ -48,11 +48,11 @@ class BatchKey:
 
 
 class QueueFull(Exception):  # noqa: N818  # named like queue.Full
-    """The lines of a request exceed the limit of the queue."""
+    """Raised if the lines of a request exceed the limit of the queue."""
 
 
 class TranslationError(Exception):
-    """A line cannot be translated. The message is for the client."""
+    """Raised if a line cannot be translated. The message is for the client."""
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class TranslationJob:
 
     @property
     def order(self) -> tuple[int, bool, int]:
-        """Sort key. If finishing times are equal, jobs come first if none of their lines has been taken."""
+        """Sort key: the finishing time, then whether lines of the job have been taken, then the order of arrival."""
         return self.next_finish_time, self.finish_time > self.start, self.number
 
     def take(self, row: int) -> "QueuedLine":
@@ -115,7 +115,7 @@ class TranslationJob:
 
 @dataclass(eq=False)
 class QueuedLine:
-    """One line of a job. `deaths` counts the workers that died while translating this line alone."""
+    """One line of a job. `deaths` counts the workers that died while translating only this line."""
 
     job: TranslationJob
     index: int
@@ -131,18 +131,18 @@ Batch = list[QueuedLine]
 
 
 def estimated_tokens(line: str) -> int:
-    """Returns an estimate of the number of tokens of a line: one token for four bytes of UTF-8."""
+    """Returns an estimate of the number of tokens of a line: one token per four bytes of UTF-8, plus two."""
     return len(line.encode()) // 4 + 2
 
 
 class FairQueue:
-    """Jobs with waiting lines. All jobs together hold at most `limit` lines."""
+    """A queue of jobs. At most `limit` lines wait, but an empty queue accepts a job of any size."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.jobs: list[TranslationJob] = []
-        self.retries: deque[Batch] = deque()  # batches of dead workers, cut in halves
-        self.size = self.tokens = 0  # waiting lines and their tokens, without `retries`
+        self.retries: deque[Batch] = deque()  # halves of failed batches
+        self.size = self.tokens = 0  # numbers of waiting lines and of their tokens, without `retries`
         self.time = 0
         self.numbers = count()
 
@@ -163,10 +163,10 @@ class FairQueue:
         job.waiting, job.costs = [], []
 
     def give_back(self, batch: Batch) -> None:
-        """Takes back the lines of a dead worker. They are translated again in two batches, before all other lines.
+        """Takes back the lines of a failed batch. They are translated again in two batches, before all other lines.
 
-        Repeated halving isolates a line that kills workers. After `MAX_DEATHS` workers have died with this line alone,
-        only the request of this line fails.
+        Repeated halving isolates a line that kills workers. After `MAX_DEATHS` workers have died while translating only
+        this line, the request of this line fails, but no other request.
         """
         if len(batch) == 1:
             batch[0].deaths += 1
@@ -176,9 +176,10 @@ class FairQueue:
         self.retries.extend(part for part in (batch[:half], batch[half:]) if part)
 
     def next_batch(self, max_tokens: int, max_lines: int, longest: float = math.inf) -> Batch:
-        """Returns lines of the same key and of similar length, with at most about `max_tokens` tokens together.
+        """Returns at most `max_lines` lines of the same key and of similar length.
 
-        A line may have at most `longest` tokens. The batch is empty if no such line is waiting.
+        If all lines are padded to the longest line, they have at most `max_tokens` estimated tokens, unless one line
+        alone has more. A line has at most `longest` tokens. The batch is empty if no such line is waiting.
         """
         for _ in range(len(self.retries)):
             batch = [line for line in self.retries.popleft() if not line.job.done.done()]
@@ -193,7 +194,7 @@ class FairQueue:
         heapq.heapify(jobs)
         self.time = max(self.time, jobs[0].next_finish_time)
         first, *others = _candidates(jobs, CHOICE * max_tokens, CHOICE * max_lines)
-        others.sort(key=lambda line: abs(line.cost - first.cost))  # stable sort keeps the order of service
+        others.sort(key=lambda line: abs(line.cost - first.cost))  # equal keys keep the order of service
         batch, width = [first], first.cost
         for line in others:
             width = max(width, line.cost)
@@ -207,7 +208,7 @@ class FairQueue:
 
 
 def _candidates(jobs: list[TranslationJob], max_tokens: int, max_lines: int) -> Batch:
-    """Takes the next line, and further lines in order of service that may be in the same batch.
+    """Takes the next line and, in order of service, further lines that may share a batch with the next line.
 
     `jobs` is a heap of jobs with waiting lines. The function destroys the order of the heap.
     """

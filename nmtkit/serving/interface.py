@@ -1,23 +1,17 @@
 """The HTTP interface as data: routes, fields of requests, fields of answers, error statuses.
 
-The server validates requests by these models, and /openapi.json and /docs are generated from them. FastAPI is not used,
-because it accepts one encoding for each route, and reads the body first. But clients of LibreTranslate send JSON,
+The server validates requests with these models, and generates /openapi.json and /docs from them. FastAPI is not used,
+because it accepts a single encoding per route, and reads the body first. But clients of LibreTranslate send JSON,
 forms, multipart forms or query strings to the same route, and the API key must be checked before the body is read.
 Errors have the form `{"error": "…"}`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NotRequired,  # pydantic requires these versions before Python 3.12
-    TypeVar,
-)
+from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
 from nmtkit.serving.contents import EXTENSIONS
 from nmtkit.serving.reading import Refusal
@@ -34,7 +28,7 @@ class RequestFields(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     api_key: Annotated[Any, Field(json_schema_extra={"type": "string"})] = Field(
-        None, description="an API key of this server; the header `Authorization: Bearer KEY` may replace it"
+        None, description="an API key of this server; clients may send the header `Authorization: Bearer KEY` instead"
     )
 
 
@@ -78,8 +72,8 @@ Link = Annotated[list[int], Field(min_length=4, max_length=4)]
 Links = Annotated[
     list[Link],
     Field(
-        description="links between words: start and end in the text, start and end in the translation, in code points "
-        "of the text in NFC"
+        description="links between words: start and end in the text, then start and end in the translation, as "
+        "offsets in code points after Unicode normalization (NFC)"
     ),
 ]
 
@@ -92,12 +86,12 @@ class DetectedLanguage(TypedDict):
 class Translated(TypedDict):
     """If `q` is a list, every field is a list with one element for each text."""
 
-    translatedText: str | list[str]  # the names of LibreTranslate
+    translatedText: str | list[str]  # the names of the fields are LibreTranslate's
     alternatives: NotRequired[list[str] | list[list[str]]]
     detectedLanguage: NotRequired[DetectedLanguage | list[DetectedLanguage]]
     alignment: NotRequired[Links | list[Links]]
     alternativesAlignment: NotRequired[list[Links] | list[list[Links]]]
-    quality: NotRequired[Annotated[list[Quality] | list[list[Quality]], Field(description="one for each line")]]
+    quality: NotRequired[Annotated[list[Quality] | list[list[Quality]], Field(description="one element per line")]]
 
 
 class TranslatedFile(TypedDict):
@@ -137,9 +131,9 @@ _OF_TRANSLATION = (400, 403, 413, 415, 429, 500, 504)
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """A documented route. `fields` is the model of requests, `answer` the type of its JSON, None for plain text.
+    """A documented route. `fields` is the model of requests. `answer` is the type of the JSON, or None for plain text.
 
-    `example` holds the fields of a request. Its languages, source and target, are replaced by a served pair.
+    `example` holds the fields of an example request. A served pair replaces the languages in `source` and `target`.
     """
 
     path: str
@@ -188,7 +182,7 @@ ENDPOINTS = (
     Endpoint(
         path="/languages",
         methods=("GET", "POST"),
-        summary="List the languages, and the languages into which each can be translated",
+        summary="List the languages, each with its target languages",
         answer=list[Language],
         answer_example=[{"code": "en", "name": "English", "targets": ["de"]}],
     ),
@@ -211,9 +205,9 @@ ENDPOINTS = (
 
 
 def validated(model: type[Model], fields: dict[str, Any]) -> Model:
-    """Returns `model`, filled with the fields of a request. Raises Refusal with the first error.
+    """Returns an instance of `model` with the fields of a request. Raises Refusal with the first error.
 
-    Fields that are null or empty count as missing, except `q`.
+    A field that is null or empty counts as missing, but `q` may be empty.
     """
     sent = {name: value for name, value in fields.items() if value is not None and (value != "" or name == "q")}
     try:
@@ -223,7 +217,7 @@ def validated(model: type[Model], fields: dict[str, Any]) -> Model:
 
 
 def _message(error: ValidationError) -> str:
-    """Returns the message of the first error. Uses the text of LibreTranslate if there is one."""
+    """Returns the message of the first error, in the words of LibreTranslate if LibreTranslate has this error."""
     first = error.errors(include_url=False, include_input=False)[0]
     name, kind, reason = first["loc"][0], first["type"], first["msg"]
     if kind == "missing":

@@ -34,7 +34,7 @@ def name_of(code: str) -> str:
 
 
 def described(pairs: Sequence[tuple[str, str]]) -> str:
-    """Returns language pairs as text for a message. More than MAX_LISTED pairs become their number and languages."""
+    """Returns language pairs as text for a message. A list of more than MAX_LISTED pairs is summarized."""
     if len(pairs) <= MAX_LISTED:
         return ", ".join(f"{source} to {target}" for source, target in pairs)
     codes = sorted({code for pair in pairs for code in pair})

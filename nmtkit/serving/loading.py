@@ -105,7 +105,9 @@ class ServedModel:
         self.translator.processors(self.search)
         if self.text.rewriting and not self.aligns:
             flags = ", ".join(sorted(changed_flags(self.text) - {"--glossary"}))
-            raise ValueError(f"{flags}: the model has no cross-attention, so words cannot be aligned; leave it out")
+            raise ValueError(
+                f"{flags}: the model has no cross-attention, so words cannot be aligned; leave out {flags}"
+            )
 
 
 Models = dict[Pair, ServedModel]
@@ -145,8 +147,8 @@ def pairs_of(path: Path) -> list[Pair]:
 def load_models(job: Job) -> tuple[Models, Prepare]:
     """Returns the models of all language pairs, and a function that each worker calls before its first batch.
 
-    A file that serves several pairs is loaded once. An engine with threads cannot be forked, so the returned function
-    creates the engine. Raises OSError or ValueError with the name of the file.
+    A file that serves several pairs is loaded once. The returned function creates the CTranslate2 engine, because an
+    engine with threads cannot be forked. Raises OSError or ValueError with the name of the file.
     """
     load_plugins(job.plugins)
     device, options = job.device, dataclasses.asdict(job.translator)
@@ -201,7 +203,8 @@ def through_pivot(models: Models, pivot: str) -> Models:
             result[source, target] = dataclasses.replace(second, first=models[source, pivot])
     if not result:
         raise ValueError(
-            f"--pivot {pivot} has no effect: no pair without a trained model has models into {pivot} and out of {pivot}"
+            f"--pivot {pivot} has no effect: it needs models into {pivot} and out of {pivot}, and a pair of other "
+            "languages without a trained model"
         )
     return result
 
@@ -227,13 +230,13 @@ def log_untrained(models: Models) -> None:
         models[pair].translator.noticed.add(pair)
     if pairs:
         logger.warning(
-            "%d of %d pairs were not in the training data (zero-shot): %s. Measure them, or translate them through a "
-            "language that the model knows well with --pivot", len(pairs), len(models), described(pairs),
+            "%d of %d pairs were not in the training data (zero-shot): %s. Measure them, or use --pivot to translate "
+            "them through a language that the model knows well", len(pairs), len(models), described(pairs),
         )  # fmt: skip
 
 
 def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> SearchOptions:
-    """Returns the search options for a language pair. The options of a multilingual model contain the languages.
+    """Returns the search options for a language pair. For a multilingual model, the options contain the languages.
 
     Raises ValueError, with the known codes, if the model does not have a language of the pair.
     """
@@ -243,7 +246,7 @@ def with_languages(search: SearchOptions, tokenizer: Tokenizer, pair: Pair) -> S
         known = ", ".join(sorted(tokenizer.languages))
         raise ValueError(f"--path {'-'.join(pair)}=FILE: the model has no language {pair[1]!r}; it has {known}")
     with contextlib.suppress(ValueError):
-        tokenizer.language_ids(None, pair[1])  # models of Marian need only the target language
+        tokenizer.language_ids(None, pair[1])  # multilingual models of Marian need only the target language
         return dataclasses.replace(search, target_lang=pair[1])
     tokenizer.language_ids(*pair)
     return dataclasses.replace(search, source_lang=pair[0], target_lang=pair[1])
@@ -256,6 +259,6 @@ def text_options(job: Job, pair: Pair) -> TextOptions:
     if not is_language(pair[0]):
         raise ValueError(
             f"--split-sentences needs the source language, but {pair[0]!r} is not a code such as en or zh-Hant; "
-            "give it: --path en-de=FILE"
+            "give the languages: --path en-de=FILE"
         )
     return dataclasses.replace(job.text, split_sentences=pair[0])

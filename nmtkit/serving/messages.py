@@ -1,7 +1,7 @@
-"""JSON messages over sockets between the server and its workers: four bytes of length, then UTF-8.
+"""JSON messages over sockets between the server and its workers. Four bytes of length precede the UTF-8 text.
 
-`nmtkit.processes.workers` exchanges pickles through pipes instead. This module uses JSON, because JSON from clients
-cannot contain code, and the server reads with asyncio.
+`nmtkit.processes.workers` exchanges pickles through pipes instead. This module uses JSON, because the messages contain
+text of clients, and reading JSON cannot run code. The server reads the messages with asyncio.
 """
 
 import asyncio

@@ -11,7 +11,7 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  
 
 
 class Metrics:
-    """Counts requests, and reports the state of the pool."""
+    """Counters of requests, and the state of the pool."""
 
     MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,13 +34,13 @@ class Metrics:
         for name, help, value in (
             ("queue_sentences", "Lines that are waiting.", lambda: pool.queue.size + sum(map(len, pool.queue.retries))),
             ("workers", "Worker processes.", lambda: len(pool.workers)),
-            ("workers_busy", "Worker processes that translate.", lambda: sum(bool(w.batches) for w in pool.workers)),
+            ("workers_busy", "Busy worker processes.", lambda: sum(bool(w.batches) for w in pool.workers)),
         ):
             Gauge(f"nmtkit_{name}", help, registry=self.registry).set_function(value)
         self.registry.register(_PoolCounters(pool))
 
     def observe(self, route: str, status: int, seconds: float) -> None:
-        """Counts a request. The route of a request that is not valid HTTP is empty."""
+        """Counts a request. `route` is empty for a request that is not valid HTTP."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
 
@@ -54,7 +54,7 @@ class Metrics:
 
 
 class _PoolCounters(Collector):
-    """Exports the counters of the pool."""
+    """A collector of the pool's counters."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

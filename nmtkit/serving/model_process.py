@@ -1,7 +1,7 @@
 """The process that loads the models. On CPUs it forks the workers; on a GPU it is the worker itself.
 
 The process has one thread, unlike the server. So it can fork at any time to replace a worker. Workers share the weights
-in memory. A worker ends when the server closes the connection of the worker, or ends.
+in memory. A worker ends when the server closes the connection of the worker, or when the server itself ends.
 """
 
 import logging

@@ -72,7 +72,7 @@ def _schema(type: Any, definitions: Json) -> Json:
 
 
 def page(contents: Json, base_url: str) -> str:
-    """Returns the OpenAPI document as a web page. Its curl commands ask the server at `base_url`."""
+    """Returns the OpenAPI document as a web page. The page shows curl commands for the server at `base_url`."""
     routes = [
         {
             "path": path,

@@ -19,7 +19,7 @@ from nmtkit.serving.fair_queue import Batch, BatchKey, FairQueue, Pair, Result, 
 RESTART_SECONDS = 1.0  # pause between two attempts to restart workers
 STREAM_SHARE = 2  # a streaming worker (GPU) holds up to STREAM_SHARE * `max_tokens` tokens
 STREAM_PARTS = 16  # batches for a streaming worker have `max_tokens` / STREAM_PARTS tokens
-FEW_LINES = 8  # smaller batches are not split: the fixed cost of a search step is about the cost of 8 lines
+FEW_LINES = 8  # so few lines are not divided among workers: a search step has a fixed cost of about 8 lines
 ABANDONED_SECONDS = 1.0  # delay between the disconnection of all clients of a worker and the end of the worker
 GATHER_SECONDS = 0.004  # longest time that a small batch waits for more lines while other workers are busy
 GATHER_SHARE = 0.2  # the same limit as a share of the duration of the last batch
@@ -106,7 +106,7 @@ class Worker:
         """Returns the maximum tokens of the next batch (0 if the worker is full) and of a line in this batch.
 
         A CPU worker translates a long line in parts. Meanwhile the worker also takes a batch of short lines and
-        translates this batch between two parts. A line is long if the line alone exceeds the tokens of a batch.
+        translates this batch between two parts. A line is long if it alone has more than `max_tokens` tokens.
         """
         max_tokens = self.parent.max_tokens
         batches = list(self.batches.values())
@@ -131,7 +131,7 @@ def is_abandoned(batch: Batch) -> bool:
 
 
 class Pool:
-    """Translates the lines of many requests with all workers. Use it as an asynchronous context manager."""
+    """The workers, and the queue of the lines that they translate. A pool is an asynchronous context manager."""
 
     def __init__(self, settings: Mapping[str, Any], max_queue: int) -> None:
         self.settings = settings
@@ -190,7 +190,7 @@ class Pool:
                 self._end_abandoned_later()
 
     def _plan_dispatch(self) -> None:
-        """Schedules the next dispatch: at once if all workers are idle, else after a short wait for more lines.
+        """Schedules the next dispatch. If few lines wait and a worker is busy, waits a short time for more lines.
 
         Clients tend to send their next request right after an answer. Without the wait, these requests would always
         arrive just after a batch has been sent, so batches would stay small.
@@ -207,7 +207,7 @@ class Pool:
         self.planned_dispatch = asyncio.get_running_loop().call_later(max(0.0, delay), self._dispatch)
 
     def _share(self) -> int:
-        """Returns the maximum number of lines of a batch, so that all workers get the same number of lines."""
+        """Returns the maximum number of lines of a batch. It divides all lines evenly among the workers."""
         if self.models is None or self.models.streams:
             return self.queue.limit
         lines = self.queue.size + sum(len(batch) for worker in self.workers for batch in worker.batches.values())
@@ -293,7 +293,7 @@ class Pool:
             await self._replace(worker.parent)
 
     async def _replace(self, models: ModelProcess) -> None:
-        """Replaces missing workers. Also starts a new model process if it has ended."""
+        """Replaces missing workers. If `models` has ended, or translates on a GPU itself, loads the models again."""
         while self.models is models:
             try:
                 if models.streams or models.process.returncode is not None:
@@ -330,7 +330,7 @@ class Pool:
             return True
 
     async def _close_later(self, models: ModelProcess) -> None:
-        """Closes a model process after its workers have finished."""
+        """Closes a model process after all its workers have ended."""
         while any(worker.parent is models for worker in self.workers):
             await asyncio.sleep(0.1)
         models.close()

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10  # maximum seconds for the head of a request
 FREE_CHUNKS = 1000  # a body of up to this many chunks may have chunks of any size
-CHUNK_BYTES = 256  # mean size that chunks must have if a body has more than FREE_CHUNKS
+CHUNK_BYTES = 256  # minimum mean size of the chunks of a body with more than FREE_CHUNKS chunks
 ERRORS = {
     413: "Invalid request: the body has too many small chunks",
     431: "Invalid request: the head of the request is too large",
@@ -25,7 +25,7 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 
 class BoundedConnection(h11.Connection):
-    """Rejects a body in many tiny chunks, because h11 needs about 20 µs of the event loop for each chunk."""
+    """A connection that rejects a body of many tiny chunks, because h11 blocks the event loop 20 µs for each chunk."""
 
     chunks = size = 0  # chunks and bytes of the current body
     status = 400  # status of the answer to an invalid request
@@ -47,7 +47,7 @@ class BoundedConnection(h11.Connection):
 
 
 class HttpProtocol(H11Protocol):
-    """Closes a connection whose client does not finish the head of a request in time.
+    """A protocol that closes the connection if a client does not finish the head of a request in time.
 
     `refused` is called with the status of each request that is not valid HTTP.
     """

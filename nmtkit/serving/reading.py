@@ -16,7 +16,7 @@ MAX_FIELDS = 5000
 
 
 class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error of this program
-    """Error that answers a request with a status. The message is for the client."""
+    """An error that becomes the answer to a request, with this status. The message is for the client."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -24,12 +24,15 @@ class Refusal(Exception):  # noqa: N818  # an answer to the client, not an error
 
 
 def query_fields(request: Request) -> dict[str, Any]:
-    """Returns the fields of the query string; a repeated field is a list. Raises Refusal."""
+    """Returns the fields of the query string. A repeated field has a list of values. Raises Refusal if invalid."""
     return _decoded_form(request.url.query.encode(), "query string")
 
 
 async def body_fields(request: Request, char_limit: int) -> dict[str, Any]:
-    """Returns the fields of the body (a JSON object or a form); a repeated field is a list. Raises Refusal."""
+    """Returns the fields of the body, a JSON object or a form. A repeated field of a form has a list of values.
+
+    Raises Refusal for an invalid or unsupported body.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await _body(request, char_limit)
     if media_type == "multipart/form-data":
@@ -42,7 +45,7 @@ async def body_fields(request: Request, char_limit: int) -> dict[str, Any]:
 
 
 async def _body(request: Request, char_limit: int) -> bytes:
-    """Returns the body. Raises Refusal 413 as soon as the body is too large."""
+    """Returns the body. Raises Refusal 415 for a compressed body, and 413 as soon as the body is too large."""
     limit = BYTES_PER_CHARACTER * char_limit + OTHER_BYTES
     if request.headers.get("content-encoding", "identity") != "identity":
         raise Refusal(415, "Invalid request: the body is compressed; send it without Content-Encoding")

@@ -1,4 +1,4 @@
-"""Starts the server, reloads changed models, and stops after the running requests."""
+"""Starts the server, reloads changed models, and stops the server after the running requests."""
 
 import asyncio
 import contextlib
@@ -113,7 +113,10 @@ async def serve(
 async def keep_up_to_date(
     files: Sequence[Path], reload_requested: asyncio.Event, config: ServeConfig, service: "Service"
 ) -> None:
-    """Reloads models and API keys on request, and after a checkpoint file has been replaced completely."""
+    """Reloads models and API keys when `reload_requested` is set, and when checkpoint files have changed.
+
+    A changed file is loaded only if two checks see the same state, because an incomplete file still grows.
+    """
     loaded = before = states(files)
     while True:
         with contextlib.suppress(TimeoutError):
@@ -133,7 +136,7 @@ async def keep_up_to_date(
 
 
 def states(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """Returns inode, size and modification time of each file, None for a missing file."""
+    """Returns inode, size and modification time of each file, or None for a missing file."""
     result: list[tuple[int, int, int] | None] = []
     for file in files:
         try:
@@ -149,7 +152,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio sets TCP_NODELAY only if the socket has a protocol number; without it, a response body may be delayed
+        # asyncio sets TCP_NODELAY only for sockets with a protocol number. Without TCP_NODELAY, answers may be delayed.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

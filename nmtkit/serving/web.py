@@ -1,4 +1,4 @@
-"""Answers with the pages and their files."""
+"""Answers requests for the pages and their files."""
 
 import hashlib
 from functools import cache

@@ -74,7 +74,7 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
         task = through_pivot(model.first, task, between_batches)
     translator = model.translator
     pipeline = pipeline_of(model, task)
-    # Alternatives are searched by PyTorch, not by the engine. On a GPU, other tasks use the slots of `batch_decoder`.
+    # CTranslate2 does not search alternatives here, but PyTorch. On a GPU, `batch_decoder` is busy with other tasks.
     separate = task["alternatives"] or translator.device.type != "cpu"
     decoder = in_turn(translator, pipeline.search) if separate else translator.batch_decoder(pipeline.search)
     decoder = with_pauses(decoder, between_batches)
@@ -84,7 +84,7 @@ def translate(model: ServedModel, task: Task, between_batches: Callable[[], None
 def through_pivot(first: ServedModel, task: Task, between_batches: Callable[[], None]) -> Task:
     """Returns the task with its texts translated into the pivot language.
 
-    The returned task requests no word links, because its links would not refer to the original source.
+    The returned task requests no word links, because they would refer to the pivot text, not to the original text.
     """
     own_results = {"alternatives": 0, "alignment": False, "quality": False}
     lines = translate(first, {**task, **own_results}, between_batches)
@@ -188,7 +188,7 @@ class _UnderWay:
 class SlotWorker:
     """Gives the segments of arriving tasks to the decoder of a model, and answers each task when it is complete.
 
-    `models` are the language pairs that one translator serves. All pairs share the slots of its search.
+    `models` holds all language pairs of one translator. All pairs share the slots of its search.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class SlotWorker:
     ) -> None:
         self.models, self.inbox, self.answer = models, inbox, answer
         self.translator = next(iter(models.values())).translator
-        self.pipelines: dict[Pair, Pipeline] = {}  # pipelines of the pairs in the tasks so far
+        self.pipelines: dict[Pair, Pipeline] = {}  # the pipeline of a pair is created with its first task
         self.pipeline = self.pipeline_of(next(iter(models)))
         self.under_way: dict[int, _UnderWay] = {}  # batch number -> task
 
