@@ -22,18 +22,18 @@ def multiplies_in_bf16() -> bool:
 
 
 def works(kernel: Callable[[], object], otherwise: str) -> bool:
-    """Returns whether a GPU kernel runs. If the kernel fails, logs `otherwise`, a text that names the replacement."""
+    """Returns whether a GPU kernel runs. If the kernel fails, logs the consequence, `otherwise`, and the error."""
     try:
         with torch.random.fork_rng([]):
             kernel()
-    except Exception as error:  # a compiler can raise any type
+    except Exception as error:  # a compiler can raise exceptions of any type
         log.warning("%s: %s", otherwise, next(iter(str(error).strip().splitlines()), type(error).__name__))
         return False
     return True
 
 
 def stacked_linear(width: int, rows: Sequence[int], bias: bool) -> nn.Linear:
-    """Returns one layer that computes several projections of these output widths.
+    """Returns one layer that computes several projections. `rows` are the output widths of the projections.
 
     The weight has the attribute `stacked_rows`, for optimizers that treat each projection as a separate matrix.
     """
@@ -49,7 +49,7 @@ def hooks_of(module: nn.Module) -> list[object]:
 
 
 def is_unmodified(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Returns whether another implementation of `kind` with the parameters of the module gives the same result.
+    """Returns whether a module gives exactly the same results as class `kind`, so faster code can replace it.
 
     This is false for a subclass (a parametrization also makes a subclass), for a module with hooks
     (`torch.nn.utils.weight_norm` computes the weight in a hook), and for a module whose `forward` was replaced.

@@ -1,6 +1,6 @@
-"""Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), in a model and as tensors by name.
+"""Low-rank adapters of linear layers (Hu et al. 2021, "LoRA"), as layers of a model and as named tensors.
 
-With an adapter, a layer computes x W^T + scale (x A^T) B^T (section 4.1), where A has shape [rank, in] and B [out,
+With an adapter, a layer computes x W^T + scale (x A^T) B^T (section 4.1). A has shape [rank, in], B has shape [out,
 rank], and scale = alpha / rank. Only A and B are trained. B is initialised with zeros, so training starts from the
 original model. Outside training, the layer uses the merged weight W + scale B A and takes the same time as without an
 adapter.
@@ -57,9 +57,9 @@ def merge_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
 def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], output: nn.Module) -> list[str]:
     """Adds adapters to linear layers in place, freezes all other parameters, and returns the names of the layers.
 
-    The names of the layers match one of `patterns`. Initial values come from torch's global generator. The output
-    projection `output` gets no adapter, because losses read its weight. Layers with shared weights or hooks also get no
-    adapter. Raises ValueError for a pattern without matches.
+    A layer gets an adapter if its name matches one of `patterns`. Initial values come from torch's global generator.
+    The output projection `output` gets no adapter, because losses read its weight. Layers with shared weights or hooks
+    also get no adapter. Raises ValueError for a pattern without matches.
     """
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     candidates = {
@@ -78,7 +78,7 @@ def adapt(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str], ou
 
 
 def merge(model: Model) -> Model:
-    """Replaces layers with adapters by linear layers with the merged weights, in place. Returns the model."""
+    """Replaces each `AdaptedLinear` by an `nn.Linear` with the merged weight, in place. Returns the model."""
     for name, module in list(model.named_modules()):
         if isinstance(module, AdaptedLinear):
             plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
@@ -97,12 +97,12 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def adapters_in(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the adapters among the tensors of a model's `state_dict`."""
+    """Returns the adapter tensors in a model's `state_dict`."""
     return {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] in (A, B)}
 
 
 def merge_state(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Merges adapters into the tensors `base`. Raises ValueError if an adapter and its layer differ in shape."""
+    """Returns `base` with adapters merged into weights. Raises ValueError if an adapter does not match its layer."""
     merged = dict(base)
     layers = {name.rpartition(".")[0] for name in adapters}
     for layer in layers:

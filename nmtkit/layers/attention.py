@@ -126,14 +126,14 @@ class AttentionContext(Protocol):
     """
 
     def self_attention(self, qkv: Tensor, split: Split, spec: AttentionSpec) -> Tensor:
-        """Attends to the same sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
+        """Attends within a sentence or hypothesis. `qkv` [T, H*(2K+Kv)] is the projection of the new tokens."""
 
     def cross_attention(self, query: Tensor, project: Split, spec: AttentionSpec) -> Tensor:
-        """Attends to the memory of the sentence with `query` T H K. `project` computes its keys and values from S D."""
+        """Attends to the memory with `query` T H K. `project` computes keys and values from the memory S D."""
 
 
 class RecurrentContext(Protocol):
-    """The tokens before the new tokens, as layers with a state of fixed size read them, and the memory."""
+    """The context of one layer that has a state of fixed size instead of keys and values, and the memory."""
 
     def gated_recurrence(self, x: Tensor, forget: Tensor) -> Tensor:
         """Returns c_t = forget_t c_{t-1} + (1 - forget_t) x_t, with c = 0 before the first token: T D, T D -> T D."""
@@ -149,8 +149,8 @@ class RecurrentContext(Protocol):
 class PackedContext:
     """Context of whole sentences, for teacher forcing. Cross-attention reads `memory`.
 
-    If `weights` has a list "self" or "cross", each layer appends its attention weights to the list: B H L M, zero
-    beyond the end of a sentence.
+    `weights` may have a list "self" and a list "cross". Each layer then appends its attention weights B H L M to the
+    list. Rows beyond the end of a sentence are zero.
     """
 
     layout: Layout

@@ -1,6 +1,6 @@
-"""Attention on a CPU: batched products with a hand-written backward pass; windows use blocks of the token axis.
+"""Attention on a CPU: batched products with a hand-written backward pass, or blocks of the token axis for windows.
 
-Heads are gathered from the projections directly into BH L K, with one copy in each direction. Keys are padded to a
+One copy pads the sentences and separates the heads, T H K -> BH L K, and one copy restores T H K. Keys are padded to a
 multiple of 16, because vector instructions compute 16 columns of a softmax at once (15 columns take 11 times as long as
 16). The softmax is computed in fp32, products in the dtype of the projections.
 """
@@ -28,9 +28,9 @@ MIN_BLOCK = 16  # minimum tokens of a block; smaller blocks are not faster
 def bmm_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """Batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
+    """Computes attention as batched products on padded sentences: T H K, S H K, S H Kv -> T H Kv.
 
-    Rows after the last token are ignored, and are 0 in the result.
+    Input rows after the last token are ignored. The result has zeros in these rows.
     """
     sentences, length = query_layout.sentences, query_layout.max_length
     if query.dtype == torch.bfloat16 and torch.is_grad_enabled():  # limits the number of shapes, as in `shape_padding`
@@ -99,10 +99,11 @@ def _dropout(x: Tensor, noise: Tensor, p: float) -> Tensor:
 def sliding_window_attention(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """Self-attention within a window (Vaswani et al. 2017, section 4): T H K, T H K, T H Kv -> T H Kv.
+    """Computes self-attention in a window (Vaswani et al. 2017, section 4): T H K, T H K, T H Kv -> T H Kv.
 
     The token axis is cut into blocks of at least half a window. Each block is multiplied with its own keys and with the
-    keys of the blocks before and after. Sentences lie end to end, so distances in a sentence are distances on the axis.
+    keys of the blocks before and after. The tokens of a sentence are contiguous, so their distance in the sentence
+    equals their distance on the token axis.
     """
     assert layout is key_layout and spec.window is not None
     block = max(spec.window // 2, MIN_BLOCK)
@@ -125,7 +126,7 @@ def _with_neighbours(blocks: Tensor, causal: bool, beyond: int = 0) -> Tensor:
 
 
 def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
-    """Returns a mask to add to scores, of shape blocks 1 block keys: 0 where a query sees a key, else -inf."""
+    """Returns the mask to add to scores, 0 where a query sees a key, else -inf: blocks 1 block keys."""
     assert spec.window is not None
     # rows after the last token count as a separate sentence, so that their softmax is finite
     segment_ids = _blocks(F.pad(layout.segment_ids, (0, -layout.tokens % block), value=-1)[:, None, None], block)
@@ -140,8 +141,9 @@ def _window_bias(layout: Layout, spec: AttentionSpec, block: int) -> Tensor:
 def _bias(query_layout: Layout, key_layout: Layout, spec: AttentionSpec, sentences: int, length: int) -> Tensor:
     """Returns the mask to add to scores, 0 where a query sees a key and -inf elsewhere: B 1 L M.
 
-    The mask is expanded over queries, because adding rows of 16 keys one by one is slow. There are `length` queries for
-    each of `sentences`. Padding queries see all keys, because a softmax over no key would be NaN.
+    The mask has a separate row for each query even if all rows are equal, because broadcasting a row of 16 keys is
+    slow. `sentences` and `length` are B and L with padding. Padding queries see all keys, because a softmax over no key
+    would be NaN.
     """
     visible = attention_mask(query_layout, key_layout, spec).expand(-1, 1, query_layout.max_length, -1)
     bias = _additive(F.pad(visible, (0, -key_layout.max_length % KEY_MULTIPLE)))
@@ -159,7 +161,7 @@ def _additive(visible: Tensor) -> Tensor:
 
 
 def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor:
-    """Pads T H K to BH length K. Padding repeats a sentence's last token; padding sentences repeat the first token."""
+    """Pads T H K to BH length K. Padding repeats the last token of a sentence. Padding sentences repeat x[0]."""
     heads, width = x.shape[1:]
     if x.stride(2) != 1 or x.stride(1) != width or x.stride(0) % width:
         x = x.contiguous()
@@ -176,7 +178,7 @@ def _to_padded(x: Tensor, layout: Layout, sentences: int, length: int) -> Tensor
 
 
 def _to_packed(x: Tensor, layout: Layout, heads: int, rows: int) -> Tensor:
-    """Packs BH length K as T H K, and appends zeros up to `rows` x H K."""
+    """Packs BH length K as T H K, and appends rows of zeros up to `rows` rows."""
     length, width = x.shape[1:]
 
     def compute() -> Tensor:

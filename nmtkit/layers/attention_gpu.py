@@ -23,7 +23,7 @@ def varlen_width(key_width: int, value_width: int) -> int:
 def varlen_attention(
     query: Tensor, key: Tensor, value: Tensor, query_layout: Layout, key_layout: Layout, spec: AttentionSpec
 ) -> Tensor:
-    """Flash attention over the token axis, in 16 bits and without dropout: T H K, S H K, S H Kv -> T H Kv.
+    """Computes flash attention on the token axis, in 16 bits and without dropout: T H K, S H K, S H Kv -> T H Kv.
 
     The kernel stays within each sentence, so sentences need no padding. All heads must have the same width: narrower
     heads are padded with zeros, which do not change the scores or the result.

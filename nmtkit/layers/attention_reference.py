@@ -1,4 +1,4 @@
-"""Attention in basic operations of torch, padded and with a mask. It is the reference for all faster backends."""
+"""Attention in basic operations of torch, on padded sentences with a mask: the reference for faster backends."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ class AttentionSpec:
     """The variant of attention that a backend computes.
 
     With `causal`, a query sees the keys up to its own position. With `window`, it sees the keys at a distance of at
-    most window // 2 (Vaswani et al. 2017, section 4). `dropout` of the weights applies in training and in evaluation.
+    most window // 2 (Vaswani et al. 2017, section 4). `dropout` is the dropout probability of the attention weights,
+    even in evaluation mode.
     """
 
     causal: bool = False

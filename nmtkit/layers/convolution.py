@@ -33,8 +33,9 @@ def windows(x: Tensor, layout: Layout, kernel: int, dilation: int, causal: bool)
 class PackedConvolution(nn.Module):
     """A one-dimensional convolution that stays within each sentence: [T, width] -> [T, output].
 
-    `linear` maps the concatenated inputs of the kernel to the output: [kernel x width] -> [output]. In decoding,
-    `states` has the last inputs of a causal convolution. Each of the N sentences then adds one token to its inputs.
+    `linear` maps the concatenated inputs of the kernel to the output: [kernel x width] -> [output]. In a step of
+    decoding, `states` holds the previous inputs of a causal convolution, and x holds the new token of each of N
+    sentences.
     """
 
     def __init__(self, linear: nn.Module, kernel: int, *, width: int, dilation: int = 1, causal: bool) -> None:
@@ -42,7 +43,7 @@ class PackedConvolution(nn.Module):
         assert causal or kernel % 2, "a kernel of even width has no middle token"
         self.linear = linear
         self.kernel, self.dilation, self.causal = kernel, dilation, causal
-        self.state_shapes = (((kernel - 1) * dilation, width),)  # inputs of a causal kernel before the token
+        self.state_shapes = (((kernel - 1) * dilation, width),)  # inputs of a causal kernel before the current token
 
     def forward(self, x: Tensor, layout: Layout, states: LayerStates | None = None) -> Tensor:
         if not states or self not in states:
@@ -54,10 +55,11 @@ class PackedConvolution(nn.Module):
 
 
 class WeightNormLinear(nn.Module):
-    """A linear layer with weight normalisation (Salimans & Kingma 2016, equation 2): rows are `gain` times a direction.
+    """A linear layer with weight normalisation (Salimans & Kingma 2016, equation 2).
 
-    Directions are drawn from a normal distribution of standard deviation `std`. The gain starts as the length of the
-    direction, so the initial layer computes the same as a layer without normalisation. Biases start at zero.
+    A row of the weight is `gain` times the unit vector of a direction. Directions are drawn from a normal distribution
+    with standard deviation `std`. The gain starts as the length of the direction, so the initial layer computes the
+    same as a layer without normalisation. Biases start at zero.
     """
 
     def __init__(self, width: int, output: int, std: float) -> None:

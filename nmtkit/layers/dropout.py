@@ -2,8 +2,8 @@
 
 On a CPU, `F.dropout` draws one random number for each element, which takes 6 ns on one core. This module reads random
 bits as floating-point numbers: 64 bits are four bf16 numbers. An element is dropped if its number is at most a
-threshold. The share of bit patterns up to a threshold is known exactly. The kernel of the backward pass of ReLU writes
-zeros where a number is at most a threshold. It therefore drops elements in a single pass over the data.
+threshold. The share of bit patterns up to a threshold is known exactly. torch's kernel for the gradient of ReLU writes
+zeros where a number is at most a threshold, so this kernel drops elements in a single pass over the data.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ from nmtkit.layers.layer_norm import layer_norm_backward
 
 # T tokens, D model width
 
-# supported dtypes: number of bit patterns, and the pattern of infinity
+# supported dtype -> number of bit patterns, and the bit pattern of infinity
 PATTERNS = {torch.bfloat16: (1 << 16, 0x7F80), torch.float32: (1 << 32, 0x7F80_0000)}
 MAX_P = 0.99  # NaN patterns are never dropped, so the probability cannot reach 1
 
@@ -38,18 +38,19 @@ class Dropout(nn.Module):
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Returns x with dropout of probability `p`, in training and in evaluation."""
+    """Returns x with dropout of probability `p`, even in evaluation mode."""
     if not p:
         return x
     return _Dropout.apply(x, p) if takes_noise(x, p) else F.dropout(x, p)  # type: ignore[no-untyped-call]
 
 
 def add_and_norm(x: Tensor, change: Tensor, norm: nn.Module, p: float) -> Tensor:
-    """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, in training and in evaluation.
+    """Returns norm(x + dropout(change)): T D. Dropout has probability `p`, even in evaluation mode.
 
-    Fused implementations compute an `nn.LayerNorm` with weight and bias. On a CPU under autocast, the result of the
-    fused implementation has the dtype of `change`: bf16 takes half the memory, and the next product needs no cast. Sums
-    and statistics are still taken in fp32. The same applies to training on a GPU if Triton works.
+    If `norm` is an unmodified `nn.LayerNorm` with weight and bias, the operations can be fused. On a CPU under
+    autocast, the result of the fused operation has the dtype of `change`: bf16 takes half the memory, and the next
+    product needs no cast. Sums and statistics are still taken in fp32. The same applies to training on a GPU if Triton
+    works.
     """
     if (p or torch.is_grad_enabled()) and is_unmodified(norm, nn.LayerNorm):
         arguments = x, change, norm.weight, norm.bias, norm.eps, p
@@ -99,8 +100,8 @@ def keep_scale(p: float, dtype: torch.dtype) -> float:
 def threshold(p: float, dtype: torch.dtype) -> tuple[float, float]:
     """Returns t with P(noise <= t) ≈ p for noise of this dtype, and the exact 1 / P(noise > t).
 
-    The bit patterns of the dtype are in ascending order: first minus infinity to -0, then 0 (equal to -0), then the
-    positive numbers. NaN never compares as <= t, so NaN counts as kept.
+    The bit patterns of the dtype are counted in ascending order of their values: from minus infinity to -0, then 0
+    (equal to -0), then the positive numbers. NaN never compares as <= t, so NaN counts as kept.
     """
     patterns, infinity = PATTERNS[dtype]
     count = max(round(p * patterns), 1)  # number of patterns up to t

@@ -16,11 +16,11 @@ MIN_BLOCK = 16  # minimum rows of a block; a block of fewer rows takes the same 
 
 
 class GatingOutput(NamedTuple):
-    """The choices of a noisy gate for each token."""
+    """The choices (experts or groups) of a noisy gate for each token."""
 
     weights: Tensor  # [T, k], with sum 1 for each token
     indices: Tensor  # [T, k]
-    # [T, X], None without noise: probability that a choice stays active if only its noise is drawn again
+    # [T, X]: probability that each choice is active if only its noise is drawn again; None without noise
     load: Tensor | None
 
 
@@ -63,7 +63,7 @@ class Experts(nn.Module):
         assert 0 < active < experts // (groups or 1), "the load is defined only if some expert is not active"
         self.active, self.groups, self.group_size = active, groups, experts // (groups or 1)
         self.importance_weight, self.load_weight = importance_weight, load_weight
-        # the initial logits are zeros with noise, so all experts start with an equal load (appendix A)
+        # the initial logits are zeros plus noise, so all experts start with an equal load (appendix A)
         self.gate = nn.Parameter(torch.zeros(width, experts))
         self.noise = nn.Parameter(torch.zeros(width, experts))
         if groups:
@@ -86,7 +86,7 @@ class Experts(nn.Module):
         return weighted.new_zeros(x.shape).index_add(0, token, weighted).to(x.dtype)
 
     def products(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Returns the outputs of experts for tokens sorted by expert; `counts` [X] is read on the host."""
+        """Returns the outputs of the experts for tokens x sorted by expert. Expert i has counts[i] tokens."""
         inputs = zip(x.split(counts.tolist()), self.fc1.unbind(0), self.fc2.unbind(0), strict=True)
         outputs = [self.dropout((tokens @ fc1).relu()) @ fc2 for tokens, fc1, fc2 in inputs if len(tokens)]
         return torch.cat(outputs)
@@ -101,8 +101,8 @@ class Experts(nn.Module):
         """Computes `products` in any dtype, as batched products of blocks. A block has tokens of one expert.
 
         The number of blocks does not depend on `counts`, which only the device knows. The size of a block is the
-        average number of rows of an expert. So at most twice as many rows as necessary are multiplied, and the weights
-        are copied twice.
+        average number of rows of an expert. So at most twice as many rows as necessary are multiplied. There are at
+        most twice as many blocks as experts, and each block has a copy of the weights of its expert.
         """
         experts, dtype = len(self.fc1), compute_dtype(x)
         size = max(MIN_BLOCK, -(-len(x) // experts))
@@ -131,7 +131,7 @@ class Experts(nn.Module):
         return self.grouped_products if grouped else self.blocked_products
 
     def gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the weights and indices of the experts of each token: [T, k], with groups [T, k * k]."""
+        """Returns the weights and indices of the experts of each token: [T, k], or [T, k * k] with groups."""
         logits, noise_stddev = self.logits(x, self.gate, self.noise)
         if not self.groups:
             weights, indices, by_token = noisy_top_k_gating(logits, noise_stddev, self.active)

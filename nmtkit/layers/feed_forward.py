@@ -44,7 +44,7 @@ class FeedForward(nn.Module):
 def linear_relu(linear: nn.Module, x: Tensor) -> Tensor:
     """Returns relu(linear(x)): T D -> T F. Uses a fused kernel in training on a CPU in bf16.
 
-    oneDNN adds the bias and takes the maximum while a tile of the product is in registers. torch's own operations would
+    oneDNN adds the bias and applies ReLU while a tile of the product is in registers. torch's own operations would
     write the bias to all rows before the product, and read and write the result once more after the product.
     """
     if not (_fuses(x) and is_unmodified(linear, nn.Linear) and linear.bias is not None):

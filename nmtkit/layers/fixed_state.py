@@ -1,4 +1,4 @@
-"""Replacements of the decoder's self-attention whose state in a search has a fixed size: SSRU and average attention.
+"""SSRU and average attention: replacements for the self-attention of a decoder, with a state of fixed size.
 
 A step of self-attention reads the keys and values of all earlier tokens. A step of these layers reads and overwrites
 one vector for each hypothesis. States are in fp32, or in fp64 for a model in fp64.
@@ -26,8 +26,7 @@ class SSRU(nn.Module):
     projections are normalised before b_f is added, like --layer-normalization of Marian. Each projection has its own
     gain.
 
-    In a step, two small products are faster than one product with the rows of both: the fp16 layers of `prepack` have
-    up to 256 x 256 weights.
+    The two projections are separate layers, because `prepack` uses fast fp16 layers only up to 256 x 256 weights.
     """
 
     def __init__(self, d_model: int, norm_eps: float | None = None) -> None:
@@ -52,9 +51,9 @@ class SSRU(nn.Module):
 class AverageAttention(nn.Module):
     """Average attention (Zhang et al. 2018, section 3).
 
-    g_j = FFN(average of y_1 to y_j) (equation 1), and i_j y_j + f_j g_j with the gates [i_j; f_j] = sigmoid(W [y_j;
-    g_j]) (equations 2 and 3). `inner` are the inner width, the activation and the dropout of the feed-forward network,
-    or None for no network. Without `gate`, the output is g_j.
+    The layer computes g_j = FFN(average of y_1 to y_j) (equation 1) and returns i_j y_j + f_j g_j. The gates are [i_j;
+    f_j] = sigmoid(W [y_j; g_j]) (equations 2 and 3). `inner` has the inner width, the activation and the dropout of the
+    feed-forward network. If `inner` is None, there is no feed-forward network. Without `gate`, the layer returns g_j.
     """
 
     def __init__(self, d_model: int, inner: tuple[int, str, float] | None, gate: bool, bias: bool) -> None:

@@ -5,12 +5,12 @@ hypotheses of a sentence attend to all cache positions of the sentence in one ma
 time than reordering the cache at every step.
 
 One tensor holds the keys and values of all layers, so that a step prepares the views of all layers at once. For one
-sentence, a step of a layer takes 17 operations. Operations on such small tensors take a fixed time each, so their
-number matters.
+sentence, a step of a layer takes 17 operations. Each operation on such small tensors takes a fixed time, so the number
+of operations matters.
 
 Cache positions come in multiples of 16: a softmax over 15 columns does not use vector instructions, and takes ten times
-as long as over 16 columns. A cache has no unused positions, because torch would copy a part of a larger tensor at every
-bf16 product.
+as long as over 16 columns. Attention multiplies all positions of the cache and masks free positions. If attention used
+a part of the tensor, torch would copy this part at every bf16 product.
 """
 
 import math
@@ -58,7 +58,7 @@ class KeysAndValues:
     def zeros(
         layers: int, sentences: int, heads: int, positions: int, widths: tuple[int, int], like: Tensor
     ) -> "KeysAndValues":
-        """Returns zeros, because masked positions are also multiplied and must be finite."""
+        """Returns keys and values that are all zero. Masked positions are also multiplied, so they must be finite."""
         parts = [(2, widths[0])] if widths[0] == widths[1] else [(1, width) for width in widths]
         return KeysAndValues([like.new_zeros(layers, n, sentences, heads, positions, width) for n, width in parts])
 
@@ -100,8 +100,8 @@ class MemoryCache:
         """Begins a step with `tokens` [N], and prepares `layers`.
 
         Returns the tokens to compute, and their positions (one integer if all are equal). At the first step, all rows
-        of a sentence are bos. So only one row is computed for each sentence, [B], and all rows share its result. Later,
-        the tokens are [N].
+        of a sentence have the same token (bos). So the tokens to compute are [B], one for each sentence, and all rows
+        share the result. Later, the tokens to compute are [N].
         """
 
     @abstractmethod
@@ -181,7 +181,7 @@ class MemoryCache:
 
 
 class KVCache(MemoryCache):
-    """Keys and values of the tokens so far of each hypothesis, and of the memory, for all layers."""
+    """Keys and values for all layers: of the earlier tokens of each hypothesis, and of the memory."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class KVCache(MemoryCache):
         slots = [tensor.narrow(4, *newest).unbind() for tensor in self.hypotheses.tensors]
         self.slots = list(zip(*slots, strict=True))  # for each layer, the destination of its new keys and values
         heads, (key, value) = self.heads, self.widths
-        self.row_stride = row = heads * (2 * key + value)  # of the projection to queries, keys and values
+        self.row_stride = row = heads * (2 * key + value)  # row size of the projection to queries, keys and values
         # size, strides and first element of the new keys and values within the projection, for each tensor of slots
         size = [self.sentences, heads, self.new]
         if key == value:
@@ -267,12 +267,12 @@ class KVCache(MemoryCache):
         self.mask[slots] = -math.inf
 
     def _prune(self) -> None:
-        """Drops positions that are no row's ancestor, and adds free positions. Most rows share their old ancestors."""
+        """Drops the cache positions that no row attends to, and adds free positions. Rows share most old positions."""
         alive = (self.mask == 0).any(1)  # B E
         used = int(alive.sum(1).max())
         least = 2 * MULTIPLE if self.rows <= MAX_FP32_ROWS else MULTIPLE
         capacity = round_up(used + max(least, self.beams, used // 4))
-        # it may contain dropped positions, which stay masked
+        # `kept` may contain dropped positions, which stay masked
         kept = (~alive).to(torch.uint8).argsort(dim=1, stable=True)[:, :used]
         mask = self.mask.gather(2, kept[:, None].expand(-1, self.beams, -1))
         self.mask = F.pad(mask, (0, capacity - used), value=-math.inf)
@@ -326,9 +326,9 @@ class CachedContext(MemoryContext):
 
 
 def cached_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sentences: int) -> Tensor:
-    """Computes attention of the rows of each sentence to its cache positions: BH R K, BH K E, BH E Kv -> N H*Kv.
+    """Computes attention from the rows of each sentence to its cache positions: BH R K, BH K E, BH E Kv -> N H*Kv.
 
-    `mask`, added to the scores, is BH R E in the dtype of keys and values. The softmax is computed in fp32, and
+    `mask` BH R E is added to the scores and has the dtype of keys and values. The softmax is computed in fp32, and
     products in the dtype of the queries. If queries are bf16 but keys and values are fp32, products are summed in fp32
     and then rounded like results of bf16 products, so only the order of summation differs. For few queries, batched
     products are faster on a CPU than fused kernels.

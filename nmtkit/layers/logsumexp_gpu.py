@@ -53,7 +53,7 @@ def kernel() -> Any:
 
 
 def fused_logsumexp(logits: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Returns the log-sum-exp of each row of fp32 logits N V, and the maximum of each whole block of columns: N blocks.
+    """Returns the log-sum-exp of each row of fp32 logits N V, and the maxima of complete blocks of columns: N blocks.
 
     `block` is the number of columns of a block, a power of two. The log-sum-exp of a row with a NaN is NaN; maxima
     ignore NaN.

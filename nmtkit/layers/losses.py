@@ -1,6 +1,6 @@
 """The output projection fused with label-smoothed cross-entropy, or with the loss of R-Drop for two passes.
 
-With an `nn.Linear` as output projection, tokens are processed in chunks. The gradients of a chunk are computed in the
+If the output projection is an `nn.Linear`, tokens are processed in chunks. The gradients of a chunk are computed in the
 forward pass, so that the logits of all tokens never exist at the same time. Losses are sums over the tokens whose
 target is not `IGNORE_INDEX`, in natural logarithms. The target distribution is mixed with the uniform distribution over
 the vocabulary, u(k) = 1 / V (Szegedy et al. 2015, section 7). With eps = `label_smoothing`, the loss of a token is
@@ -107,7 +107,7 @@ class _Gradients:
         self.bias = None if bias is None else (mask.sum() * -uniform * len(passes)).expand(bias.shape).clone()
 
     def add(self, number: int, chunk: slice, rows: Tensor, x: Tensor, weight: Tensor, mask: Tensor) -> None:
-        """Adds the gradients of a chunk of pass `number`. `rows` [tokens, V] is the gradient of its logits.
+        """Adds the gradients of a chunk of pass `number`. `rows` [tokens, V] is the gradient of the logits.
 
         x [tokens, D] are the features of the chunk. Tokens outside `mask` get no gradient.
         """

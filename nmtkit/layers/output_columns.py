@@ -34,7 +34,7 @@ def select_columns(projection: nn.Module, columns: Tensor) -> Callable[[Tensor],
 
 
 def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns a product N D -> N C with the rows `columns` of `weight` [V, D]. Computes in the type of `weight`."""
+    """Returns a function N D -> N C that multiplies by rows `columns` of `weight` [V, D], in the dtype of `weight`."""
     rows = columns
     if weight.dtype != torch.float32:
         rows = torch.cat([columns, columns.new_zeros(-len(columns) % COLUMN_GROUP)])
@@ -47,7 +47,7 @@ def linear(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Callable[[Te
 
 
 def kept_weight(projection: InferenceLinear) -> Tensor:
-    """Returns the unpacked weight of a layer: bf16 if the layer computes in bf16, else fp32. Keeps it in memory."""
+    """Returns and caches the unpacked weight of a layer, in bf16 if the layer computes in bf16, else in fp32."""
     kept = projection.__dict__.get("unpacked_weight")
     if kept is None:
         dtype = torch.bfloat16 if projection.dtype == torch.bfloat16 else torch.float32

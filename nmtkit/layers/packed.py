@@ -1,7 +1,7 @@
 """Packed sentences: sentences concatenated along one token axis, without padding.
 
-A layout has the number of tokens of each sentence. Values on a layout are token ids [T] or features [T, D]. Only layers
-that need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat token axis.
+A layout holds the number of tokens of each sentence. The values are token ids [T] or features [T, D]. Only layers that
+need sentence boundaries (attention, recurrence) read the layout; all others compute on a flat token axis.
 """
 
 from collections.abc import Callable, Hashable
@@ -22,8 +22,8 @@ IGNORE_INDEX = -100  # target id that losses ignore, used in padding and in dumm
 class Layout:
     """The lengths of the sentences on a token axis.
 
-    `max_length` and `tokens` are Python integers, so reading them never waits for a device. In a layout of fixed shape,
-    `max_length` is an upper bound.
+    `max_length` and `tokens` are Python integers, so reading them never waits for a device. If a batch is padded to a
+    fixed shape, `max_length` is an upper bound.
     """
 
     lengths: Tensor  # B, int64; every sentence has at least one token (eos)
@@ -133,7 +133,7 @@ class Packed:
         return Packed(values, Layout.of(lengths))
 
     def with_values(self, values: Tensor) -> "Packed":
-        """Returns `values` [T, …] on the layout of this object."""
+        """Returns `values` [T, …] with the layout of this object."""
         return Packed(values, self.layout)
 
     def to_padded(self, fill: float = 0.0) -> Tensor:
@@ -168,9 +168,9 @@ class Packed:
 class Batch:
     """A micro-batch of sentence pairs. Sentence i of every field belongs to pair `pairs[i]` of the dataset.
 
-    `target_input` is bos and the target without eos. `target_output` [T] is the target with eos, and `IGNORE_INDEX` in
-    padding. `target_tokens` is the number of tokens of `target_output` that are not ignored. The denominator of the
-    update is the sum of these numbers.
+    `target_input` is bos and the target without eos. `target_output` [T] is the target with eos; padding is
+    `IGNORE_INDEX`. `target_tokens` is the number of tokens of `target_output` that are not ignored. The denominator of
+    the update is the sum of these numbers.
     """
 
     source: Packed
@@ -178,7 +178,7 @@ class Batch:
     target_output: Tensor
     target_tokens: int
     pairs: Tensor  # B, int64, on the CPU
-    # word alignments [links, 3], int64: sentence of the batch, source position and target position, from 0
+    # word alignments [links, 3], int64: index of the sentence, source position and target position, from 0
     alignments: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":

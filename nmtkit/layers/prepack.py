@@ -23,7 +23,7 @@ ROWS = 128  # the packed layout is optimised for this number of rows; any number
 # With 128 or 256 inputs, scaling the inputs takes all the time that the int8 product saves, unless there are many
 # outputs.
 MIN_INT8_INPUTS, MIN_INT8_OUTPUTS = 512, 4096
-MAX_FP16_WEIGHTS = 1 << 16  # limit of fp16 weights, measured for 128 x 128 to 256 x 768
+MAX_FP16_WEIGHTS = 1 << 16  # maximum number of weights of an fp16 layer, measured for 128 x 128 to 256 x 768
 MIN_BF16_CACHE_WIDTH = 512
 SMALL_PRODUCT = 4 * 128 * 384  # number of multiplications that take as long as the set-up of oneDNN
 ZERO_POINT = torch.tensor(128.0)
@@ -103,10 +103,10 @@ def may_change(module: nn.Module) -> bool:
 
 
 def skip_hook_lookup(module: nn.Module) -> None:
-    """Makes calls of a module of torch or of this package run `forward` directly, which saves 0.7 µs per call.
+    """Makes a module of torch or nmtkit run `forward` directly, without looking for hooks. Saves 0.7 µs per call.
 
     Python then also finds the parameters and children of the module in its `__dict__`. The look-up of nn.Module takes
-    0.4 µs and happens hundreds of times in each step of a search. Registering a hook restores the class.
+    0.4 µs and happens hundreds of times in each step of a search. Registering a hook restores the original class.
     """
     kind = type(module)
     if kind.__module__.startswith(("torch.nn.", "nmtkit.")) and kind.__qualname__ == kind.__name__:
@@ -149,10 +149,10 @@ def keep_freed_memory() -> None:
 def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
     """Returns the dtype in which a search keeps the keys and values that `linear` computes.
 
-    This is the dtype of the weights, or bf16 if the weights are in int8. Batched products in bf16 take half the time of
-    fp32, because they move half the memory. The dtype is fp32 on a processor without bf16 products, and for models of
-    fewer than 512 dimensions. The keys and values of such models fit into the cache of the processor, where bf16
-    products are not faster (with 256 sentences, half as fast).
+    This is the dtype of the weights, or bf16 if `prepack` packed the weights in bf16, fp16 or int8. Batched products in
+    bf16 take half the time of fp32, because they move half the memory. For packed weights, the dtype is fp32 on a
+    processor without bf16 products, and for models of fewer than 512 dimensions. The keys and values of such models fit
+    into the cache of the processor, where bf16 products are not faster (with 256 sentences, half as fast).
     """
     if isinstance(linear, InferenceLinear):
         half = linear.dtype != torch.float32 and multiplies_in_bf16() and linear.in_features >= MIN_BF16_CACHE_WIDTH
@@ -161,7 +161,7 @@ def kv_cache_dtype(linear: nn.Module) -> torch.dtype:
 
 
 class InferenceLayerNorm(nn.LayerNorm):
-    """Computes `nn.LayerNorm` without its Python code, which doubles the time for few rows."""
+    """An `nn.LayerNorm` without the Python code of torch, which doubles the time for few rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -229,7 +229,7 @@ class _NoGradient(torch.autograd.Function):
 
 
 class PrepackedLinear(InferenceLinear):
-    """`nn.Linear` with weights in the order of oneDNN. A bf16 layer multiplies in bf16 and sums in fp32.
+    """`nn.Linear` with weights in the layout of oneDNN. A bf16 layer multiplies in bf16 and sums in fp32.
 
     oneDNN takes 12 µs to set up a product, so BLAS computes small products in fp32.
     """
@@ -257,8 +257,9 @@ class PrepackedLinear(InferenceLinear):
 class Fp16Linear(InferenceLinear):
     """`nn.Linear` with weights in fp16, which FBGEMM multiplies in fp32.
 
-    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: 4 rows of 128
-    x 384 take 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster, with 256 rows 1.4 times as fast.
+    For few rows, this takes a quarter of the time of oneDNN's bf16 product, which takes 12 µs to set up: a product of 4
+    rows with 128 x 384 weights takes 4 µs instead of 16 µs. From 128 rows on, oneDNN is faster (1.4 times as fast at
+    256 rows).
     """
 
     dtype = torch.float16
@@ -280,13 +281,13 @@ class Fp16Linear(InferenceLinear):
 
 
 def fp16_weight(weight: Tensor) -> Tensor | None:
-    """Packs weights [outputs, inputs] in fp16 for FBGEMM. None without FBGEMM, or if weights exceed fp16's range."""
+    """Returns weights [outputs, inputs] in fp16 for FBGEMM, or None without FBGEMM or if they exceed fp16's range."""
     fp16_linear = operators().fp16_linear
     if fp16_linear is None or weight.abs().max() > torch.finfo(torch.float16).max:
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove these operators; bf16 of oneDNN will then replace them
+            warnings.simplefilter("ignore")  # torch will remove these operators; then oneDNN uses bf16
             packed: Tensor = torch.fbgemm_pack_gemm_matrix_fp16(weight.float())
             fp16_linear(weight.new_zeros(1, weight.shape[1]).float(), packed, weight.new_zeros(len(weight)).float())
             return packed
@@ -295,12 +296,12 @@ def fp16_weight(weight: Tensor) -> Tensor | None:
 
 
 class Int8Linear(InferenceLinear):
-    """`nn.Linear` in 8 bits. Weights have a scale per output, inputs a scale per row. So rows do not affect each other.
+    """`nn.Linear` in 8 bits. Weights have one scale per output. Inputs have one scale per row, so rows are independent.
 
-    Inputs are rounded once, to round(127 x / largest of the row + 128). They are unsigned, as required by the
-    instruction of the processor. Weights become integers up to `limit`. Sums of integers are exact, so FBGEMM and
-    oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half the time of oneDNN for few rows.
-    For many rows, oneDNN takes as little as half the time of FBGEMM.
+    Inputs are rounded once, to round(127 x / largest absolute value of the row + 128). They are unsigned, because the
+    instruction of the processor needs unsigned inputs. Weights become integers up to `limit`. Sums of integers are
+    exact, so FBGEMM and oneDNN return the same results. FBGEMM quantises the inputs itself, and takes half the time of
+    oneDNN for few rows. For many rows, oneDNN takes as little as half the time of FBGEMM.
     """
 
     dtype = torch.int8
@@ -315,7 +316,7 @@ class Int8Linear(InferenceLinear):
         self.pack((weight / scale[:, None]).round().to(torch.int8), scale, torch.backends.mkldnn.is_available())
 
     def pack(self, quantized: Tensor, scale: Tensor, with_onednn: bool) -> None:
-        """Lays out weights [outputs, inputs] in int8, with their scales [outputs]."""
+        """Packs int8 weights [outputs, inputs] with scales [outputs] for FBGEMM and, if `with_onednn`, for oneDNN."""
         self.few = fbgemm_weight(quantized, scale)
         self.packed: Tensor | None = None
         if with_onednn:
@@ -362,7 +363,7 @@ class Int8Linear(InferenceLinear):
         # rounds once, because the addition is a fused multiply-add
         whole = torch.add(ZERO_POINT, scaled, alpha=127).round_()
         quantized = torch.empty(round_up_rows(len(scaled)), self.in_features, dtype=torch.uint8)
-        # the conversion is faster by way of int16; the results of padding rows are cut off
+        # a conversion through int16 is faster; the results of padding rows are not returned
         quantized[: len(scaled)].copy_(whole.to(torch.int16))
         y: Tensor = operators().onednn_linear(
             quantized, 1.0, 128, self.packed, self.scale, self.zero_point, None, 1.0, 0, torch.float32, "none", [], ""
@@ -413,14 +414,14 @@ def has_fbgemm() -> bool:
 
 
 def fbgemm_weight(quantized: Tensor, scale: Tensor) -> Any:
-    """Packs int8 weights [outputs, inputs] and their scales [outputs] for FBGEMM. None without FBGEMM."""
+    """Returns int8 weights [outputs, inputs] with scales [outputs], packed for FBGEMM, or None without FBGEMM."""
     if not has_fbgemm():
         return None
     engine = torch.backends.quantized.engine
     try:
         torch.backends.quantized.engine = "fbgemm"
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch will remove quantized tensors; oneDNN then computes all rows
+            warnings.simplefilter("ignore")  # torch will remove quantized tensors; then oneDNN computes all rows
             weight = torch._make_per_channel_quantized_tensor(
                 quantized, scale.double(), torch.zeros(len(scale), dtype=torch.int64), 0
             )

@@ -34,8 +34,8 @@ def rounded(x: Tensor, limit: int) -> Tensor:
 def is_int8(linear: nn.Linear) -> bool:
     """Returns whether int8 inference rounds a layer on some processors.
 
-    All processors round layers with many inputs or outputs. Processors without bf16 products also round other layers,
-    if they have more than MAX_FP16_WEIGHTS weights.
+    Layers with many inputs or outputs are rounded on all processors. Other layers with more than MAX_FP16_WEIGHTS
+    weights are rounded only on processors without bf16 products.
     """
     wide = linear.in_features >= MIN_INT8_INPUTS or linear.out_features >= MIN_INT8_OUTPUTS
     return wide or linear.weight.numel() > MAX_FP16_WEIGHTS

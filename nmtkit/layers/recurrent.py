@@ -75,7 +75,7 @@ class BidirectionalLSTM(nn.Module):
 
 
 def reversal(layout: Layout) -> Tensor:
-    """Returns for each token the index of its mirror token in the sentence: T, int64. The index is its own inverse."""
+    """Returns the token indices that reverse each sentence: T, int64. Applied twice, they restore the order."""
     first = layout.cu_seqlens.long()[:-1]
     return (2 * first + layout.lengths - 1)[layout.segment_ids] - torch.arange(layout.tokens, device=first.device)
 
@@ -91,7 +91,7 @@ def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class AdditiveAttention(nn.Module):
-    """score = v · tanh(W query + U memory) (Bahdanau et al. 2015, appendix A.1.2)."""
+    """Attention with score v · tanh(W query + U memory) (Bahdanau et al. 2015, appendix A.1.2)."""
 
     def __init__(self, query: int, memory: int, hidden: int) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class AdditiveAttention(nn.Module):
 
 
 class ProductAttention(nn.Module):
-    """score = sum over d of v_d tanh(W query)_d tanh(U memory)_d, in one product (Shazeer et al. 2017, appendix G)."""
+    """Attention with score sum_d v_d tanh(W query)_d tanh(U memory)_d, in one product (Shazeer 2017, appendix G)."""
 
     def __init__(self, query: int, memory: int, hidden: int) -> None:
         super().__init__()
@@ -143,8 +143,8 @@ class AttentionLSTM(nn.Module):
     """An LSTM layer that attends to the memory at each token, with its previous output as the query.
 
     gates = W x_t + C context(h_{t-1}) + R h_{t-1}. The context depends on the previous output, so tokens are computed
-    one after another. W x is one product for all tokens. With `projection`, the output is projected to width
-    `projection`.
+    one after another. W x is computed in one product for all tokens. With `projection`, the output is projected to
+    width `projection`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Search states of decoders with layers of fixed state size instead of self-attention.
+"""Search states of decoders that replace self-attention by layers with a state of fixed size.
 
 `RecurrentCache` is the state of a search on a CPU, `StaticRecurrentCache` the state of a search with CUDA graphs. Both
 keep the states of all layers in one tensor, so that one operation reorders all of them.
@@ -28,9 +28,10 @@ from nmtkit.layers.static_kv_cache import (
 
 @dataclass(frozen=True)
 class StepContext:
-    """The state of one layer in a step, and the memory: an `attention.RecurrentContext`. Overwrites the state N D.
+    """An `attention.RecurrentContext` for a step: the state N D of one layer, which is overwritten, and the memory.
 
-    `share` is the share of the earlier tokens in the new average: n / (n + 1) after n tokens, one number or N 1.
+    `share` is the share of the earlier tokens in the new average: n / (n + 1) after n tokens. It is one number, or a
+    tensor N 1.
     """
 
     state: Tensor

@@ -102,8 +102,7 @@ class FusedAddAndNorm(torch.autograd.Function):
         rows, width = change.shape
         total, result = torch.empty_like(change), torch.empty_like(change)
         mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) for _ in range(2))
-        # the seed is drawn from the generator of the host, which the trainer also seeds, so this does not wait for the
-        # device
+        # the generator of the CPU, which the trainer also seeds, draws the seed without waiting for the GPU
         seed = int(torch.randint(1 << 31, ())) if p else 0
         block = 1 << (width - 1).bit_length()
         launch[0][(rows,)](

@@ -1,17 +1,16 @@
 """The KV cache of a beam search on a GPU. Its tensors never grow, move or change shape.
 
-So a CUDA graph can record and replay a step. Keys and values are written at a cache position of their slot and never
-move. When hypotheses are reordered, only a table of ancestors is reordered. All hypotheses of a slot attend to all
-cache positions of the slot under a mask. Bytes moved per layer and step, with w bytes for the key and the value of one
-token:
+So a CUDA graph can record and replay a step. A slot holds the hypotheses of one sentence. Keys and values are written
+at a cache position of their slot and never move. When hypotheses are reordered, only a table of ancestors is reordered.
+All hypotheses of a slot attend to all cache positions of the slot under a mask. A layer moves these bytes in each step,
+if the key and the value of one token take w bytes:
 
-    B R P w             to read the positions of all slots once for their R rows; table and mask add very little
-    3 B R P w           to copy the caches into the new order (read and write) and then read the positions of each row
+    B R P w             with a table of ancestors: reads all positions once (table and mask are very small)
+    3 B R P w           without a table: copies the caches into the new order (read and write), then reads them
 
-Reading only the positions of each row also moves B R P w bytes: each of B R rows reads P positions. For 256 slots of 4
-rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of 2.4 GB: 0.19 ms
-instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products take no time,
-because they fill rows of a tile that would otherwise be empty.
+For 256 slots of 4 rows, 64 positions and transformer_base in bf16 (w = 2 KiB, 6 layers), a step moves 0.8 GB instead of
+2.4 GB: 0.19 ms instead of 0.56 ms at the 4.3 TB/s of an H200. The mask discards R - 1 of R products. These products
+take no time, because they fill rows of a tile that would otherwise be empty.
 
 A step reads only the first `CacheLengths.target` positions, as many as the longest sentence in the search can have. So
 a larger capacity takes memory but no time.
@@ -50,7 +49,8 @@ class CacheLengths:
 class StaticSizes:
     """The sizes of a static state, with the dtype and the device of its keys and values.
 
-    `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum target and memory positions.
+    `widths` are K and Kv of a head. `capacity` and `memory_capacity` are the maximum numbers of target and memory
+    positions.
     """
 
     layers: int
@@ -95,7 +95,7 @@ class StaticMemory:
         """Makes row r of slot b continue row beam_index[b, r] of the slot. `beam_index` is [B, R]."""
 
     def insert(self, slots: Tensor, memory: Packed) -> None:
-        """Starts the sentences of `memory` in `slots`, one index for each sentence.
+        """Starts sentence i of `memory` in slot `slots[i]`.
 
         Old keys and values are overwritten with zeros. A mask alone is not enough, because 0 x NaN is NaN.
         """
